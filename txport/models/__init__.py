@@ -1,1 +1,1 @@
-"""What a model is: its configuration, weights, tokenizer, ports and bundle. Imports nothing else of ours."""
+"""Models: configs, facts, weights, tokenizers and PyTorch modules. Imports only `errors` and `system` of txport."""

@@ -1,7 +1,7 @@
-"""A checkpoint: `config.json`, `model.safetensors` (or several, and an index) and perhaps tokenizers in one folder.
+"""Loading and saving checkpoints: folders with `config.json`, `model.safetensors` (or shards) and tokenizers.
 
-A checkpoint is named by its path, by the name of one that ships (`g2p-en`), or as `preset:base`, which
-is a published size with random weights.
+A checkpoint is named by its path, by the name of one that ships with txport (`g2p-en`), by its name on Hugging Face's
+hub, or as `preset:base`, which is a published size with random weights.
 """
 
 from __future__ import annotations
@@ -58,35 +58,35 @@ FLOATS = {
     for name in dir(torch)
     if isinstance(each := getattr(torch, name), torch.dtype) and each.is_floating_point and "float4" not in name
 }
-NAMED = 200  # tensors in an error
+NAMED = 200  # maximum number of tensors in an error
 MOST_MEMORY = 1 << 43  # bytes; no machine that runs one model has more
-COPIES = 2  # of the weights that loading holds at once
-LARGEST_COPIES = 4  # of the largest tensor, where it holds one at a time
+COPIES = 2  # number of copies of all weights in memory while loading
+LARGEST_COPIES = 4  # number of copies of the largest tensor in memory while loading one tensor at a time
 STREAMED_ABOVE = 150_000_000  # parameters
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model ready to run in PyTorch, and where it came from.
+    """A model that is ready to run in PyTorch, and its origin.
 
-    Of a large model, `outline` has no weights: `read` gives each by its first name.
+    The `outline` of a large model has no weights: `read` returns each one by its first name.
     """
 
     name: str
     outline: Model
     sha256: str
     folder: Path | None = None  # None for a preset
-    generation: Mapping[str, Any] = field(default_factory=dict)  # how it searches unless told otherwise
+    generation: Mapping[str, Any] = field(default_factory=dict)  # its default search options
     read: Read | None = None
-    texts: Mapping[str, Path | str] | None = None  # None for those that lie in the folder
+    texts: Mapping[str, Path | str] | None = None  # tokenizer files by name; None for those in the folder
 
     @cached_property
     def model(self) -> Model:
-        """The model in float32; a large one reads its weights where it uses them (see `models.streamed`)."""
+        """The model in float32; a large one reads each weight when it is used (see `models.weights.streamed`)."""
         return self.outline if self.read is None else streamed(self.outline, self.read)
 
     def in_memory(self, copies: int = 1) -> Checkpoint:
-        """The same with all weights in memory; `UnavailableError` where there is no room for so many copies of them."""
+        """Return this checkpoint with all weights in memory; raise `UnavailableError` if `copies` of them don't fit."""
         if self.read is None:
             return self
         memory.require(copies * 4 * size_of(self.outline), f"the model of {self.name}, all of it at once,")
@@ -94,7 +94,7 @@ class Checkpoint:
 
     @property
     def reader(self) -> Read | None:
-        """What gives a weight that the outline has no numbers of, by any of its names; None where it has them all."""
+        """A function that reads a weight by any of its names; None if the outline has all weights."""
         if self.read is None:
             return None
         first = first_names(self.outline)
@@ -103,43 +103,43 @@ class Checkpoint:
 
     @property
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Each weight in float32 by its first name, one after the other."""
+        """An iterator over the weights in float32 with their first names, loaded one at a time."""
         return ((name, self.tensor(name)) for name, _ in self.outline.named_parameters())
 
     def tensor(self, name: str) -> Tensor:
-        """A weight in float32, by its first name."""
+        """Return a weight in float32 by its first name."""
         if self.read is None:
             return self.outline.get_parameter(name).detach()
         return self.read(name).float()
 
     @property
     def config(self) -> Config:
-        """What the model is made of."""
+        """The config of the model."""
         return self.outline.config
 
     @property
     def facts(self) -> Facts:
-        """What is true of the model."""
+        """The facts about the model."""
         return self.outline.facts
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a manifest says of the model, as JSON values."""
+        """The manifest's entries about the model, as JSON values."""
         name = architecture.name_of(self.config)
         return {"architecture": name, "config": self.config.to_dict(), "facts": self.facts.to_dict()}
 
     @property
     def companions(self) -> dict[str, Path | str]:
-        """What a bundle takes over, by file name: tokenizers, and samples of real input; see `companions_of`."""
+        """The files that a bundle copies, by name: tokenizers and samples of real input; see `companions_of`."""
         if self.texts is not None:
             return dict(self.texts)
         return {} if self.folder is None else companions_of(self.folder)
 
 
 def load_checkpoint(name: str) -> Checkpoint:
-    """Load a checkpoint in float32, ready for inference; `CheckpointError` lists all that does not fit.
+    """Load a checkpoint in float32 for inference; raise `CheckpointError` with all tensors that don't fit the config.
 
-    The weights of a large one stay in its files, each of which was read once.
+    The weights of a large model are checked by reading each of them once, and stay in their files.
     """
     if preset := preset_name(name):
         return random_checkpoint(preset)
@@ -167,18 +167,18 @@ def load_checkpoint(name: str) -> Checkpoint:
 
 
 def build_empty(config: Config) -> Model:
-    """A model whose tensors have shapes and no data."""
+    """Build a model on the meta device: its tensors have shapes and no data."""
     with torch.device("meta"), Unfilled():
         return architecture.of(config).build(config)
 
 
 def config_of(folder: Path) -> Config:
-    """The config of a checkpoint; `ConfigError` for one that no model can have."""
+    """Return the config of a checkpoint; raise `ConfigError` if it is invalid."""
     return read_source(folder).config
 
 
 def _require_memory(model: Model, path: Path) -> None:
-    """Raise `ConfigError` for a model that no machine can hold, `MemoryError` for one that this one can't."""
+    """Raise `ConfigError` if a model is too large for any machine, `UnavailableError` if it is for this one."""
     sizes_of = [4 * each.numel() for each in (*model.parameters(), *model.buffers())]
     size = sum(sizes_of)
     largest = max(sizes_of)
@@ -189,17 +189,17 @@ def _require_memory(model: Model, path: Path) -> None:
 
 
 def size_of(model: Model) -> int:
-    """The parameters of a model, tied ones once."""
+    """Return the number of parameters of a model; tied parameters count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def is_large(model: Model) -> bool:
-    """Whether a model's weights are read where they are used, never all at once."""
+    """Return True if a model's weights are read when they are used, never all at once."""
     return size_of(model) > STREAMED_ABOVE
 
 
 def random_checkpoint(preset: str) -> Checkpoint:
-    """A published size with seeded random weights, for benchmarks and tests; the same on every machine."""
+    """Return a preset with seeded random weights, for benchmarks and tests; they are the same on every machine."""
     config = preset_config(preset)
     name = PRESET + preset
     model = outline(architecture.of(config).build, config)
@@ -210,7 +210,7 @@ def random_checkpoint(preset: str) -> Checkpoint:
 
 
 def fill(model: Model, seed: int = 0) -> None:
-    """Give a model the weights that `drawn` gives by a seed."""
+    """Set the weights of a model to the random weights that `drawn` returns for a seed."""
     read = drawn(model, seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -218,10 +218,10 @@ def fill(model: Model, seed: int = 0) -> None:
 
 
 def drawn(model: Model, seed: int = 0) -> Read:
-    """Random matrices as large as those of `Model.initialise`, but uniform; norms of weight 1, biases of 0.
+    """Return a function that generates random weights by name: matrices are uniform, norm weights 1 and biases 0.
 
-    PyTorch's normal ones are rounded otherwise under each instruction set. All come of one sequence of random numbers,
-    each from its place on.
+    Matrices have the variance that `Model.initialise` gives them. PyTorch's normal samples are rounded differently
+    under each instruction set. All weights come from one sequence of random numbers, each from its own offset.
     """
     shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
     tables = {name for name in shapes if model.is_table(name)}
@@ -233,7 +233,7 @@ def drawn(model: Model, seed: int = 0) -> Read:
         if name not in places:
             return torch.full(shape, 0.0 if model.is_bias(name) else 1.0)
         bits = np.random.PCG64(np.random.SeedSequence(seed))
-        bits.advance(places[name] // 2)  # a number of 64 bits makes two of 32
+        bits.advance(places[name] // 2)  # each 64-bit number is used for two float32
         rng = np.random.Generator(bits)
         rng.random(places[name] % 2, dtype=np.float32)
         variance = 1 / model.facts.width if name in tables else 2 / sum(shape) * model.gain(name) ** 2
@@ -257,13 +257,13 @@ def save_checkpoint(
     samples: str | None = None,
     generation: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a checkpoint into a folder, whole or not at all; with `half`, the weights are stored in 16 bits.
+    """Write a checkpoint into a folder atomically; with `half`, the weights are stored in float16.
 
-    `tokenizer` is the JSON of the source's, which is also the target's if that has none of its own, and `usage` the
-    `text.json` beside them. An older checkpoint in the folder is replaced: these files too, which are removed if none
-    are given, since they are not known to fit this model. `samples` is the text of its `samples.txt`, `generation` how
-    it searches unless told otherwise; without them, those of the folder stay, as does all else there. Raises
-    `OutputError` for a place that can't be written.
+    `tokenizer` is the JSON of the source tokenizer, and of the target tokenizer if `target_tokenizer` is None; `usage`
+    is the text of `text.json`. An older checkpoint in the folder is replaced, and its tokenizers and `text.json` are
+    removed if none are given, because they may not fit this model. `samples` is the text of `samples.txt`, `generation`
+    the default search options; if they are None, those in the folder stay, as do all other files. Raises `OutputError`
+    if the folder can't be written.
     """
     weights = {name: tensor.detach().contiguous() for name, tensor in expected_tensors(in_memory(model)).items()}
     texts = {TOKENIZER: tokenizer, TARGET_TOKENIZER: target_tokenizer, TEXT: usage}
@@ -281,13 +281,13 @@ def save_checkpoint(
 
 
 def expected_tensors(model: Model) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by name; one that is tied stands under its first name only."""
-    return dict(model.named_parameters())  # named_parameters leaves out what it has seen
+    """Return the tensors of a checkpoint by name; a tied tensor has only its first name."""
+    return dict(model.named_parameters())  # named_parameters yields a shared parameter once
 
 
 @torch.no_grad()
 def _take_in(made: Plan, weights: Weights, source: Source, take: Take) -> None:
-    """Give the tensors of a model one after the other; report everything at once that does not fit."""
+    """Pass each tensor of a model to `take`; raise `CheckpointError` with all tensors that don't fit."""
     problems = check_tensors(made, weights, source, take)
     if problems:
         more = [f"and {len(problems) - NAMED} more"] if len(problems) > NAMED else []
@@ -296,13 +296,13 @@ def _take_in(made: Plan, weights: Weights, source: Source, take: Take) -> None:
 
 
 def check_tensors(made: Plan, weights: Weights, source: Source, take: Take = lambda name, tensor: None) -> list[str]:
-    """All that does not fit, one sentence each; what fits is given to `take` by its name, one by one."""
+    """Return a message for each tensor that doesn't fit; pass each tensor that fits to `take` with its name."""
     problems = made.problems(source.lines)
-    doubles = made.doubles(source.lines or {})  # which are told by their lines
+    doubles = made.doubles(source.lines or {})  # already reported, with their lines
     for name in (each for each in made.fitting if each not in doubles):
         try:
             tensor = made.tensor(name, weights)
-        except CheckpointError:  # of the file, not of the tensor
+        except CheckpointError:  # an error of the file, not of the tensor
             raise
         except ValueError as error:
             problems.append(str(error))
@@ -315,14 +315,14 @@ def check_tensors(made: Plan, weights: Weights, source: Source, take: Take = lam
 
 
 def unfit(tensor: Tensor) -> str:
-    """Why a tensor can't be a weight; empty if it can."""
+    """Return the reason why a tensor can't be a weight; empty if it can."""
     if tensor.dtype not in FLOATS:
         return f"has type {tensor.dtype}, expected a floating-point type"
-    return "" if torch.isfinite(tensor.float()).all() else "holds NaN or infinity"  # float8 has no isfinite of its own
+    return "" if torch.isfinite(tensor.float()).all() else "holds NaN or infinity"  # isfinite does not support float8
 
 
 def check_text(folder: Path, facts: Facts, texts: Mapping[str, Path | str]) -> None:
-    """The tokenizers among these texts must be this model's, the samples text that it takes."""
+    """Raise `CheckpointError` unless the tokenizers fit the model and it accepts the texts in `samples.txt`."""
     try:
         tokenizer = tokenizer_of(texts, folder, facts)
     except BundleError as error:

@@ -1,4 +1,4 @@
-"""What every config of an architecture has in common: frozen, every check in one place, JSON values in and out."""
+"""The base class of configs: frozen dataclasses with all checks in one place, converted from and to JSON values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any, Self, get_args, get_type_hints
 from txport.errors import ConfigError, quoted
 from txport.system.documents import DocumentError, read_json
 
-LARGEST = 1 << 24  # of any size, so that no product of two overflows
-LISTED = 10  # keys in an error
+LARGEST = 1 << 24  # upper limit of any size, so that no product of two overflows
+LISTED = 10  # maximum number of keys in an error
 LARGEST_FILE = 1 << 20  # bytes of a config.json
 MOST_LAYERS = 1 << 10
 LONGEST = 1 << 20
-TYPES: Callable[[Any], Mapping[str, Any]] = cache(get_type_hints)  # of the fields of a kind of config
+TYPES: Callable[[Any], Mapping[str, Any]] = cache(get_type_hints)  # config class -> type of each field
 BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
     "at least": operator.ge,
     "at most": operator.le,
@@ -30,17 +30,17 @@ BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def choice(default: str, *others: str) -> Any:
-    """A field that is one of several words, by default the first."""
+    """Return a field that is one of several strings; the first is the default."""
     return field(default=default, metadata={"choices": (default, *others)})
 
 
 def size(default: Any = dataclasses.MISSING, *, least: int = 1, most: int = LARGEST) -> Any:
-    """A field that is a whole number within bounds; without a default, every config says it."""
+    """Return an integer field within bounds; without a default, every config must set it."""
     return field(default=default, metadata={"at least": least, "at most": most})
 
 
 def layers(default: int) -> Any:
-    """A field that counts layers."""
+    """Return a field that is a number of layers."""
     return size(default, most=MOST_LAYERS)
 
 
@@ -51,13 +51,13 @@ def real(
     above: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """A field that is a number: at least one, above one, and below one that it must not reach."""
+    """Return a float field that is `>= least`, `> above` and `< below`, for the bounds that are given."""
     return field(default=default, metadata={"at least": least, "above": above, "below": below})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The sizes and choices of one model. An architecture's config says in `problems` what does not go together."""
+    """The sizes and options of one model. The config of an architecture checks its combinations in `problems`."""
 
     def __post_init__(self) -> None:
         problems = [*_wrong_types(self), *_wrong_choices(self)]
@@ -66,17 +66,17 @@ class Config:
             raise ConfigError("; ".join(problems))
 
     def problems(self) -> Iterator[str]:
-        """What does not go together, one sentence each; types, choices and bounds are right already."""
+        """Yield a message for each invalid combination; types, choices and bounds are already checked."""
         return iter(())
 
     @classmethod
     def choices(cls) -> dict[str, tuple[str, ...]]:
-        """What each field that is a word may be."""
+        """Return the allowed values of each field that is a choice."""
         return {each.name: each.metadata["choices"] for each in dataclasses.fields(cls) if "choices" in each.metadata}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Build a config from JSON values; an unknown or a missing key raises `ConfigError`."""
+        """Build a config from JSON values; raise `ConfigError` for unknown or missing keys."""
         fields = {each.name: each for each in dataclasses.fields(cls)}
         strange = [key for key in values if key not in fields]
         unknown = [_describe_unknown(key, fields) for key in strange[:LISTED]] + strange[LISTED:]
@@ -90,12 +90,12 @@ class Config:
         return cls(**{k: tuple(v) if k in tuples and isinstance(v, list) else v for k, v in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """The config as JSON values, in declaration order."""
+        """Return the config as JSON values, in declaration order."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The values of a `config.json`; anything but an object raises `ConfigError`."""
+    """Return the values of a `config.json`; raise `ConfigError` unless it is a JSON object."""
     try:
         return read_json(path, LARGEST_FILE)
     except DocumentError as error:
@@ -103,7 +103,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def require_token(name: str, value: int, side: str, vocabulary: int) -> Iterator[str]:
-    """What is wrong with a token that must lie in a vocabulary."""
+    """Yield a message if a token id is not in the vocabulary."""
     if not 0 <= value < vocabulary:
         yield f"{name} must lie in the {side} vocabulary of {vocabulary}, got {quoted(value)}"
 
@@ -141,6 +141,6 @@ def _wrong_sizes(config: Config) -> Iterator[str]:
         value = getattr(config, each.name)
         for relation, is_kept in BOUNDS.items():
             bound = each.metadata.get(relation)
-            if None not in (value, bound) and not is_kept(value, bound):  # NaN keeps none
+            if None not in (value, bound) and not is_kept(value, bound):  # NaN is outside all bounds
                 yield f"{each.name} must be {relation} {bound}, got {quoted(value)}"
                 break

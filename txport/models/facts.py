@@ -1,7 +1,7 @@
-"""What ports, runtimes, search, tokenizers and proof must know of a model: no more, and without PyTorch.
+"""Facts about a model that ports, runtimes, search, tokenizers and proof use. Does not import PyTorch.
 
-An architecture derives the facts from its config; a bundle's manifest holds them, so that nothing that runs a bundle
-knows an architecture.
+An architecture derives the facts from its config, and a bundle's manifest stores them. Code that runs a bundle
+therefore needs no architecture.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Function = Literal["softmax", "sigmoid", "none"]
 
 HIDDEN, LOGITS = "last_hidden_state", "logits"  # outputs of encoder-only models
 INPUTS = ("input_ids", "input_features", "attention_mask", "position_ids", "token_type_ids", "source_lengths")
-LENGTH = "length"  # the dim of a tensor that counts tokens
-MOST_STATE = 1 << 14  # tensors
-MOST_NUMBERS = 1 << 31  # of the state, for each token of a row
-MOST_TOKENS = 1 << 10  # maximum of special tokens of one kind
+LENGTH = "length"  # name of the dim whose size is the number of tokens
+MOST_STATE = 1 << 14  # maximum number of state tensors
+MOST_NUMBERS = 1 << 31  # maximum number of elements of the state per token of a row
+MOST_TOKENS = 1 << 10  # maximum number of special tokens of one kind
 MOST_OUTPUTS = 16
 MOST_LABELS = 1 << 16
 RARE: dict[str, Any] = {
@@ -58,7 +58,7 @@ class Tokens:
     mask: int | None = None
 
     def with_special(self, ids: Sequence[int]) -> list[int]:
-        """A sequence with the special tokens that the model expects around it."""
+        """Return a sequence with the special tokens that the model expects around it."""
         return [*self.before, *ids, *self.after]
 
     @property
@@ -69,7 +69,7 @@ class Tokens:
 
     @property
     def end(self) -> int:
-        """The token that ends a sequence."""
+        """The end token; the first one if there are several."""
         return self.ends[0]
 
 
@@ -77,27 +77,27 @@ class Tokens:
 class StateTensor:
     """One cache tensor of a decoder layer; `dims` exclude the batch dimension.
 
-    `owner` is "row" for a separate tensor per row, "source" for one shared by all rows of a source.
+    `owner` is "row" for a separate tensor per row, "source" for one that all rows of a source share.
     """
 
     layer: int
     role: Role
     owner: Owner
-    dims: tuple[int | str, ...]  # LENGTH in place of the number of tokens
+    dims: tuple[int | str, ...]  # LENGTH stands for the number of tokens
 
     @property
     def grows(self) -> bool:
-        """Whether each step adds a token to it."""
+        """True if each step appends a token to the tensor."""
         return self.owner == "row"
 
     def shape(self, rows: int, length: int) -> tuple[int, ...]:
-        """Shape for this many rows (or sources) of `length` tokens."""
+        """Return the shape for this many rows (or sources) of `length` tokens."""
         return rows, *(length if isinstance(dim, str) else dim for dim in self.dims)
 
 
 @dataclass(frozen=True)
 class Output:
-    """One output of an encoder-only model: its name, and its dims without the batch dimension."""
+    """One output of an encoder-only model: its name and its dims without the batch dimension."""
 
     name: str
     dims: tuple[int | str, ...]
@@ -108,7 +108,7 @@ class Output:
         return self.dims[0] == LENGTH
 
     def shape(self, rows: int, length: int) -> tuple[int, ...]:
-        """Shape for this many rows of `length` tokens."""
+        """Return the shape for this many rows of `length` tokens."""
         return rows, *(length if isinstance(dim, str) else dim for dim in self.dims)
 
 
@@ -124,11 +124,11 @@ class CrossAttention:
 class Facts:
     """Facts about a model, independent of its architecture.
 
-    `width` is the hidden size. `source` is the encoder's input, `target` the decoder's output; a causal model has only
-    `target`, whose tokens prompts have too. `has_plain_logits`: logits are one matrix product without other operations.
-    `speech` has the special tokens of a speech model. `windows` are the distinct sizes of sliding windows, in tokens.
-    `function_to_apply` converts the logits over `labels` to scores: "softmax" for exclusive labels, "sigmoid" for
-    independent ones or a single one, "none" for regression.
+    `width` is the hidden size. `source` is the encoder's input, `target` the decoder's output. A causal model has only
+    `target`, and its prompts use the same vocabulary. `has_plain_logits`: logits are one matrix product without bias or
+    later operations. `speech` has the special tokens of a speech model. `windows` are the distinct sizes of sliding
+    windows, in tokens. `function_to_apply` converts the logits over `labels` to scores: "softmax" for exclusive labels,
+    "sigmoid" for independent labels or a single label, "none" for regression.
     """
 
     task: Task
@@ -170,7 +170,7 @@ class Facts:
 
     @property
     def ability(self) -> Ability | None:
-        """What an encoder-only model does: embed, classify, tag or fill; None for generating models."""
+        """Ability of an encoder-only model: embed, classify, tag or fill; None for other models."""
         if self.task != "encode":
             return None
         logits = next((each for each in self.outputs if each.name == LOGITS), None)
@@ -181,17 +181,17 @@ class Facts:
         return "tag" if logits.is_of_tokens else "classify"
 
     def owned(self, owner: Owner) -> tuple[StateTensor, ...]:
-        """The tensors of the state that belong to each row, or to each source, in order."""
+        """Return the state tensors that belong to each row, or to each source, in order."""
         return tuple(each for each in self.state if each.owner == owner)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; what few models have, only of a model that has it."""
+        """Return the facts as JSON values, without the values of `RARE` that are empty."""
         values: dict[str, Any] = listed(dataclasses.asdict(self))
         return {name: value for name, value in values.items() if value or name not in RARE}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Facts:
-        """The facts of JSON values; `KeyError`, `TypeError` or `ValueError` for values that can't be facts."""
+        """Read facts from JSON values; raise `KeyError`, `TypeError` or `ValueError` for invalid values."""
         values = {**RARE, **values} if isinstance(values, Mapping) else values
         require_keys("facts", values, cls)
         source = values["source"]
@@ -217,7 +217,7 @@ class Facts:
 
 
 def _problems(facts: Facts) -> Iterator[str]:
-    """What does not go together."""
+    """Yield a message for each inconsistency."""
     if facts.task not in get_args(Task):
         yield f"task must be one of {', '.join(get_args(Task))}, got {quoted(facts.task)}"
         return
@@ -246,7 +246,7 @@ def _problems(facts: Facts) -> Iterator[str]:
 
 
 def _problems_of_state(facts: Facts) -> Iterator[str]:
-    """Each layer has a key and a value of its rows, and one of its source, if the model has one."""
+    """Check that each layer has a key and a value per row, and a key and a value per source if there is a source."""
     owners = {"seq2seq": {"row", "source"}, "causal": {"row"}, "encode": set[str]()}[facts.task]
     if {each.owner for each in facts.state} != owners:
         yield f"the state is none of a model of the task {facts.task}"
@@ -260,7 +260,7 @@ def _problems_of_state(facts: Facts) -> Iterator[str]:
 
 
 def _problems_of_outputs(facts: Facts) -> Iterator[str]:
-    """What runs a model must find what the model is for."""
+    """Check the outputs of an encoder-only model: their names, and the dims that its ability requires."""
     dims = {each.name: each.dims for each in facts.outputs}
     if len(dims) != len(facts.outputs):
         yield "outputs have one name twice"
@@ -276,7 +276,7 @@ def _problems_of_outputs(facts: Facts) -> Iterator[str]:
 
 
 def _problems_of_labels(facts: Facts) -> Iterator[str]:
-    """Labels need a function, which must tell them apart."""
+    """Check `function_to_apply`: models with labels need one that fits their labels, other models must have none."""
     function = facts.function_to_apply
     allowed = get_args(Function)
     if function is not None and not facts.labels:
@@ -289,27 +289,27 @@ def _problems_of_labels(facts: Facts) -> Iterator[str]:
         yield "function_to_apply of labels of tokens must be softmax or sigmoid, got 'none'"
 
 
-FUNCTIONS: dict[str, Function] = {  # by the `problem_type` of configs of transformers, which says so of few
+FUNCTIONS: dict[str, Function] = {  # by the `problem_type` of a config of transformers, which few configs set
     "multi_label_classification": "sigmoid",
     "regression": "none",
 }
 
 
 def function_of(problem_type: Any, labels: Sequence[str]) -> Function | None:
-    """What makes scores of logits over labels, where a config says what kind of problem they are for."""
+    """Return the function that converts logits over labels to scores, by the `problem_type` of a config."""
     found = FUNCTIONS.get(problem_type) if isinstance(problem_type, str) else None
     return found or usual_function(labels)
 
 
 def usual_function(labels: Sequence[str]) -> Function | None:
-    """What makes scores of logits where nothing else is said of the labels; None where there are none."""
+    """Return the default function that converts logits over labels to scores; None if there are no labels."""
     if not labels:
         return None
     return "softmax" if len(labels) > 1 else "sigmoid"
 
 
 def _source(values: Any) -> Tokens | Features:
-    """Features have frames and a rate, tokens have neither."""
+    """Read a source: `Features` if it has frames or a sampling rate, otherwise `Tokens`."""
     is_heard = isinstance(values, Mapping) and ("frames" in values or "sampling_rate" in values)
     return features(values) if is_heard else _tokens("source", values)
 
@@ -372,7 +372,7 @@ def _dims(values: Any) -> tuple[int | str, ...]:
 
 
 def key_values(layers: int, owner: Owner, heads: int, head_size: int) -> tuple[StateTensor, ...]:
-    """Keys and values of each decoder layer, (rows, G, length, H) each."""
+    """Return the key tensor and the value tensor of each decoder layer, each of shape (rows, G, length, H)."""
     roles: tuple[Role, ...] = get_args(Role)
     return tuple(
         StateTensor(layer, role, owner, (heads, LENGTH, head_size)) for layer in range(layers) for role in roles
@@ -380,10 +380,10 @@ def key_values(layers: int, owner: Owner, heads: int, head_size: int) -> tuple[S
 
 
 def by_layer(*groups: Sequence[StateTensor]) -> tuple[StateTensor, ...]:
-    """Several tensors a layer, in the order of layers; of one layer, in that of the groups."""
+    """Merge groups of state tensors, sorted by layer; the tensors of one layer keep the order of the groups."""
     return tuple(sorted((each for group in groups for each in group), key=lambda each: each.layer))
 
 
 def numbers_of(tensor: StateTensor, length: int) -> int:
-    """How many numbers one row of a tensor of the state has."""
+    """Return the number of elements that a state tensor has for one row of `length` tokens."""
     return math.prod(tensor.shape(1, length))

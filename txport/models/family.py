@@ -1,6 +1,6 @@
-"""Folders that transformers wrote: their `config.json` names a `model_type`, which a family turns into an architecture.
+"""Checkpoints written by transformers: a family converts each `model_type` of `config.json` to an architecture.
 
-Each family is one file in `txport/models/families`, with a `FAMILY`.
+Each family is one file in `txport/models/families`, which defines `FAMILY`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PARALLEL = "its layers compute attention and feed-forward of the same input, si
 _LAYER_NORM = "it has LayerNorm and rotary positions, and only RMSNorm is known with these"
 _PARTIAL = "only a part of each head turns with the position"
 _WINDOWS = "its encoder attends to windows, and only those of decoders are known"
-REFUSED = {  # types that are asked for, and why nothing expresses them
+REFUSED = {  # well-known types that are not supported -> reason
     **dict.fromkeys(("deberta", "deberta-v2"), _DEBERTA),
     "xlm-roberta-xl": "its layers normalise before attention, and only XLM-R's, which normalise after it, are known",
     **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "nllb-moe", "switch_transformers"), _EXPERTS),
@@ -47,13 +47,13 @@ REFUSED = {  # types that are asked for, and why nothing expresses them
     "olmo2": "it normalises all heads of a query at once, and only norms of each head are known",
     "granite": "it multiplies embeddings, residuals and logits by numbers of its own",
 }
-BARE = r"(?<!Head)(?<!Heads)Model"  # the end of the name of a class without a head
+BARE = r"(?<!Head)(?<!Heads)Model"  # matches the end of the name of a class without a head
 
 
 class Published:
-    """The values of a published `config.json`, over the defaults that its class has for what is missing.
+    """The values of a published `config.json`, with the defaults of its class for missing values.
 
-    `special` are the special tokens of its `tokenizer.json`, if there is one: what they are written as -> id.
+    `special` are the special tokens of its `tokenizer.json`, if there is one: token text -> id.
     """
 
     def __init__(
@@ -69,49 +69,49 @@ class Published:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes that it was saved from."""
+        """The class names in `architectures`, of the models that the checkpoint was saved from."""
         found = self.get("architectures", [])
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
     def all(self) -> dict[str, Any]:
-        """Every value that is said."""
+        """Return all values, defaults included."""
         return dict(self._values)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """One value; `default` for null, and for what is missing and has no default in its class."""
+        """Return one value; `default` if it is null, or if it is missing and its class has no default."""
         value = self._values.get(name)
         return default if value is None else value
 
     def beside(self, name: str) -> Mapping[str, Any]:
-        """The values of another file of the folder, such as `generation_config`; none where there is no such file."""
+        """Return a nested object: another file (`generation_config`) or a part (`text_config`); empty if missing."""
         found = self._values.get(name)
         return found if isinstance(found, Mapping) else {}
 
     def changed(self, **values: Any) -> Published:
-        """The same with other values."""
+        """Return a copy with some values replaced."""
         return Published({**self._values, **values}, {}, self.special)
 
     def word(self, name: str, meanings: Mapping[str, str]) -> str:
-        """What a word means here; `ConfigError` for one that nothing expresses."""
+        """Translate a string value by `meanings`; raise `ConfigError` if it is not among them."""
         value = self.get(name)
         if not isinstance(value, str) or value not in meanings:
             raise ConfigError(f"{name} {quoted(value)} is not supported; supported: {', '.join(sorted(meanings))}")
         return meanings[value]
 
     def require(self, name: str, *allowed: Any) -> None:
-        """`ConfigError` unless a value is one of these; the first is the default."""
+        """Raise `ConfigError` unless a value is one of `allowed`; the first is the default."""
         value = self.get(name, allowed[0])
         if value not in allowed:
             expected = " or ".join(map(repr, allowed))
             raise ConfigError(f"{name} {quoted(value)} is not supported; it must be {expected}")
 
     def tokens(self, name: str) -> tuple[int, ...]:
-        """One token or several; none for null."""
+        """Return the token ids of a value that is one id or a list; empty for null."""
         value = self.get(name, [])
         return tuple(value) if isinstance(value, list) else (value,)
 
     def token(self, name: str, default: Any = None) -> Any:
-        """One token, or a list of one."""
+        """Return the token id of a value that is one id or a list of one; raise `ConfigError` for more."""
         found = self.tokens(name)
         if len(found) > 1:
             raise ConfigError(f"{name} {quoted(list(found))} is not supported; it must be one token")
@@ -120,12 +120,12 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Checkpoints that an architecture can hold: how their configs and weights translate.
+    """A family of checkpoints: the conversion of their configs and weights to one architecture.
 
-    `defaults` are those of the classes of transformers, for each `model_type`. `aliases` are other names of keys, which
-    transformers takes too. `config` gives the keys of the architecture's config. `weights` are rules that go before the
-    architecture's own. `classes` is a regular expression of what the names of the classes end with that such a
-    checkpoint may be saved from.
+    `defaults` are the defaults of the classes of transformers, per `model_type`. `aliases` are other names of keys that
+    transformers accepts too. `config` returns the values of the architecture's config. `weights` are rules that run
+    before those of the architecture. `classes` is a regular expression that must match the end of the names of the
+    classes that a checkpoint was saved from.
     """
 
     defaults: Mapping[str, Mapping[str, Any]]
@@ -136,7 +136,7 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, values: Mapping[str, Any], special: Mapping[str, int] | None) -> dict[str, Any]:
-        """The keys of the architecture's config; `ConfigError` for what it can't express."""
+        """Return the values of the architecture's config; raise `ConfigError` for values that it does not support."""
         values, kind = dict(values), values[TYPE]
         for alias, name in self.aliases.items():
             if alias in values and values.setdefault(name, values[alias]) != values[alias]:
@@ -155,12 +155,12 @@ class Family:
 
 
 def _require_special(values: Mapping[str, Any], published: Published, found: Mapping[str, Any]) -> None:
-    """`ConfigError` for a special token beyond the vocabulary that the model would have, by its name in the folder."""
+    """Raise `ConfigError` for a special token outside the vocabulary, by its name in the checkpoint."""
     size = next((size for name, size in found.items() if "vocab" in name), None)
     ids = [each for name, id_ in found.items() if name.endswith(("_id", "_ids")) for each in _several(id_)]
     strange = [id_ for id_ in ids if type(id_) is int and type(size) is int and not 0 <= id_ < size]
     for name in SPECIAL if strange else ():
-        inner = published.beside("text_config").get(name)  # of a model that reads images too
+        inner = published.beside("text_config").get(name)  # of a multimodal model
         for id_ in (*published.tokens(name), *_several(inner)):
             if id_ in strange:
                 told = name in values or inner is not None
@@ -174,7 +174,7 @@ def _several(value: Any) -> Sequence[Any]:
 
 @cache
 def all_families() -> dict[str, Family]:
-    """Each family under each of its `model_type`s."""
+    """Return the family of each `model_type`."""
     found: dict[str, Family] = {}
     for module in pkgutil.iter_modules(families.__path__):
         family: Family = importlib.import_module(f"{families.__name__}.{module.name}").FAMILY
@@ -183,7 +183,7 @@ def all_families() -> dict[str, Family]:
 
 
 def find(model_type: object) -> Family:
-    """The family of a `model_type`; `ConfigError` if there is none."""
+    """Return the family of a `model_type`; raise `ConfigError` if there is none."""
     known = all_families()
     if isinstance(model_type, str) and model_type in REFUSED:
         raise ConfigError(f"the {TYPE} {quoted(model_type)} is not supported: {REFUSED[model_type]}")

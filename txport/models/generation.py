@@ -1,4 +1,4 @@
-"""How a published checkpoint searches unless it is told otherwise: `generation_config.json`, in our names."""
+"""Default search options of a published checkpoint: `generation_config.json`, by the names of `SearchOptions`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from txport.models.facts import Facts
 
-NAMES = {  # of transformers -> of `SearchOptions`
+NAMES = {  # name in transformers -> name in `SearchOptions`
     "num_beams": "beams",
     "num_beam_groups": "beam_groups",
     "diversity_penalty": "diversity_penalty",
@@ -28,15 +28,15 @@ NAMES = {  # of transformers -> of `SearchOptions`
     "forced_bos_token_id": "forced_bos_token_id",
     "forced_eos_token_id": "forced_eos_token_id",
 }
-SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # of which greedy and beam search make nothing
-TOP_K = 50  # where sampling says nothing of it
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # ignored by greedy and beam search
+TOP_K = 50  # default of transformers for sampling
 
 
 def search_defaults(values: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
-    """The options of a search, by the values of a `generation_config.json`; those that are null are left out.
+    """Return search options for the values of a `generation_config.json`; values that are null are left out.
 
-    `max_length` counts the start token of a target, and of speech all that a target begins with. Of a causal model it
-    counts the prompt too, which is no number of new tokens: there, a text may have as many as fit.
+    `max_length` counts the start token of a target, and for speech models the complete prefix of a target. For causal
+    models it counts the prompt too and is ignored: outputs may have as many tokens as fit.
     """
     found = {ours: values[name] for name, ours in NAMES.items() if values.get(name) is not None}
     if found.get("do_sample"):
@@ -52,6 +52,6 @@ def search_defaults(values: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
 
 
 def published_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The same options by their names in transformers."""
+    """Return search options by their names in transformers."""
     theirs = {ours: name for name, ours in NAMES.items()}
     return {theirs.get(name, name): value for name, value in options.items()}

@@ -1,6 +1,6 @@
-"""Checkpoints by their names on the hub of Hugging Face, `owner/name` or `owner/name@revision`, downloaded once.
+"""Checkpoints on Hugging Face's hub, named `owner/name` or `owner/name@revision`, which are downloaded once.
 
-The files lie in the cache of huggingface_hub, whose settings hold here too: `HF_HUB_OFFLINE=1` takes what is there.
+The files are stored in the cache of huggingface_hub, and its settings apply: `HF_HUB_OFFLINE=1` uses only the cache.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from txport.system.packages import needed
 WORD = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"
 NAME = re.compile(rf"(?P<id>{WORD}/{WORD})(?:@(?P<revision>[\w][\w./-]*))?", re.ASCII)
 SHARDS = "model-*-of-*.safetensors"
-TOKENIZERS = (  # none of which holds code
+TOKENIZERS = (  # none of these files contains code
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -31,15 +31,15 @@ TOKENIZERS = (  # none of which holds code
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a name is one of the hub's: one slash, and before it no folder that is here."""
+    """Return True for a name of the hub: it has one slash, and no local folder is named like the part before it."""
     return NAME.fullmatch(name) is not None and not Path(name.partition("/")[0]).exists()
 
 
 @cache
 def download(name: str, making: tuple[str, ...]) -> Path:
-    """The folder with the files of a repository, of those that make a checkpoint; pickles are never among them.
+    """Download the files of a repository that belong to a checkpoint, never pickles, and return their folder.
 
-    `making` are patterns. Raises `CheckpointError` for what the hub does not have, or can't give now.
+    `making` are the patterns of these files. Raises `CheckpointError` if the download fails.
     """
     found = NAME.fullmatch(name)
     assert found is not None
@@ -48,7 +48,7 @@ def download(name: str, making: tuple[str, ...]) -> Path:
     patterns = [*making, SHARDS, *TOKENIZERS]
     try:
         folder = snapshot_download(repo_id=found["id"], revision=found["revision"], allow_patterns=patterns)
-    except Exception as error:  # of any of its libraries
+    except Exception as error:  # huggingface_hub and its libraries raise many types
         what = f"there is no folder {name}, and the hub gives none: {brief(error) or type(error).__name__}"
         raise CheckpointError(f"{what}; download the checkpoint elsewhere, and give the path of its folder") from error
     return Path(folder)

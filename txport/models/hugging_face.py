@@ -1,4 +1,4 @@
-"""What transformers and transformers.js load a tokenizer by, `tokenizer_config.json`, and what tells them of labels."""
+"""Configuration files for transformers and transformers.js: `tokenizer_config.json`, and labels in `config.json`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from txport.models.tokenizers.usage import Usage, read_usage
 from txport.system.documents import write_json
 
 GENERIC = "PreTrainedTokenizerFast"
-HEARING = "WhisperTokenizer"  # of which pipelines of speech ask how times are written
+HEARING = "WhisperTokenizer"  # pipelines of speech ask this class how timestamps are written
 SOURCE_FOLDER, TARGET_FOLDER = "source_tokenizer", "target_tokenizer"
-PROBLEM_TYPES = {  # by what makes scores of logits
+PROBLEM_TYPES = {  # by `function_to_apply`
     "softmax": "single_label_classification",
     "sigmoid": "multi_label_classification",
     "none": "regression",
@@ -25,9 +25,9 @@ PROBLEM_TYPES = {  # by what makes scores of logits
 
 
 def label_config(facts: Facts) -> dict[str, Any]:
-    """What any `config.json` says of labels, and of how pipelines make scores of their logits.
+    """Return the entries of a `config.json` for labels, and the `problem_type` by which pipelines compute scores.
 
-    Not all pipelines take the sigmoid of a single label unless it is told that labels do not exclude each other.
+    Some pipelines apply the sigmoid to a single label only if the `problem_type` is multi-label.
     """
     found: dict[str, Any] = {}
     if facts.labels:
@@ -39,10 +39,10 @@ def label_config(facts: Facts) -> dict[str, Any]:
 
 
 def write_tokenizers(folder: Path, facts: Facts) -> None:
-    """Write what `AutoTokenizer` needs beside the tokenizers that lie in `folder`, if there are some.
+    """Write the files that `AutoTokenizer` needs for the tokenizers in `folder`, if there are any.
 
-    Where source and target have a vocabulary each, so have they a folder, and at the root there is no
-    `tokenizer_config.json`: a pipeline has one tokenizer, and would write targets in the source's vocabulary.
+    If source and target have separate vocabularies, each gets a folder, and there is no `tokenizer_config.json` in
+    `folder`: a pipeline has a single tokenizer, and would decode targets with the source's vocabulary.
     """
     target = special_tokens(facts.writes) if facts.target else encoder_tokens(facts.vocabulary)
     if (folder / TARGET_TOKENIZER).is_file():
@@ -54,7 +54,7 @@ def write_tokenizers(folder: Path, facts: Facts) -> None:
 
 
 def special_tokens(tokens: Tokens) -> dict[str, int]:
-    """The special tokens of one side, by the names that `AutoTokenizer` has for them."""
+    """Return the special tokens of source or target by their names in `AutoTokenizer`: name -> id."""
     start = tokens.start if tokens.start is not None else next(iter(tokens.before), None)
     end = next(iter((*tokens.ends, *tokens.after)), None)
     found = {"pad_token": tokens.pad, "bos_token": start, "eos_token": end}
@@ -62,7 +62,7 @@ def special_tokens(tokens: Tokens) -> dict[str, int]:
 
 
 def encoder_tokens(tokens: Tokens) -> dict[str, int]:
-    """The special tokens of a model that only encodes, by the names that `AutoTokenizer` has for them."""
+    """Return the special tokens of an encoder-only model by their names in `AutoTokenizer`: name -> id."""
     start = next(iter(tokens.before), None)
     end = next(iter(tokens.after), None)
     found = {"pad_token": tokens.pad, "cls_token": start, "sep_token": end, "mask_token": tokens.mask}
@@ -76,13 +76,16 @@ def _write_side(file: Path, folder: Path, special: Mapping[str, int], facts: Fac
 
 
 def tokenizer_config(file: Path, special: Mapping[str, int], facts: Facts) -> dict[str, Any]:
-    """The settings with which others encode and decode as `FileTokenizer` does; `special` tokens by their ids."""
+    """Return the `tokenizer_config.json` with which `AutoTokenizer` encodes and decodes like `FileTokenizer`.
+
+    `special` are special tokens: name -> id. Raises `BundleError` if `file` is not a tokenizer.
+    """
     with refusals(BundleError, f"{file} is not a tokenizer"):
         tokenizer = read_tokenizer(file)
         named = {name: tokenizer.id_to_token(id_) for name, id_ in special.items()}
         unknown = unknown_id(tokenizer.to_str())
     added = tokenizer.get_added_tokens_decoder()
-    if unknown in added and added[unknown].special:  # naming it would make it special: left out of decoded text
+    if unknown in added and added[unknown].special:  # if named, it would become special: removed from decoded text
         named["unk_token"] = added[unknown].content
     return {
         "tokenizer_class": GENERIC if facts.speech is None else HEARING,
@@ -96,7 +99,7 @@ def tokenizer_config(file: Path, special: Mapping[str, int], facts: Facts) -> di
 
 
 def _used(path: Path) -> dict[str, Any]:
-    """What a `text.json` says, as `AutoTokenizer` has it: special tokens of templates stand in the text there."""
+    """Return the settings of a `text.json` for `AutoTokenizer`, which parses special tokens of templates from text."""
     usage = read_usage(path, path) if path.exists() else Usage()
     found: dict[str, Any] = {"clean_up_tokenization_spaces": True} if usage.clean_up else {}
     if usage.languages is not None:

@@ -1,10 +1,11 @@
-"""A model of each task in PyTorch: what an architecture defines, and the runs of it that are the reference.
+"""The base class of models in PyTorch: the methods that an architecture defines, and the reference runs.
 
-An architecture's module says how hidden states come of tokens (`encoder_states`, `decoder_states`) and what comes of
-those (`logits`, `outputs`), in terms of `Ops`, so that the same code is PyTorch's reference and every target's graph.
-Sources are tokens (B, S) or features (B, M, F), of which an encoder makes S places.
-Letters: B batch, S source length, T new target tokens, P past target tokens, D model size, V vocabulary, M numbers
-of a frame, F frames.
+An architecture defines how hidden states are computed from tokens (`encoder_states`, `decoder_states`), and how outputs
+are computed from hidden states (`logits`, `outputs`). It uses `Ops`, so that the same code is PyTorch's reference and
+every target's graph.
+Sources are tokens (B, S) or features (B, M, F), which an encoder reduces to S positions.
+Letters: B batch, S source length, T new target tokens, P past target tokens, D model size, V vocabulary, M size of a
+frame, F frames.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ Side = Literal["encoder", "decoder"]
 
 
 class Memory(NamedTuple):
-    """What the decoder sees of the source: the encoder's output and which positions are real."""
+    """Input of cross-attention: the encoder's output and the mask of real tokens."""
 
     states: Tensor  # (B, S, D)
-    mask: Tensor | None  # (B, S) bool, False on padding; None where there is none
+    mask: Tensor | None  # (B, S) bool, False on padding; None: no padding
 
 
 class Decoded(NamedTuple):
-    """What a run of the decoder gives."""
+    """Outputs of a run of the decoder."""
 
     logits: Tensor  # (B, T, V)
     state: State
-    attention: Mapping[int, Tensor]  # over the source, by layer: (B, N, T, S)
+    attention: Mapping[int, Tensor]  # cross-attention weights by layer: (B, N, T, S)
 
 
 class Stack(NamedTuple):
-    """One side of a model: what makes its first hidden states, its layers, and the norm after the last one."""
+    """The encoder or the decoder of a model: input embedding, layers, and the norm after the last layer."""
 
     side: Side
     embedding: nn.Module
@@ -50,7 +51,7 @@ class Stack(NamedTuple):
 class Model(nn.Module):
     """A model of an architecture, or a module with an adapter.
 
-    `fp32_only` is why PyTorch can't run it in float64, if that is so.
+    `fp32_only` is the reason why PyTorch can't run the model in float64; empty if it can.
     """
 
     fp32_only = ""
@@ -62,11 +63,11 @@ class Model(nn.Module):
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
-        """The encoder's and the decoder's, those that there are; none of a module with an adapter."""
+        """The stacks of the encoder and of the decoder, if they exist; empty for a module with an adapter."""
         return ()
 
     def stack_of(self, name: str) -> Stack | None:
-        """The stack that a module belongs to; None for the whole model, and for what stands beside the stacks."""
+        """Return the stack that a module belongs to; None for the model itself and for modules outside the stacks."""
         path = name.split(".") if name else []
         holders = [self.get_submodule(".".join(path[:depth])) for depth in range(1, len(path) + 1)]
         for stack in self.stacks:
@@ -75,51 +76,51 @@ class Model(nn.Module):
         return None
 
     def encoder_states(self, source: Tensor, ops: Ops) -> Tensor:
-        """What an encoder makes of sources: (..., D)."""
+        """Return the encoder's hidden states (..., D) for tokens (B, S) or features (B, M, F)."""
         raise NotImplementedError
 
     def decoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
-        """What a decoder makes of tokens (B, T): (..., D), from which logits follow."""
+        """Return the decoder's last hidden states (..., D) for tokens (B, T); `logits` projects them."""
         raise NotImplementedError
 
     def logits(self, states: Tensor) -> Tensor:
-        """What a decoder's states say of the next token: (..., D) -> (..., V)."""
+        """Return the logits of the next token for the decoder's hidden states: (..., D) -> (..., V)."""
         raise NotImplementedError
 
     def outputs(self, states: Tensor, ops: Ops) -> tuple[Tensor, ...]:
-        """What an encoder-only model gives, in the order of `facts.outputs`."""
+        """Return an encoder-only model's outputs for hidden states (..., D), in the order of `facts.outputs`."""
         raise NotImplementedError
 
     def cross_attention(self, layer: int) -> Attention:
-        """The attention over the source of one decoder layer."""
+        """Return the cross-attention of one decoder layer."""
         raise NotImplementedError
 
     def empty_state(self, rows: int) -> State:
-        """The state before the first token: every length is 0."""
+        """Return the state before the first token: each tensor has length 0."""
         like = next(self.parameters())
         return {each: like.new_zeros(each.shape(rows, 0)) for each in self.facts.state}
 
     def encode(self, source: Tensor, lengths: Tensor) -> Memory:
-        """Source tokens (B, S), right-padded, or features, and their lengths (B,) -> memory."""
+        """Encode source tokens (B, S), right-padded, or features (B, M, F), with lengths (B,)."""
         return self.encode_masked(source, padding_mask(lengths, source.shape[1]) if self.facts.masks_source else None)
 
     def encode_masked(self, source: Tensor, mask: Tensor | None) -> Memory:
-        """As `encode`, from a mask (B, S) that is True on real tokens; None where all is real."""
+        """Like `encode`, with a mask (B, S) that is True on real tokens; None: no padding."""
         return Memory(self.encoder_states(source, self.encoder_ops(source, mask)), mask)
 
     def encoder_ops(self, source: Tensor, mask: Tensor | None) -> PlainOps:
-        """A run over all places of sources at once."""
+        """Return the `Ops` of a run over all positions of the sources at once."""
         length = source.shape[1] if self.facts.masks_source else self.facts.reads.longest
         places = torch.arange(length, device=source.device)
         return PlainOps(places, source_mask(mask, next(self.parameters()).dtype))
 
     def infer(self, source: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        """Tokens (B, S) and a mask (B, S) -> the outputs of an encoder-only model."""
+        """Return the outputs of an encoder-only model for tokens (B, S) and a mask (B, S), False on padding."""
         ops = self.encoder_ops(source, mask)
         return self.outputs(self.encoder_states(source, ops), ops)
 
     def decode(self, tokens: Tensor, memory: Memory, state: Mapping[StateTensor, Tensor]) -> Decoded:
-        """The next T tokens (B, T) after the P in the state -> logits (B, T, V), and the state of P + T."""
+        """Run T tokens (B, T) after the P tokens in the state; return logits (B, T, V) and the state of P + T."""
         dtype = memory.states.dtype
         past = _past(state)
         places = torch.arange(past, past + tokens.shape[1], device=tokens.device)
@@ -131,10 +132,10 @@ class Model(nn.Module):
     def extend(
         self, tokens: Tensor, mask: Tensor, places: Tensor, state: Mapping[StateTensor, Tensor], *, first: int = 0
     ) -> Decoded:
-        """The next tokens (B, T) of a causal model, padded at the left, at positions (B, T), after the state's.
+        """Run T tokens (B, T) of a causal model, left-padded, at positions `places` (B, T), after the P in the state.
 
-        `mask` (B, P + T) is True on real tokens. -> logits (B, T, V), or those from token `first` on, and the state of
-        P + T. Padding sees itself: of nothing at all, what attention gives would be a matter of rounding.
+        `mask` (B, P + T) is True on real tokens. Returns logits (B, T - first, V) of the tokens from `first` on, and
+        the state of P + T. A padding token attends to itself: with all keys masked, rounding would decide the output.
         """
         past = _past(state)
         length = tokens.shape[1]
@@ -145,25 +146,25 @@ class Model(nn.Module):
         return Decoded(self.logits(states[:, first:] if first else states), ops.state, {})
 
     def forward(self, source: Tensor, lengths: Tensor, tokens: Tensor) -> Tensor:
-        """Teacher forcing, for training a seq2seq model: sources, (B,), (B, T) -> logits (B, T, V)."""
+        """Teacher forcing of a seq2seq model: sources, lengths (B,), target tokens (B, T) -> logits (B, T, V)."""
         memory = self.encode(source, lengths)
         return self.decode(tokens, memory, self.empty_state(tokens.shape[0])).logits
 
     def is_table(self, name: str) -> bool:
-        """Whether a parameter holds a vector for each token or position."""
+        """Return True if a parameter is a vector or table of an embedding: of tokens, positions or a segment."""
         owner = self.get_submodule(name.rpartition(".")[0])
         return isinstance(owner, nn.Embedding | Embedding)
 
     def is_bias(self, name: str) -> bool:
-        """Whether a parameter is the bias of a linear map, a convolution or a norm."""
+        """Return True if a parameter is the bias of a linear layer, a convolution or a norm."""
         owner = self.get_submodule(name.rpartition(".")[0])
         return getattr(owner, "bias", None) is self.get_parameter(name)
 
     def gain(self, name: str) -> float:
-        """How many times as large as others a matrix begins: queries whose scores are scaled too little begin smaller.
+        """Return the gain for initialising a matrix: below 1 for query projections whose scores are scaled too little.
 
-        So they do in T5 (Raffel et al. 2020), which scales none. Else scores deviate by up to sqrt(H), and attention
-        sees one key alone. Queries that a norm follows begin as others: it would undo their size.
+        T5 (Raffel et al. 2020) does the same, because it does not scale scores. With gain 1, scores would have a
+        standard deviation of up to sqrt(H), and softmax would select a single key. Queries with a norm have gain 1.
         """
         matrix, _, _ = name.rpartition(".")
         holder, _, _ = matrix.rpartition(".")
@@ -176,7 +177,7 @@ class Model(nn.Module):
         return 1.0 if attention.query_norm is not None else min(1.0, usual / attention.core.scale)
 
     def initialise(self) -> None:
-        """Xavier uniform for matrices (Glorot and Bengio 2010), zero biases, embeddings of deviation 1/sqrt(D)."""
+        """Initialise weights: Xavier uniform (Glorot and Bengio 2010), zero biases, embeddings with std 1/sqrt(D)."""
         for name, parameter in self.named_parameters():
             if self.is_table(name):
                 nn.init.normal_(parameter, std=self.facts.width**-0.5)
@@ -187,5 +188,5 @@ class Model(nn.Module):
 
 
 def _past(state: Mapping[StateTensor, Tensor]) -> int:
-    """How many tokens of each row the state holds."""
+    """Return the number of tokens of each row in the state."""
     return next(tensor.shape[2] for each, tensor in state.items() if each.owner == "row")

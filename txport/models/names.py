@@ -1,4 +1,4 @@
-"""What a user may call a checkpoint: a path, a name, or a preset. Needs no torch."""
+"""Names of checkpoints (a path, a shipped name, a preset) and of their files. Does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from txport.system.files import complete, hash_of, sha256
 from txport.system.packages import needed
 
 PRESET = "preset:"
-CODE = re.compile(r"(.+\.py):([^\W\d]\w*)")  # a file of the user's, and what it calls its adapter
+CODE = re.compile(r"(.+\.py):([^\W\d]\w*)")  # a file of the user's, and the variable of the adapter in it
 CONFIG, WEIGHTS, SAMPLES = "config.json", "model.safetensors", "samples.txt"
 INDEX = "model.safetensors.index.json"  # of weights in several files
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"  # as transformers once wrote them
-RULES = "txport.toml"  # of a checkpoint of the user's own: what it is, and rules for its tensors
+RULES = "txport.toml"  # describes a checkpoint of the user's: its format, and rules for its tensors
 GENERATION = "generation_config.json"  # of checkpoints that transformers wrote
-PREPROCESSOR = "preprocessor_config.json"  # of those that read audio
-MODULES = "modules.json"  # of encoders of sentences, which sentence-transformers wrote
+PREPROCESSOR = "preprocessor_config.json"  # of checkpoints of speech models
+MODULES = "modules.json"  # of sentence encoders that sentence-transformers wrote
 SENTENCES, SENTENCES_TOO = "sentence_bert_config.json", "config_sentence_transformers.json"
 TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
-TEXT = "text.json"  # how a model wants its texts
-COMPANIONS = (TOKENIZER, TARGET_TOKENIZER, TEXT, SAMPLES)  # what a bundle takes over from its checkpoint as it is
-TOKENIZER_CONFIG = "tokenizer_config.json"  # of transformers, as all of these
+TEXT = "text.json"  # text settings of a model: languages, chat template, clean-up
+COMPANIONS = (TOKENIZER, TARGET_TOKENIZER, TEXT, SAMPLES)  # copied unchanged from a checkpoint to its bundle
+TOKENIZER_CONFIG = "tokenizer_config.json"  # written by transformers, as are the following
 SPECIAL_TOKENS, ADDED_TOKENS, CHAT_TEMPLATE = "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"
 PIECES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm", "target.spm")
 WORDS = ("vocab.json", "merges.txt", "vocab.txt")
 SPELLINGS = (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS, CHAT_TEMPLATE, *PIECES, *WORDS)
-FAIRSEQ = "dict.*.txt"  # its dictionaries, beside one pickle of any name
+FAIRSEQ = "dict.*.txt"  # dictionaries of fairseq, next to one pickle of any name
 POOLING = "*_Pooling"  # folder
 OF_SENTENCES = (MODULES, SENTENCES, SENTENCES_TOO, f"{POOLING}/{CONFIG}")
 TRAINERS = ("*.npz", "model.bin", FAIRSEQ, "*_step_*.pt")  # of Marian, CTranslate2, fairseq and OpenNMT-py
-# beside the weights of these: vocabularies, what cuts words for them, weights in safetensors
+# files next to the weights of these trainers: vocabularies, models for subword segmentation, weights in safetensors
 MODELS_OF_PIECES = ("sentencepiece.bpe.model", "sentencepiece.model", "spm.model", "spiece.model", "tokenizer.model")
 CODES = ("bpecodes", "bpe.codes", "codes", "code")  # of subword-nmt or fastBPE
-ENCODER, BYTE_PAIRS = "encoder.json", "vocab.bpe"  # of GPT-2, as fairseq has them
+ENCODER, BYTE_PAIRS = "encoder.json", "vocab.bpe"  # vocabulary of GPT-2, by its names in fairseq
 CUTTING = ("*.spm", "*.model", "*.bpe", *CODES, ENCODER)
 BESIDE = ("*vocab*.json", "*vocab*.txt", "*_step_*.safetensors", *CUTTING)
-WITH = {FAIRSEQ: ("*.pt",), "*.npz": ("*.yml", "*.yaml", "*.json")}  # files of any name beside a file like this
+WITH = {FAIRSEQ: ("*.pt",), "*.npz": ("*.yml", "*.yaml", "*.json")}  # files of any name next to a file like this
 ADAPTER, GGUF = "adapter_config.json", ".gguf"  # of PEFT, and of llama.cpp
 MARKS = (CONFIG, RULES, *TRAINERS)  # a folder that has a file of one of these patterns may be a checkpoint
-# patterns of all files that make a checkpoint, but its shards
+# patterns of all files that belong to a checkpoint, except its shards
 MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, PREPROCESSOR, *OF_SENTENCES, *BESIDE, *SPELLINGS)
-# what a folder of the hub may have of these: none that may hold code
+# files that are downloaded from the hub: none of them can contain code
 PUBLISHED = (CONFIG, WEIGHTS, INDEX, ADAPTER, *COMPANIONS, GENERATION, PREPROCESSOR, *OF_SENTENCES, *SPELLINGS)
 LARGEST_SAMPLES = 1 << 20  # bytes
 MANIFEST, GOLDEN = "txport.json", "golden.npz"  # of a bundle
@@ -55,40 +55,40 @@ SHIPPED = Path(__file__).parent
 
 
 def shipped() -> list[str]:
-    """Names of the checkpoints that come with txport."""
+    """Return the names of the checkpoints that ship with txport."""
     return sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}"))
 
 
 def is_shipped(name: str) -> bool:
-    """Whether `name` means a checkpoint that ships: only a folder that holds one too stands in the way, no bundle."""
+    """Return True if `name` is a shipped checkpoint and no local checkpoint folder has this name."""
     return name in shipped() and not any((Path(name) / file).is_file() for file in (WEIGHTS, INDEX))
 
 
 def is_of_hub(name: str) -> bool:
-    """Whether `name` means a checkpoint on Hugging Face's hub: no folder of this name is here."""
+    """Return True if `name` is a name on Hugging Face's hub and there is no local folder of this name."""
     return hub.is_hub_name(name) and not Path(name).is_dir()
 
 
 def preset_name(name: str) -> str | None:
-    """`base` of `preset:base`; None for any other name."""
+    """Return `base` for `preset:base`; None for any other name."""
     return name.removeprefix(PRESET) if name.startswith(PRESET) else None
 
 
 def code_name(name: str) -> tuple[Path, str] | None:
-    """The file and the variable of `model.py:NAME`; None for any other name."""
+    """Return the file and the variable of `model.py:NAME`; None for any other name."""
     found = CODE.fullmatch(name)
     return None if found is None else (Path(found[1]), found[2])
 
 
 def presets() -> Mapping[str, Config]:
-    """Published sizes of all architectures, which are PyTorch modules; `UnavailableError` where that is not here."""
+    """Return the presets of all architectures; raise `UnavailableError` if PyTorch is not installed."""
     with needed("txport[export]", "a preset"):
         from txport.models import architecture
     return architecture.presets()
 
 
 def preset_config(preset: str) -> Config:
-    """The config of a preset; `CheckpointError` if there is none of this name."""
+    """Return the config of a preset; raise `CheckpointError` if there is none of this name."""
     known = presets()
     if preset not in known:
         raise CheckpointError(f"unknown preset {preset!r}; there are {', '.join(known)}")
@@ -96,7 +96,10 @@ def preset_config(preset: str) -> Config:
 
 
 def find_folder(name: str) -> Path:
-    """The folder of a checkpoint given by path, by shipped name, or by its name on the hub, which is downloaded."""
+    """Return the folder of a checkpoint by path, by shipped name, or by its name on the hub (downloaded).
+
+    Raises `CheckpointError` if there is no checkpoint, `UnsupportedError` for a file of code.
+    """
     if code_name(name):
         raise UnsupportedError(f"{name} is code, which runs only if you trust it: give --trust-code (trust_code=True)")
     folder = SHIPPED / name if is_shipped(name) else Path(name)
@@ -119,7 +122,7 @@ def find_folder(name: str) -> Path:
 
 
 def _require_no_file(path: Path) -> None:
-    """Say what to give in place of a file: its folder, or what it has."""
+    """Raise an error for a path that is a file, with advice on what to name instead."""
     if path.suffix == ".py":
         raise UnsupportedError(f"{path} is a file of code; give {path}:NAME, the adapter in it")
     if path.is_file() and path.suffix == GGUF:
@@ -129,7 +132,7 @@ def _require_no_file(path: Path) -> None:
 
 
 def _require_whole(folder: Path) -> None:
-    """Raise `CheckpointError` for an adapter of PEFT, and for GGUF, where no other weights lie beside them."""
+    """Raise `CheckpointError` for an adapter of PEFT and for GGUF, unless other weights are in the folder."""
     names = [path.name for path in folder.glob("*")]
     if {RULES, WEIGHTS, INDEX, PICKLE, PICKLE_INDEX} & set(names) or any(any(folder.glob(mark)) for mark in TRAINERS):
         return
@@ -142,7 +145,7 @@ def _require_whole(folder: Path) -> None:
 
 
 def _peft(path: Path) -> str:
-    """What an adapter of PEFT is, and how it becomes a checkpoint."""
+    """Return a description of an adapter of PEFT, with advice on how to make a checkpoint of it."""
     try:
         values = read_json(path)
     except DocumentError:
@@ -155,7 +158,7 @@ def _peft(path: Path) -> str:
 
 
 def draft_advice(folder: Path) -> str:
-    """What to do with a folder that has weights and nothing that says what they are."""
+    """Return advice for a folder that has weights without a config; empty if it has no weights."""
     try:
         weight_files(folder)
     except CheckpointError:
@@ -164,9 +167,10 @@ def draft_advice(folder: Path) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Where the weights of a checkpoint are: one file, or those that an index names; `CheckpointError` if one lacks.
+    """Return the files with the weights of a checkpoint: one file, or the shards of an index.
 
-    What `txport.toml` names comes first, then safetensors, then pickles: of transformers, or the only one there.
+    Files named in `txport.toml` come first, then safetensors, then the pickles of transformers, then the only pickle of
+    the folder. Raises `CheckpointError` if a file is missing.
     """
     if (folder / RULES).is_file() and (named := _named(folder)):
         return named
@@ -184,7 +188,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _named(folder: Path) -> list[Path]:
-    """The files that `txport.toml` names; none if it names none."""
+    """Return the files that `txport.toml` names as weights; empty if it names none."""
     try:
         values = read_toml(folder / RULES).get("weights", [])
     except DocumentError as error:
@@ -199,7 +203,7 @@ def _named(folder: Path) -> list[Path]:
 
 
 def _shards(folder: Path, index: str) -> list[Path]:
-    """The files of an index, all of which are there."""
+    """Return the files of an index; raise `CheckpointError` if one is missing."""
     try:
         places = read_json(folder / index)["weight_map"]
         names = sorted(set(places.values()))
@@ -216,7 +220,7 @@ def _shards(folder: Path, index: str) -> list[Path]:
 
 
 def digest(name: str) -> str:
-    """One SHA-256 over all that makes a checkpoint."""
+    """Return a SHA-256 over all files that belong to a checkpoint, or over the config of a preset."""
     if preset := preset_name(name):
         return hash_of({"preset": preset, "config": repr(preset_config(preset))})
     folder = find_folder(name)
@@ -224,18 +228,18 @@ def digest(name: str) -> str:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files that make a checkpoint, those of its weights included."""
+    """Return the files that belong to a checkpoint, its weights included."""
     marks = [*MAKING, *(more for mark, others in WITH.items() if any(folder.glob(mark)) for more in others)]
     found = [path for mark in marks for path in sorted(folder.glob(mark)) if path.is_file()]
     try:
         weights = weight_files(folder)
-    except CheckpointError:  # which is told where they are read
+    except CheckpointError:  # reported when the weights are read
         weights = []
     return list(dict.fromkeys([*found, *weights]))
 
 
 def label(name: str) -> str:
-    """What a bundle calls the checkpoint that it was made from: a name, never a path of this machine."""
+    """Return the name of a checkpoint as a bundle stores it: never a path of this machine."""
     if code := code_name(name):
         return f"{code[0].name}:{code[1]}"
     return name if preset_name(name) or is_shipped(name) or is_of_hub(name) else Path(name).resolve().name

@@ -1,6 +1,6 @@
 """Interface between parts and targets: memory layout, masks and caches.
 
-`PlainOps` is the one of PyTorch and of portable graphs. Other targets define theirs beside their exporters.
+`PlainOps` implements it for PyTorch and for portable graphs. Other targets define theirs next to their exporters.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Ops(Protocol):
     """
 
     def lay_out(self, x: Tensor) -> Tensor:
-        """Token ids (B, T) or vectors (B, T, D) in the target's layout: (B, T, ...) or (B x T, ...)."""
+        """Return token ids (B, T) or vectors (B, T, D) in the target's layout: (B, T, ...) or (B x T, ...)."""
         ...
 
     def whole(self, x: Tensor) -> Tensor:
-        """Activations (..., D) -> (B, T, D)."""
+        """Return activations (..., D) as (B, T, D)."""
         ...
 
     def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
-        """Activations plus the row of a table (longest, D) for each token's position."""
+        """Add row `position + offset` of a table (longest + offset, D) to the activations of each token."""
         ...
 
     def together(self, x: Tensor, *maps: Linear) -> tuple[Tensor, ...]:
@@ -41,7 +41,7 @@ class Ops(Protocol):
         ...
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
-        """Attention output before the output projection: (..., D) -> (..., N x H)."""
+        """Return the attention output before the output projection: (..., D) -> (..., N x H)."""
         ...
 
 
@@ -100,7 +100,7 @@ class PlainOps:
         return mixed.transpose(1, 2).flatten(2)
 
     def _kept(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """New keys and values behind those in the cache, which grows, where there is one."""
+        """Append new keys and values to the cache, if there is one, and return all of them."""
         if (layer, "row", "key") not in self._caches:
             return key, value
         return self._grow(layer, "key", key), self._grow(layer, "value", value)
@@ -124,7 +124,7 @@ class PlainOps:
         return mixed_heads
 
     def _mask_of(self, part: Attention, key: Tensor) -> Tensor | None:
-        """What hides places from an attention over the row's own; that of a window is made once for all its layers."""
+        """Return the additive mask of self-attention; the mask of a window is computed once for all its layers."""
         if part.window is None:
             return self.mask
         if part.window not in self._masks:
@@ -133,7 +133,7 @@ class PlainOps:
         return self._masks[part.window]
 
     def _distances(self, key: Tensor) -> Tensor:
-        """How far each key lies behind each query: (T, S); the queries are the last of them."""
+        """Return the relative positions key - query: (T, S); the queries have the last T positions."""
         size = key.shape[2]
         new = self.places.shape[-1]
         places = torch.arange(size, device=key.device)
@@ -141,22 +141,22 @@ class PlainOps:
 
 
 def padding_mask(lengths: Tensor, size: int) -> Tensor:
-    """True where a position lies within its row's length: (B,) -> (B, size)."""
+    """Return a mask that is True at positions within each row's length: (B,) -> (B, size)."""
     return torch.arange(size, device=lengths.device)[None, :] < lengths[:, None]
 
 
 def causal_mask(length: int, past: int, device: torch.device) -> Tensor:
-    """True where new token t may see position s, its own and all before: -> (length, past + length)."""
+    """Return a mask (length, past + length): True where new token t may attend to position s, up to its own."""
     new = torch.arange(past, past + length, device=device)
     return torch.arange(past + length, device=device)[None, :] <= new[:, None]
 
 
 def before_mask(length: int, past: int, device: torch.device) -> Tensor:
-    """True where position s lies before new token t: -> (length, past + length)."""
+    """Return a mask (length, past + length): True where position s is before new token t."""
     new = torch.arange(past, past + length, device=device)
     return torch.arange(past + length, device=device)[None, :] < new[:, None]
 
 
 def source_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """What is added to scores over a source of which some places are real (B, S): (B, 1, 1, S); None if all are."""
+    """Return the additive mask (B, 1, 1, S) for padded sources, of a mask (B, S) that is False on padding."""
     return None if mask is None else additive(mask, dtype)[:, None, None, :]

@@ -1,4 +1,4 @@
-"""How a published encoder of sentences makes one vector of a text: the folders that sentence-transformers writes."""
+"""Pooling of published sentence encoders, read from the folders that sentence-transformers writes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from txport.system.documents import DocumentError, read_json_list
 PACKAGE = "sentence_transformers."
 FLAG = "pooling_mode_"
 MODES = {"cls": "first", "cls_token": "first", "mean": "mean", "mean_tokens": "mean"}
-DEFAULT_MODE = "mean_tokens"  # where nothing is said of it
+DEFAULT_MODE = "mean_tokens"  # if the file does not set it
 
 
 def pooling_defaults(folder: Path, facts: Facts) -> dict[str, Any]:
-    """The pooling of `modules.json` and whether vectors get the length 1; nothing where there is no such file.
+    """Return `pooling` and `normalize` (vectors of length 1) by `modules.json`; empty if there is no such file.
 
-    Raises `ConfigError` for modules, or a pooling, that nothing here expresses.
+    Raises `ConfigError` for modules or a pooling that are not supported.
     """
     if not is_of_sentences(folder):
         return {}
@@ -41,7 +41,10 @@ def pooling_defaults(folder: Path, facts: Facts) -> dict[str, Any]:
 
 
 def longest_sentence(folder: Path) -> int | None:
-    """The most tokens of a text that an encoder of sentences looks at, if its folder says so."""
+    """Return the maximum number of tokens of a text for a sentence encoder; None if its folder does not set it.
+
+    Raises `ConfigError` for settings that are not supported.
+    """
     if (folder / SENTENCES_TOO).is_file() and (name := read_config(folder / SENTENCES_TOO).get("default_prompt_name")):
         raise ConfigError(f"{folder / SENTENCES_TOO}: default_prompt_name {quoted(name)} is not supported")
     if not (folder / SENTENCES).is_file():
@@ -57,12 +60,12 @@ def longest_sentence(folder: Path) -> int | None:
 
 
 def is_of_sentences(folder: Path) -> bool:
-    """Whether sentence-transformers wrote a folder."""
+    """Return True if sentence-transformers wrote the folder."""
     return (folder / MODULES).is_file()
 
 
 def require_pooling(values: Mapping[str, Any], facts: Facts) -> None:
-    """Raise `UnsupportedError` for values of a bundle that are no pooling, or of a model without vectors."""
+    """Raise `UnsupportedError` if a bundle's pooling values are invalid, or if its model can't embed."""
     if not values:
         return
     if facts.ability != "embed" or values.keys() != {"pooling", "normalize"}:
@@ -72,7 +75,7 @@ def require_pooling(values: Mapping[str, Any], facts: Facts) -> None:
 
 
 def _modules(path: Path) -> Sequence[tuple[str, str]]:
-    """The kind and the folder of each module, in their order."""
+    """Return the kind and the folder of each module, in order."""
     try:
         found = [(str(each["type"]), each["path"]) for each in read_json_list(path)]
     except (DocumentError, LookupError, TypeError) as error:
@@ -85,7 +88,7 @@ def _modules(path: Path) -> Sequence[tuple[str, str]]:
 
 
 def _pooling(path: Path, facts: Facts) -> str:
-    """The one way of pooling that is switched on."""
+    """Return the only pooling mode that is enabled; raise `ConfigError` for none, several or unsupported ones."""
     values = read_config(path)
     width = values.get("word_embedding_dimension", values.get("embedding_dimension", facts.width))
     if width != facts.width:

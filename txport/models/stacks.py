@@ -1,4 +1,4 @@
-"""What models of a task have in common: stacks of layers, made by the factories of an architecture."""
+"""Base classes of encoder-decoder and decoder-only models: stacks of layers, built by an architecture's factories."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Tied = Literal["all", "none", "target", "embeddings"]
 
 
 class EncoderDecoder(Model):
-    """An encoder and a decoder, each an embedding, layers and a last norm, and a projection to the vocabulary.
+    """An encoder and a decoder, each with embedding, layers and final norm, and a projection to the vocabulary.
 
-    `embedding` and `layer` make the parts of either side, `final_norm` what ends a stack. A model that reads no tokens
-    has a `source_embedding` of its own. `tied` says which of the
-    source embedding, the target embedding and the projection are one matrix: all three, the last two ("target"), the
-    first two ("embeddings") or none. The decoder's states are multiplied by `scale` before the projection; the
-    outputs are logits or their log-softmax.
+    `embedding`, `layer` and `final_norm` create the parts of each stack. `source_embedding` creates a different input
+    layer for the encoder, for models that read features. `tied` states which matrices are shared: "all" (source
+    embedding, target embedding and projection), "target" (target embedding and projection), "embeddings" (both
+    embeddings) or "none". The decoder's states are multiplied by `scale` before the projection. Outputs are logits, or
+    their log-softmax if `log_probs` is True.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class EncoderDecoder(Model):
         config: Config,
         facts: Facts,
         *,
-        embedding: Callable[[int], Embedding],  # size of the vocabulary -> a new one
+        embedding: Callable[[int], Embedding],  # size of the vocabulary -> a new embedding
         layer: Callable[[Side], Layer],
         final_norm: Callable[[], nn.Module],
         layers: tuple[int, int],  # of the encoder, of the decoder
@@ -86,7 +86,7 @@ class EncoderDecoder(Model):
         return cast(Attention, cast(Layer, self.decoder[layer]).cross_attention)
 
     def _tie(self, tied: str) -> None:
-        """Let the projection and the embeddings be one matrix where they are."""
+        """Share the matrices of projection and embeddings that `tied` states."""
         if tied in ("all", "target"):
             self.projection.weight = self.target_embedding.tokens.weight
         if tied in ("all", "embeddings"):
@@ -94,10 +94,11 @@ class EncoderDecoder(Model):
 
 
 class DecoderOnly(Model):
-    """An embedding, layers and a last norm, and a projection to the vocabulary: a causal model.
+    """A causal model: embedding, layers, final norm, and a projection to the vocabulary.
 
-    `layer` makes each layer. `tied` says whether the projection is the embedding itself. `embedding_out` maps what the
-    last norm gives to the size of the tokens' vectors, where that is not D. `logit_cap` is applied to the logits.
+    `layer` creates each layer. If `tied` is True, projection and embedding share one matrix. `embedding_out` projects
+    the output of the final norm to the size of the token embeddings, if that is not D. `logit_cap` is applied to the
+    logits.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ def seq2seq_facts(
     has_plain_logits: bool,
     speech: Speech | None = None,
 ) -> Facts:
-    """Of an encoder-decoder whose decoder layers cache as many heads of keys and values as they have of queries."""
+    """Return the facts of an encoder-decoder whose decoder layers cache `heads` heads of keys and values."""
     owners: Sequence[Literal["row", "source"]] = ("row", "source")
     caches = (key_values(decoder_layers, owner, heads, head_size) for owner in owners)
     return Facts(
@@ -177,7 +178,7 @@ def causal_facts(
     has_plain_logits: bool = True,
     windows: tuple[int, ...] = (),
 ) -> Facts:
-    """Of a decoder-only model whose layers all cache as many heads of keys and values."""
+    """Return the facts of a decoder-only model whose layers all cache `key_heads` heads of keys and values."""
     return Facts(
         task="causal",
         width=width,

@@ -1,1 +1,1 @@
-"""Modules of the user's own that no architecture expresses: what their adapters are, and how they run."""
+"""Adapters: descriptions of users' modules that no architecture supports, and the code that runs these modules."""

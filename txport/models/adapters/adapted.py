@@ -1,4 +1,4 @@
-"""A module of the user's own behind the runs of `Model`, so that graphs, runtimes and proof take it for one."""
+"""A user's module with the interface of `Model`, so that exporters, runtimes and proof can use it like one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from txport.models.model import Decoded, Memory, Model
 from txport.models.ops import before_mask, causal_mask
 from txport.system.machine import is_out_of_memory
 
-LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))  # of which no line is the user's
+LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))  # folders without code of the user's
 
 
 class Widening(TorchFunctionMode):
-    """Code that asks for float32 by name gets float64: so a reference in float64 is one to its end."""
+    """Replace float32 by float64 in the user's code, so that a reference in float64 has no step in float32."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
         """See `TorchFunctionMode`."""
@@ -38,9 +38,9 @@ def _widened(value: Any) -> Any:
 
 
 class Adapted(Model):
-    """A module with its adapter. Parameters and buffers have the names that the module has for them.
+    """A module with its adapter. Parameters and buffers have the names that they have in the module.
 
-    PyTorch's fast path for its own Transformer layers is off: it leaves out padding, and so computes something else.
+    PyTorch's fast path for its own Transformer layers is off, because it skips padding and computes other outputs.
     """
 
     def __init__(self, module: nn.Module, adapter: Adapter) -> None:
@@ -50,7 +50,7 @@ class Adapted(Model):
 
     @torch.inference_mode()
     def probe(self) -> None:
-        """Run everything once, in the type of the weights; `CheckpointError` where that can't be."""
+        """Run all functions of the adapter once, in the dtype of the weights; raise `CheckpointError` if one fails."""
         ids = torch.zeros(2, 4, dtype=torch.long)
         if self.facts.task == "causal":
             self.extend(ids, torch.ones_like(ids).bool(), torch.arange(4).expand(2, 4), self.empty_state(2))
@@ -69,7 +69,7 @@ class Adapted(Model):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes in."""
+        """The dtype of the weights, in which the module computes."""
         return next(each.dtype for each in self.parameters() if each.is_floating_point())
 
     def empty_state(self, rows: int) -> dict[StateTensor, Tensor]:
@@ -136,7 +136,7 @@ class Adapted(Model):
         return next(tensor.shape[2] for each, tensor in state.items() if each.owner == "row")
 
     def _source_state(self, memory: Memory, state: Mapping[StateTensor, Tensor]) -> dict[StateTensor, Tensor]:
-        """Keys and values of the source, as far as they are not there; zeros where the adapter has none."""
+        """Compute the keys and values of the source that are not cached yet; zeros if the adapter has no `project`."""
         tensors = self.facts.owned("source")
         rest = memory.states[:, state[tensors[0]].shape[2] :]
         if self.adapter.project is None:
@@ -150,7 +150,7 @@ class Adapted(Model):
     def _step(
         self, tokens: Tensor, places: Tensor, seen: Tensor, state: Mapping[StateTensor, Tensor], given: dict[str, Any]
     ) -> tuple[Tensor, dict[StateTensor, Tensor]]:
-        """Logits of the new tokens, and the rows' own tensors of the state."""
+        """Return the logits of the new tokens, and the state tensors that belong to each row."""
         assert self.adapter.step is not None
         own = self.facts.owned("row")
         if not self.adapter.has_caches:
@@ -166,7 +166,7 @@ class Adapted(Model):
     def _recompute(
         self, tokens: Tensor, places: Tensor, seen: Tensor, state: Mapping[StateTensor, Tensor], given: dict[str, Any]
     ) -> tuple[Tensor, dict[StateTensor, Tensor]]:
-        """The state is the tokens so far, each as two numbers, from which everything is computed anew."""
+        """Run a module without caches on all tokens so far, which the state stores as two numbers per token."""
         assert self.adapter.step is not None
         high, low = self.facts.owned("row")
         past = state[high][:, 0, :, 0].long() * DIGIT + state[low][:, 0, :, 0].long()
@@ -181,7 +181,7 @@ class Adapted(Model):
         return logits[:, past.shape[1] :], dict(zip((high, low), digits, strict=True))
 
     def _flat(self, function: str, pairs: Any, owner: Owner, rows: int, length: int) -> list[Tensor]:
-        """Keys and values one after the other, each as the adapter says."""
+        """Return pairs of keys and values as a flat list; raise `CheckpointError` for unexpected numbers or shapes."""
         tensors = self.facts.owned(owner)
         layers = len(tensors) // 2
         try:
@@ -198,7 +198,7 @@ class Adapted(Model):
         return found
 
     def _require(self, function: str, what: str, value: Any, dims: Sequence[int | str], shape: tuple[int, ...]) -> None:
-        """`CheckpointError` for another shape or type than the adapter says; lengths of a trace are not known."""
+        """Raise `CheckpointError` for an unexpected shape or dtype; skipped in a trace, where lengths are unknown."""
         if torch.compiler.is_exporting():
             return
         if not isinstance(value, Tensor):
@@ -212,7 +212,7 @@ class Adapted(Model):
 
     @contextlib.contextmanager
     def _running(self, function: str) -> Iterator[None]:
-        """Whatever the user's code raises, as `CheckpointError` with its line; a trace has errors of its own."""
+        """Convert errors of the user's code to `CheckpointError` with the line; errors of a trace stay as they are."""
         try:
             with computing(self.dtype):
                 yield
@@ -226,13 +226,13 @@ class Adapted(Model):
 
     @property
     def class_name(self) -> str:
-        """The class of the module."""
+        """The name of the module's class."""
         return type(self.module).__name__
 
 
 @contextlib.contextmanager
 def computing(dtype: torch.dtype) -> Iterator[None]:
-    """A run of code of the user's: the same kernels for every batch, and in float64 nothing in float32."""
+    """Run the user's code with the same kernels for every batch; in float64, replace float32 by float64."""
     default = torch.get_default_dtype()
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -249,7 +249,7 @@ def computing(dtype: torch.dtype) -> Iterator[None]:
 
 
 def line_of(error: BaseException) -> str:
-    """The last line of the user's own code on the way to an error, in brackets; nothing if there is none."""
+    """Return the last line of the user's code in an error's traceback, in brackets; empty if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [each for each in frames if not each.filename.startswith((*LIBRARIES, "<"))]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
@@ -261,7 +261,7 @@ def _pairs(tensors: Iterable[Tensor]) -> tuple[tuple[Tensor, Tensor], ...]:
 
 
 def _shapes(found: Sequence[int], shape: Sequence[int], dims: Sequence[int | str]) -> tuple[str, str]:
-    """What was found and what was expected, with the letters of `dims` for lengths that are the same."""
+    """Return the found and the expected shape as text, with the letters of `dims` for lengths that are equal."""
     if len(found) != len(shape):
         return f"({', '.join(map(str, found))})", f"({', '.join(map(str, dims))})"
     pairs = zip(found, shape, dims, strict=True)

@@ -1,4 +1,4 @@
-"""What an adapter says of a module of the user's own: its facts, and how it encodes and steps. Needs no torch.
+"""Adapters: facts about a user's module, and functions that run it. Does not import PyTorch.
 
 Letters: B rows, S source length, T new tokens, P past tokens, G heads of a cache, H their size, D width, V vocabulary.
 """
@@ -32,30 +32,31 @@ if TYPE_CHECKING:
 
     Pairs = Sequence[tuple[Tensor, Tensor]]
 
-SHORTEST = 8  # tokens that the longest sequence has at least: a trace needs several lengths within it
-DIGIT = 1024  # a token that is kept in place of caches is two numbers below this, or about it: exact in fp16 too
+SHORTEST = 8  # minimum of the longest sequence, in tokens: a trace needs several lengths below it
+DIGIT = 1024  # without caches, the state has id // DIGIT and id % DIGIT of each token, which are exact in fp16 too
 MOST_TOKENS = 2048 * DIGIT
 
 
 class StepInputs(NamedTuple):
-    """What a step reads: `ids` and whatever follows from them, the caches, and what was encoded.
+    """Inputs of a step: new tokens with positions and mask, the caches, and the encoded source.
 
-    `seen` is True where a new token may look: at itself and at all before it, padding left out; a token of padding sees
-    itself, so that no row of attention is empty. A module without caches is given all tokens so far, and no `past`.
+    `seen` is the attention mask: True where a new token may attend, which is to itself and to all earlier tokens
+    without padding. A padding token attends to itself, so that no row is empty. A module without caches gets all tokens
+    so far, and no `past`.
     """
 
     ids: Tensor  # (B, T) int64
-    positions: Tensor  # (B, T) int64: the place of each in its row, padding not counted
+    positions: Tensor  # (B, T) int64: the position of each token in its row, padding not counted
     seen: Tensor  # (B or 1, 1, T, P + T) bool
-    past: Pairs = ()  # of each layer, keys and values (B, G, P, H)
-    source: Tensor | None = None  # (B, S, D), as `encode` gave it
+    past: Pairs = ()  # keys and values of each layer: (B, G, P, H)
+    source: Tensor | None = None  # (B, S, D), the output of `encode`
     source_seen: Tensor | None = None  # (B, 1, 1, S) bool, False on padding
-    source_past: Pairs = ()  # of each layer, keys and values (B, G, S, H), as `project` gave them
+    source_past: Pairs = ()  # keys and values of each layer: (B, G, S, H), the outputs of `project`
 
 
 @dataclass(frozen=True)
 class Cache:
-    """The keys and values of one layer, (B, heads, length, size) each; values of another size have `value_size`."""
+    """The cache of one layer: keys (B, heads, length, size), values the same or with `value_size` as their size."""
 
     heads: int
     size: int
@@ -64,17 +65,17 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig(Config):
-    """What a manifest says of a module that has no config: the name of its class."""
+    """The config of a user's module in a manifest: the name of its class."""
 
     module: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """How a module is run; `seq2seq`, `causal` and `encoder` make one.
+    """Describes how a user's module is run; created by `seq2seq`, `causal` or `encoder`.
 
-    `load` gives the module with its weights, for commands that are given a file of code; `folder` has the tokenizers
-    and samples that go into the bundle.
+    `load` returns the module with its weights, for commands that accept a file of code. `folder` contains the
+    tokenizers and samples for the bundle. Raises `ConfigError` for invalid values.
     """
 
     facts: Facts
@@ -104,7 +105,7 @@ class Adapter:
                 raise ConfigError(f"a vocabulary of more than {MOST_TOKENS} needs caches, got {side.size}")
 
     def functions(self) -> list[Callable[..., Any]]:
-        """Those that run the module."""
+        """Return the functions that run the module: `encode`, `project` and `step`, as far as they are set."""
         return [each for each in (self.encode, self.project, self.step) if each is not None]
 
 
@@ -121,15 +122,15 @@ def seq2seq(
     load: Callable[[], Any] | None = None,
     folder: str | Path | None = None,
 ) -> Adapter:
-    """An encoder and a decoder; `width` is the D of the encoder's output.
+    """Return the adapter of an encoder-decoder; `width` is the size D of the encoder's output.
 
-    `encode(module, ids, mask)` -> states (B, S, D), of ids (B, S) and a mask (B, S) bool that is False on padding.
-    `step(module, inputs)`, of `StepInputs` -> logits (B, T, V) and the grown caches, a pair (B, G, P + T, H) for each
-    of `caches`; without `caches` -> logits of all tokens so far.
-    `project(module, states)`, if there is one, -> keys and values of the source, a pair (B, G, S, H) for each of
-    `source_caches`, each place from that place of the states alone: they are computed once for a source.
+    `encode(module, ids, mask)` -> states (B, S, D), for ids (B, S) and a mask (B, S) bool that is False on padding.
+    `step(module, inputs)`, with `StepInputs` -> logits (B, T, V) and the grown caches: a pair (B, G, P + T, H) for each
+    of `caches`. Without `caches`, it returns only the logits of all tokens so far, (B, P + T, V).
+    `project(module, states)`, optional -> keys and values of the source: a pair (B, G, S, H) for each of
+    `source_caches`. They are computed once per source, so each position must depend only on its own state.
 
-    Raises `ConfigError` for what does not go together.
+    Raises `ConfigError` for invalid or inconsistent arguments.
     """
     if (project is None) != (source_caches is None):
         raise ConfigError("project gives the source_caches: give both or none of them")
@@ -153,7 +154,7 @@ def causal(
     load: Callable[[], Any] | None = None,
     folder: str | Path | None = None,
 ) -> Adapter:
-    """A decoder that goes on from a prompt; `step` is that of `seq2seq`, without anything of a source."""
+    """Return the adapter of a causal model; `step` and `caches` are as in `seq2seq`, without a source."""
     own = _tensors("row", [Cache(1, 1)] if caches is None else _several("caches", caches))
     facts = _facts("causal", width, target=tokens, state=own)
     return Adapter(facts=facts, step=step, has_caches=caches is not None, load=load, folder=folder)
@@ -170,13 +171,14 @@ def encoder(
     load: Callable[[], Any] | None = None,
     folder: str | Path | None = None,
 ) -> Adapter:
-    """A model that only encodes.
+    """Return the adapter of an encoder-only model.
 
-    `encode(module, ids, mask)`, as of `seq2seq` -> one tensor, or several by name: (B, ...) with the dims of `outputs`,
-    in which "length" stands for S. By default that is `last_hidden_state`, ("length", width). An output called `logits`
-    is over `labels`, of each text or each token; without labels, over the vocabulary. `function_to_apply` makes scores
-    of the logits over labels, as in pipelines of transformers: "softmax" where labels exclude each other, "sigmoid"
-    where they do not, "none" where a logit is the value that is asked for; by default softmax, of one label sigmoid.
+    `encode(module, ids, mask)`, with the arguments of `seq2seq` -> one tensor, a tuple, or a mapping by name. Each
+    tensor is (B, ...) with the dims of `outputs`, in which "length" stands for S; the default is `last_hidden_state`
+    with ("length", width). An output named `logits` is over `labels`, per text or per token; without `labels`, it is
+    over the vocabulary. `function_to_apply` converts logits over labels to scores, as in pipelines of transformers:
+    "softmax" (exclusive labels), "sigmoid" (independent labels) or "none" (regression). The default is softmax, or
+    sigmoid for a single label. Raises `ConfigError` for invalid or inconsistent arguments.
     """
     dims = {HIDDEN: (LENGTH, width)} if outputs is None else outputs
     if not isinstance(dims, Mapping):
@@ -205,7 +207,7 @@ def _several(what: str, values: Any) -> list[Any]:
 
 
 def _tensors(owner: Owner, caches: Sequence[Cache]) -> tuple[StateTensor, ...]:
-    """The tensors of the state, by layer."""
+    """Return the key tensor and the value tensor of each layer's cache."""
     found = []
     for layer, each in enumerate(caches):
         if not isinstance(each, Cache):

@@ -1,4 +1,4 @@
-"""From a module and its adapter, or a file of the user's code that has both, to a checkpoint."""
+"""Conversion of a user's module with its adapter, or of a file of code that defines both, to a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from txport.system.files import hash_of, sha256
 from txport.system.machine import is_out_of_memory
 
 PACKAGE = Path(__file__).parents[2]
-MODULE = "txport_user_code"  # what Python calls a file of the user's, and the number of its path
+MODULE = "txport_user_code"  # module name of a file of the user's, before the hash of its path
 
 
 def adapt(module: Any, adapter: Any, name: str | None = None) -> Checkpoint:
-    """A copy of a module in float32 on the CPU, ready for inference; `CheckpointError` lists what is wrong with it.
+    """Copy a module to the CPU in float32, for inference, and return it as a checkpoint.
 
-    `name` is what a bundle calls it; by default its class.
+    `name` is its name in a bundle; the default is the name of its class. Raises `UnsupportedError` for arguments of
+    other types, `CheckpointError` for a module that can't be used.
     """
     if not isinstance(module, nn.Module):
         raise UnsupportedError(f"an adapter is for a torch.nn.Module, got a {type(module).__name__}")
@@ -52,7 +53,10 @@ def adapt(module: Any, adapter: Any, name: str | None = None) -> Checkpoint:
 
 
 def load_code(name: str) -> Checkpoint:
-    """The checkpoint that `model.py:NAME` means: the file runs, and its adapter `NAME` loads the module."""
+    """Return the checkpoint for `model.py:NAME`: run the file, and load the module by its adapter `NAME`.
+
+    Raises `CheckpointError` if the code fails or does not define such an adapter.
+    """
     found = code_name(name)
     assert found is not None
     path, variable = found
@@ -69,7 +73,7 @@ def load_code(name: str) -> Checkpoint:
 
 
 def imported(path: Path) -> ModuleType:
-    """A file as a module of its own, which finds those beside it."""
+    """Import a file as a module; it can import modules from its own folder."""
     if not path.is_file():
         raise CheckpointError(f"there is no file {path}")
     name = f"{MODULE}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
@@ -90,10 +94,11 @@ def imported(path: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def at_home(path: Path) -> Iterator[None]:
-    """All that a file of code does, from its import to its last run: modules beside it are found whenever it asks.
+    """Isolate a file of code from its import to its last run; it can import modules from its folder at any time.
 
-    So they are where another folder's modules of the same names were imported before. Afterwards nothing of it is left:
-    its modules and the paths to them, the working directory, types, devices, seeds. What it prints goes to stderr.
+    Modules of the same names from other folders are set aside. On exit, all is restored: modules, `sys.path`, the
+    working directory, default dtype and device, gradient mode and PyTorch's random state. Output to stdout goes to
+    stderr.
     """
     folder = path.resolve().parent
     dtype = torch.get_default_dtype()
@@ -124,7 +129,7 @@ def at_home(path: Path) -> Iterator[None]:
 
 
 def _is_code(module: ModuleType) -> bool:
-    """Whether a module is code of a user's, and of no package that is installed."""
+    """Return True if a module is the user's code, not an installed package."""
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and not file.startswith(LIBRARIES) and "site-packages" not in Path(file).parts
 
@@ -136,7 +141,7 @@ def _file(module: ModuleType) -> Path:
 
 @contextlib.contextmanager
 def running(what: str) -> Iterator[None]:
-    """Whatever the user's code raises, or that it ends the process, as `CheckpointError` with its line."""
+    """Convert errors of the user's code, `SystemExit` included, to `CheckpointError` with the line."""
     try:
         yield
     except (CheckpointError, MemoryError):
@@ -152,14 +157,14 @@ def _copied(module: nn.Module, name: str) -> nn.Module:
         raise CheckpointError(f"{name} has weights without values, on the meta device; load them first")
     try:
         return copy.deepcopy(module).cpu().float().eval()
-    except Exception as error:  # a module can hold anything
+    except Exception as error:  # copying a user's module can raise anything
         if is_out_of_memory(error):
             raise
         raise CheckpointError(f"{name} can't be copied: {type(error).__name__}: {brief(error)}") from error
 
 
 def _check(model: Adapted, name: str) -> None:
-    """A module must have weights, and they must be numbers."""
+    """Raise `CheckpointError` unless a module has floating-point weights and all of them are finite."""
     floats = {key: each for key, each in model.named_parameters() if each.is_floating_point()}
     if not floats:
         raise CheckpointError(f"{name} has no floating-point parameters; an adapter is for a module with weights")
@@ -169,7 +174,7 @@ def _check(model: Adapted, name: str) -> None:
 
 
 def _float64_problem(model: Adapted) -> str:
-    """Why PyTorch can't run a module in float64, that being its fault; `CheckpointError` if not even in fp32."""
+    """Return the error of a run in float64, or "" if there is none; raise `CheckpointError` if even fp32 fails."""
     model.probe()
     try:
         copy.deepcopy(model).double().probe()
@@ -179,7 +184,7 @@ def _float64_problem(model: Adapted) -> str:
 
 
 def _digest(model: Adapted, folder: Path | None) -> str:
-    """One SHA-256 over weights, facts, tokenizers, and the files of code that the module and its adapter come from."""
+    """Return a SHA-256 over weights, facts, tokenizers, and the files of code of the module and its adapter."""
     texts = {} if folder is None else companions_of(folder)
     tensors = dict(model.module.named_buffers()) | dict(model.module.named_parameters())
     return hash_of(
@@ -202,7 +207,7 @@ def _hash_of_tensor(tensor: Tensor) -> str:
 
 
 def sources(model: Adapted) -> list[Path]:
-    """The files of the user's that say how a module runs; none of what was typed into a session."""
+    """Return the files that define the module's classes and its adapter's functions; code without a file has none."""
     own = [type(each) for each in model.module.modules() if not type(each).__module__.startswith("torch.")]
     found = set()
     for each in (*own, *map(inspect.unwrap, model.adapter.functions())):

@@ -1,4 +1,4 @@
-"""The `config.json` by which other programs drive an adapter's graphs: that of a model with such ports."""
+"""The `config.json` by which other programs run an adapter's graphs: that of a model with the same ports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADS = {
 
 
 def published(facts: Facts) -> dict[str, Any]:
-    """As a Marian model, a GPT-2 or a BERT, whose caches have the sizes of the first layer's."""
+    """Return the config of a Marian model, a GPT-2 or a BERT, with the cache sizes of the first layer."""
     if facts.task == "encode":
         return _encoder(facts)
     heads, _, size = facts.owned("row")[0].dims

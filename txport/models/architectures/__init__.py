@@ -1,1 +1,1 @@
-"""One file for each architecture; its name is that of the file (docs/architectures.md tells how to add one)."""
+"""Architectures, one file each; the file's name is the architecture's (docs/architectures.md: how to add one)."""

@@ -1,6 +1,6 @@
-"""A Transformer whose attention over the source scores as Bahdanau, Cho and Bengio 2015 do: v tanh(q + k).
+"""A Transformer with the additive cross-attention of Bahdanau, Cho and Bengio 2015: score = v tanh(q + k).
 
-Queries and keys are projected, and keys of the source cached, as in `transformer`, as is all else.
+Queries and keys are projected, and keys of the source are cached, as in `transformer`. All other parts are the same.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from txport.models.parts import Additive
 
 @dataclass(frozen=True, kw_only=True)
 class AdditiveConfig(TransformerConfig):
-    """As `TransformerConfig`."""
+    """The same fields as `TransformerConfig`."""
 
 
 def build(config: AdditiveConfig) -> Model:
-    """A model of this config; each head has a vector v of its own."""
+    """Build a model of this config; each head has a separate vector v."""
     return Transformer(config, cross=additive)
 
 
 def additive(config: AdditiveConfig) -> Additive:
-    """Scores of queries and keys by a layer of neurons, one for each number of a head."""
+    """Return an additive cross-attention."""
     return Additive(config.heads, config.head_size)
 
 
 def draw(rng: np.random.Generator) -> AdditiveConfig:
-    """A small config of any variant."""
+    """Return a small random config of any variant."""
     return AdditiveConfig(**drawn_values(rng, AdditiveConfig.choices()))
 
 

@@ -1,7 +1,7 @@
-"""The Transformer of "The Annotated Transformer" (Rush 2018; Huang et al. 2022), whose code many models began from.
+"""The Transformer of "The Annotated Transformer" (Rush 2018; Huang et al. 2022), whose code many models are based on.
 
-It differs from the paper that it annotates: norms come before sublayers and at the end of each stack, and divide by the
-unbiased standard deviation plus epsilon; the outputs are log-probs of a projection with a bias.
+It differs from the paper that it annotates: it is pre-norm with a final norm per stack, its norms divide by the
+unbiased standard deviation plus epsilon, its projection has a bias, and its outputs are log-probs.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from txport.models.weights.rules import Drop, Rename
 
 @dataclass(frozen=True, kw_only=True)
 class AnnotatedConfig(Config):
-    """The arguments of its `make_model`, and the tokens of its vocabularies.
+    """The arguments of its `make_model`, and the special tokens of its vocabularies.
 
-    `tied` shares the projection with the target embedding ("target"), with both embeddings ("all") or with neither
-    ("none"). `max_length` is the longest source and the longest target, special tokens included, with which its data
-    loader surrounds both: `add_source_bos` and `add_source_eos` say whether it did so with sources.
+    `tied` shares the projection's matrix with the target embedding ("target"), with both embeddings ("all") or with
+    neither ("none"). `max_length` is the longest source and the longest target in tokens, special tokens included.
+    `add_source_bos` and `add_source_eos` state whether sources began with `bos_id` and ended with `eos_id` in training.
     """
 
     source_vocab_size: int = size()
@@ -64,7 +64,7 @@ class AnnotatedConfig(Config):
 
 
 def facts(config: AnnotatedConfig) -> Facts:
-    """What is true of a model of this config."""
+    """Return the facts about a model of this config."""
     tokens = partial(Tokens, longest=config.max_length, pad=config.pad_id)
     before = (config.bos_id,) if config.add_source_bos else ()
     after = (config.eos_id,) if config.add_source_eos else ()
@@ -80,7 +80,7 @@ def facts(config: AnnotatedConfig) -> Facts:
 
 
 def build(config: AnnotatedConfig) -> Model:
-    """A model of this config."""
+    """Build a model of this config."""
     return EncoderDecoder(
         config,
         facts(config),
@@ -113,7 +113,7 @@ def _layer(config: AnnotatedConfig, side: Side) -> Layer:
 
 
 def hugging_face(config: AnnotatedConfig) -> dict[str, Any]:
-    """As those of `transformer`: no model of transformers is one of these."""
+    """Return the `config.json` of the architecture `transformer`, because transformers has no such model."""
     return transformer.hugging_face(
         transformer.TransformerConfig(
             source_vocab_size=config.source_vocab_size,
@@ -130,7 +130,7 @@ def hugging_face(config: AnnotatedConfig) -> dict[str, Any]:
 
 
 def draw(rng: np.random.Generator) -> AnnotatedConfig:
-    """A small config of any variant."""
+    """Return a small random config of any variant."""
     source, target = (int(each) for each in rng.integers(8, 60, 2))
     tied = str(rng.choice(AnnotatedConfig.choices()["tied"]))
     heads = int(rng.choice([1, 2, 4]))
@@ -149,7 +149,7 @@ def draw(rng: np.random.Generator) -> AnnotatedConfig:
     )
 
 
-# The names of its modules.
+# renames the modules of its code
 WEIGHTS = (
     Drop(r"(src|tgt)_embed\.1\.pe$"),  # sinusoids
     Rename(r"^src_embed\.0\.lut\.", "source_embedding.tokens."),

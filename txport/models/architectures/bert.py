@@ -1,4 +1,4 @@
-"""The encoder of Devlin et al. 2019, "BERT", and its kin (RoBERTa, DistilBERT, MPNet, ELECTRA, ALBERT), with a head."""
+"""The encoder of Devlin et al. 2019, "BERT", and of RoBERTa, DistilBERT, MPNet, ELECTRA and ALBERT, with a head."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ EXCLUSIVE, MULTI_LABEL, REGRESSION = "single_label_classification", "multi_label
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig(Config):
-    """The sizes of one encoder, and what its head gives.
+    """The sizes and options of one encoder, and its head.
 
-    `head` is "hidden" (the last hidden states), "pooled" (these, and the first one through the pooler), "tokens"
-    (logits over the vocabulary at each token, as masked language models give them), "labels" (logits over `labels` for
-    each text), "token_labels" (the same for each token) or "replaced" (the logit of one label for each token, as
-    ELECTRA's discriminator gives it). `problem_type` says of the head "labels" whether they exclude each other, or each
-    is true or not, or stands for a number ("regression"). The table of positions begins with `position_offset` rows
-    that no token has: RoBERTa's has `pad_id` + 1. Texts have up to `max_length` tokens, or `text_length`, if it is not
-    0. `segment` says that a vector of the first segment is added to each token. `pooler` is what comes after the
-    pooler's linear map. Texts begin with `cls_id` and end with `sep_id`.
+    `head` is "hidden" (last hidden states), "pooled" (last hidden states, and the pooler's output for the first token),
+    "tokens" (logits over the vocabulary per token, as of masked language models), "labels" (logits over `labels` per
+    text), "token_labels" (logits over `labels` per token) or "replaced" (the logit of one label per token, as of
+    ELECTRA's discriminator). `problem_type` is for the head "labels": labels are exclusive
+    ("single_label_classification"), independent ("multi_label_classification") or numbers ("regression"). The table of
+    positions begins with `position_offset` unused rows; RoBERTa has `pad_id` + 1. Texts have up to `max_length` tokens,
+    or up to `text_length` if it is not 0. `segment`: add the embedding of token type 0 to each token. `pooler` is the
+    activation after the pooler's linear layer. Texts begin with `cls_id` and end with `sep_id`.
 
-    Where `embedding_size` is not 0, what goes into the first layer is so wide, and a linear map makes `d_model` of it.
-    Of `encoder_layers`, `distinct_layers` have weights of their own, all of them where that is 0; the others repeat
-    them, `repeated` in "runs" of one layer, or in "cycles" of all. Where `buckets` is not 0, distances bias the scores
-    of all layers alike: half of the buckets for each side, of which half are of one distance, and the others shared up
-    to `farthest`.
+    If `embedding_size` is not 0, embeddings have this size, and a linear layer projects them to `d_model`. If
+    `distinct_layers` is not 0, only so many of the `encoder_layers` have separate weights, and the others repeat them:
+    `repeated` is "runs" (0, 0, 1, 1) or "cycles" (0, 1, 0, 1). If `buckets` is not 0, a relative position bias is added
+    to the scores of all layers: each direction has half of the buckets; half of these are for one distance each, the
+    others share the distances up to `farthest`.
     """
 
     vocab_size: int = size(30522)
@@ -108,12 +108,12 @@ class BertConfig(Config):
 
     @property
     def width(self) -> int:
-        """Of what goes into the first layer, or into the map before it."""
+        """Size of the embeddings, before they are projected to `d_model` if they are."""
         return self.embedding_size or self.d_model
 
     @property
     def order(self) -> list[int]:
-        """The distinct layers, as they follow each other."""
+        """The index of the distinct layer that runs as each of the `encoder_layers`."""
         distinct = self.distinct_layers or self.encoder_layers
         if self.repeated == "cycles":
             return [number % distinct for number in range(self.encoder_layers)]
@@ -121,7 +121,7 @@ class BertConfig(Config):
 
 
 def facts(config: BertConfig) -> Facts:
-    """What is true of a model of this config."""
+    """Return the facts about a model of this config."""
     hidden = Output("last_hidden_state", (LENGTH, config.d_model))
     labels = len(config.labels)
     outputs = {
@@ -151,7 +151,7 @@ def facts(config: BertConfig) -> Facts:
 
 
 class Bert(Model):
-    """The encoder, and the parts of its head."""
+    """The encoder with its head."""
 
     config: BertConfig
 
@@ -214,15 +214,15 @@ class Bert(Model):
         return heads[self.config.head]()
 
     def pooled(self, states: Tensor, ops: Ops) -> Tensor:
-        """What stands for a whole text, made of its first token: (..., D) -> (B, D)."""
+        """Return the pooler's output, which is computed from the first token: (..., D) -> (B, D)."""
         return ACTIVATIONS[self.config.pooler](self.pooler(ops.whole(states)[:, 0]))
 
     def token_logits(self, states: Tensor) -> Tensor:
-        """(..., D) -> (..., V)."""
+        """Return the logits over the vocabulary: (..., D) -> (..., V)."""
         return cast(Tensor, self.projection(self.transform_norm(self.transformed(states))))
 
     def transformed(self, states: Tensor) -> Tensor:
-        """What the head of each token begins with: (..., D) -> (..., E)."""
+        """Apply the linear layer and activation at the beginning of a head per token: (..., D) -> (..., E)."""
         return ACTIVATIONS[self.config.activation](self.transform(states))
 
     def _layer(self, bias: RelativeBias | None) -> Layer:
@@ -239,7 +239,7 @@ class Bert(Model):
         return nn.LayerNorm(width, eps=self.config.norm_epsilon)
 
 
-NAMES = {  # of each head, in Hugging Face's library
+NAMES = {  # head -> class name in transformers
     "hidden": "BertModel",
     "pooled": "BertModel",
     "tokens": "BertForMaskedLM",
@@ -250,7 +250,7 @@ NAMES = {  # of each head, in Hugging Face's library
 
 
 def hugging_face(config: BertConfig) -> dict[str, Any]:
-    """As a BERT, which Optimum and transformers.js know."""
+    """Return the `config.json` of a BERT, which Optimum and transformers.js support."""
     return {
         "model_type": "bert",
         "architectures": [NAMES[config.head]],
@@ -266,7 +266,7 @@ def hugging_face(config: BertConfig) -> dict[str, Any]:
 
 
 def draw(rng: np.random.Generator) -> BertConfig:
-    """A small config of any variant."""
+    """Return a small random config of any variant."""
     values: dict[str, Any] = {name: str(rng.choice(allowed)) for name, allowed in BertConfig.choices().items()}
     if values["head"] in LABELLED:
         count = 1 if values["head"] == "replaced" else int(rng.integers(1, 6))
@@ -306,7 +306,7 @@ def draw(rng: np.random.Generator) -> BertConfig:
     )
 
 
-# `bert-base` is the smaller model of Devlin et al. 2019, and what it was trained for; `bert-tiny` is for tests and
+# `bert-base` is the smaller model of Devlin et al. 2019, with the head of its training; `bert-tiny` is for tests and
 # first tries.
 PRESETS = {
     "bert-tiny": BertConfig(

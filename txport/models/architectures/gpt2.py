@@ -16,17 +16,17 @@ from txport.models.facts import Facts, Tokens
 from txport.models.parts import NORMS, Attention, DotProduct, Embedding, FeedForward, Layer, Residual
 from txport.models.stacks import DecoderOnly, causal_facts
 
-VOCABULARY, END = 50257, 50256  # of the byte-level vocabulary of GPT-2
-ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}  # -> by its name in transformers
+VOCABULARY, END = 50257, 50256  # size and end token of the byte-level vocabulary of GPT-2
+ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}  # -> in transformers
 
 
 @dataclass(frozen=True, kw_only=True)
 class GPT2Config(Config):
-    """The sizes and choices of one GPT-2: layer norms before the sublayers and at the end, learned positions.
+    """The sizes and options of one GPT-2: pre-norm with a final norm, LayerNorm, learned positions.
 
-    `max_length` is the longest sequence, the prompt counted. `feed_forward` is 4 D unless it is given. `tied` says
-    whether the projection is the embedding itself. Without `bias`, no linear map has one, and no norm. `pad_id` fills
-    up the prompts of a batch, which no token sees: it may be any token.
+    `max_length` is the longest sequence in tokens, prompt included. `feed_forward` 0 means 4 D. `tied`: projection and
+    token embedding share one matrix. `bias`: linear layers and norms have a bias. `pad_id` pads the prompts of a batch;
+    padding is masked, so it can be any token.
     """
 
     vocab_size: int = size(VOCABULARY)
@@ -62,7 +62,7 @@ class GPT2Config(Config):
 
 
 def facts(config: GPT2Config) -> Facts:
-    """What is true of a model of this config."""
+    """Return the facts about a model of this config."""
     target = Tokens(size=config.vocab_size, longest=config.max_length, pad=config.pad_id, ends=(config.eos_id,))
     return causal_facts(
         width=config.d_model,
@@ -74,7 +74,7 @@ def facts(config: GPT2Config) -> Facts:
 
 
 class GPT2(DecoderOnly):
-    """The whole model."""
+    """The complete model."""
 
     config: GPT2Config
 
@@ -110,7 +110,7 @@ def _norm(config: GPT2Config) -> nn.Module:
 
 
 def hugging_face(config: GPT2Config) -> dict[str, Any]:
-    """As the `GPT2LMHeadModel` that it is."""
+    """Return the `config.json` of a `GPT2LMHeadModel`."""
     return {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -127,7 +127,7 @@ def hugging_face(config: GPT2Config) -> dict[str, Any]:
 
 
 def draw(rng: np.random.Generator) -> GPT2Config:
-    """A small config of any variant."""
+    """Return a small random config of any variant."""
     vocabulary = int(rng.integers(8, 60))
     return GPT2Config(
         vocab_size=vocabulary,
@@ -148,9 +148,9 @@ def _preset(layers: int, heads: int, width: int, positions: int = 2048) -> GPT2C
     return GPT2Config(decoder_layers=layers, heads=heads, d_model=width, max_length=positions)
 
 
-# Layers, heads and width of table 1 of Zhang et al. 2022 ("OPT"), which are those of table 2.1 of Brown et al. 2020
-# with heads that divide the width; 2,048 positions, as both have. `gpt2-125m` is the smallest GPT-2 as it was
-# published, with 1,024. `gpt2-tiny` is for tests and first tries.
+# Layers, heads and width are from table 1 of Zhang et al. 2022 ("OPT"), which are those of table 2.1 of Brown et al.
+# 2020 with heads that divide the width; both have 2,048 positions. `gpt2-125m` is the smallest published GPT-2, which
+# has 1,024 positions. `gpt2-tiny` is for tests and first tries.
 PRESETS = {
     "gpt2-tiny": GPT2Config(vocab_size=64, d_model=32, heads=4, decoder_layers=2, max_length=64, pad_id=0, eos_id=1),
     "gpt2-125m": _preset(12, 12, 768, positions=1024),

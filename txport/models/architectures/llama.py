@@ -1,4 +1,4 @@
-"""The decoder-only Transformer of Touvron et al. 2023, "LLaMA", and its kin: Llama 2 and 3, Qwen, Mistral, Gemma."""
+"""The decoder-only Transformer of Touvron et al. 2023, "LLaMA", and of Llama 2 and 3, Qwen, Mistral and Gemma."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from txport.models.parts import (
 from txport.models.stacks import DecoderOnly, causal_facts
 
 Floats = NDArray[np.float64]
-SCALED = ("linear", "llama3", "yarn")  # for which rotary_factor says how far positions are stretched
+SCALED = ("linear", "llama3", "yarn")  # kinds that need rotary_factor >= 1
 WITH_ORIGINAL = ("dynamic", "llama3", "yarn", "longrope")
 READ_BY = {  # fields of rotary_scaling -> the kinds that read them
     "rotary_factor": ("linear", "llama3", "longrope", "yarn"),
@@ -44,24 +44,24 @@ READ_BY = {  # fields of rotary_scaling -> the kinds that read them
     "rotary_fast": ("yarn",),
     "rotary_slow": ("yarn",),
 }
-RARE = ("unturned_layers", "windows")
+RARE = ("unturned_layers", "windows")  # omitted from JSON if they are empty
 
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(Config):
-    """The sizes and choices of one decoder-only Transformer with rotary positions (Touvron et al. 2023).
+    """The sizes and options of one decoder-only Transformer with rotary positions (Touvron et al. 2023).
 
-    `max_length` is the longest sequence, the prompt counted. `key_heads` is as `heads`, and `head_size` D / N, unless
-    they are given. Queries, keys and values have biases by `attention_bias`, the map behind them by `output_bias`,
-    those of the feed-forward by `feed_forward_bias`. `head_norm` normalises each head of queries and keys before it is
-    turned; `result_norm` normalises what each sublayer gives before it is added. Scores are multiplied by
-    `attention_scale`; 0 stands for one over the root of `head_size`. `attention_cap` bends scores, and `logit_cap`
-    logits, so that none exceeds it; 0 stands for no cap. `tied` says whether the projection is the embedding itself;
-    `scale_embedding` multiplies what is looked up by the root of D. `rotary_*` are the positions: see `frequencies`;
-    those of `rotary_local_layers`, counted from 0, have the base `rotary_local_base` and no scaling, and
-    `unturned_layers` have no positions. `windows` says for each layer how many of the last tokens each token sees, its
-    own counted; 0 stands for all, as an empty list does for all layers. `pad_id` fills up the prompts of a batch, which
-    no token sees: it may be any token. `add_bos` says whether sequences begin with `bos_id`.
+    `max_length` is the longest sequence in tokens, prompt included. `key_heads` 0 means `heads`; `head_size` 0 means
+    D / N. Biases: `attention_bias` for the projections of queries, keys and values, `output_bias` for the output
+    projection of attention, `feed_forward_bias` for the feed-forward. `head_norm` normalises each head of queries and
+    keys before rotation. `result_norm` normalises the output of each sublayer before the residual addition.
+    `attention_scale` multiplies scores; 0 means 1 / sqrt(head_size). `attention_cap` and `logit_cap` are soft caps of
+    scores and logits; 0 means no cap. `tied`: projection and token embedding share one matrix. `scale_embedding`
+    multiplies token embeddings by sqrt(d_model). `rotary_*` are the rotary positions, see `frequencies`;
+    `rotary_local_layers`, counted from 0, use the base `rotary_local_base` without scaling, and `unturned_layers` have
+    no positions. `windows` has the size of the sliding window per layer, in tokens; 0 means full attention, and an
+    empty list means full attention in all layers. `pad_id` pads the prompts of a batch; padding is masked, so it can be
+    any token. `add_bos`: sequences begin with `bos_id`.
     """
 
     vocab_size: int = size()
@@ -112,11 +112,11 @@ class LlamaConfig(Config):
             object.__setattr__(self, "head_size", self.d_model // self.heads)
 
     def to_dict(self) -> dict[str, Any]:
-        """See `Config.to_dict`; without the lists of layers that few models have, where they are empty."""
+        """See `Config.to_dict`; the lists in `RARE` are left out if they are empty."""
         return {name: value for name, value in super().to_dict().items() if value or name not in RARE}
 
     def __repr__(self) -> str:
-        """As of any config, of what `to_dict` has: a preset is known by it."""
+        """Return the `repr` of a dataclass with the fields of `to_dict`: digests of presets are computed from it."""
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.to_dict())})"
 
     def problems(self) -> Iterator[str]:
@@ -141,7 +141,7 @@ class LlamaConfig(Config):
 
 
 def _rotary_problems(config: LlamaConfig) -> Iterator[str]:
-    """What is wrong with the scaling of positions."""
+    """Yield a message for each invalid setting of rotary positions, and of the lists of layers."""
     kind = config.rotary_scaling
     original = config.rotary_original_length
     for name, kinds in READ_BY.items():
@@ -175,14 +175,15 @@ def _rotary_problems(config: LlamaConfig) -> Iterator[str]:
 
 
 def frequencies(config: LlamaConfig) -> tuple[Floats, float]:
-    """How far each pair of a head's numbers turns with each position, (H / 2,) radians, and the factor of what turns.
+    """Return the frequency of each pair of a head's elements, (H / 2,) radians per position, and the scale of `Rotary`.
 
-    "linear" divides all by `rotary_factor` (Chen et al. 2023). "dynamic" is as "none" up to `rotary_original_length`,
-    beyond which it is refused. "llama3" divides those whose wave is longer than the original length over
-    `rotary_low`, none that is shorter than over `rotary_high`, and the ones between by parts. "yarn" (Peng et al.
-    2023) divides by the turns over the original length: none of at least `rotary_fast`, all of at most `rotary_slow`.
-    "longrope" (Ding et al. 2024) divides each by its own of `rotary_divisors`. What is turned is multiplied by
-    `rotary_attention`, or, if that is 0, as yarn and longrope say.
+    `rotary_scaling` changes the frequencies base^(-2i / H). With r = rotations within `rotary_original_length`:
+    "linear" (Chen et al. 2023): all are divided by `rotary_factor`.
+    "dynamic": unchanged, because `max_length` must be at most `rotary_original_length`.
+    "llama3": divided if r <= `rotary_low`, kept if r >= `rotary_high`, interpolated linearly in r between them.
+    "yarn" (Peng et al. 2023): divided if r <= `rotary_slow`, kept if r >= `rotary_fast`, with a linear ramp over pairs.
+    "longrope" (Ding et al. 2024): each is divided by its number in `rotary_divisors`.
+    The scale is `rotary_attention`. If that is 0, the scale is the default of yarn or longrope, and otherwise 1.
     """
     own = speeds(config.rotary_base, config.head_size)
     kind = config.rotary_scaling
@@ -208,7 +209,7 @@ def frequencies(config: LlamaConfig) -> tuple[Floats, float]:
 
 
 def facts(config: LlamaConfig) -> Facts:
-    """What is true of a model of this config."""
+    """Return the facts about a model of this config."""
     target = Tokens(
         size=config.vocab_size,
         longest=config.max_length,
@@ -228,7 +229,7 @@ def facts(config: LlamaConfig) -> Facts:
 
 
 class Llama(DecoderOnly):
-    """The whole model."""
+    """The complete model."""
 
     config: LlamaConfig
 
@@ -280,11 +281,12 @@ def _layer(config: LlamaConfig, rotary: Rotary | None, window: Window | None) ->
 
 
 def hugging_face(config: LlamaConfig) -> dict[str, Any]:
-    """As the model that Optimum and transformers.js know: a Qwen 3 or a Llama, with norms of results a Gemma 3.
+    """Return the `config.json` of a model that Optimum and transformers.js support.
 
-    A Llama with layers that have no positions is a SmolLM3; else one with windows is a Mistral, or a Qwen 2 if some of
-    its layers have none. No such model has windows of several sizes: the largest of them is told, and the graphs have
-    their own. Where heads times their size are not the width, both read the size of a head of a Gemma alone.
+    It is a Gemma 3 with `result_norm`, a Qwen 3 with only `head_norm`, otherwise a Llama. A Llama is replaced by a
+    SmolLM3 if some layers have no positions, else by a Mistral if all layers have windows, or a Qwen 2 if some have.
+    These models have one window size: the largest is written, and the graphs have the actual ones. If heads x head_size
+    is not D, it is a Gemma or Gemma 3, because `head_dim` is read only for these.
     """
     kind, name = PUBLISHED[config.head_norm, config.result_norm]
     some: dict[str, Any] = {}
@@ -301,7 +303,7 @@ def hugging_face(config: LlamaConfig) -> dict[str, Any]:
         kind, name = ("gemma3_text", "Gemma3") if any(config.windows) or config.result_norm else ("gemma", "Gemma")
         some.pop("no_rope_layers", None)
     if kind == "mistral":
-        some = {"sliding_window": some["sliding_window"]}  # whose layers are all alike
+        some = {"sliding_window": some["sliding_window"]}  # all layers of a Mistral are the same
     return {
         "model_type": kind,
         "architectures": [f"{name}ForCausalLM"],
@@ -323,7 +325,7 @@ def hugging_face(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
-# By head_norm and result_norm. No Gemma 2: Optimum believes that its caches have as many heads as its queries.
+# By head_norm and result_norm. Gemma 2 is not used: Optimum assumes that its caches have as many heads as its queries.
 PUBLISHED = {
     (False, False): ("llama", "Llama"),
     (True, False): ("qwen3", "Qwen3"),
@@ -333,7 +335,7 @@ PUBLISHED = {
 
 
 def draw(rng: np.random.Generator) -> LlamaConfig:
-    """A small config of any variant."""
+    """Return a small random config of any variant."""
     values: dict[str, Any] = {name: str(rng.choice(allowed)) for name, allowed in LlamaConfig.choices().items()}
     for name in (each.name for each in dataclasses.fields(LlamaConfig) if each.type == "bool"):
         values[name] = bool(rng.integers(2))
@@ -366,7 +368,7 @@ def draw(rng: np.random.Generator) -> LlamaConfig:
 
 
 def _draw_layers(rng: np.random.Generator, layers: int) -> dict[str, Any]:
-    """What some layers do otherwise: their positions, and windows so short that any sequence is longer."""
+    """Return random per-layer settings: rotary positions, and windows so short that sequences are longer."""
     kinds = rng.choice(["local", "none", "scaled"], layers, p=[0.3, 0.2, 0.5])
     windows: list[int] = rng.choice([0, 1, 2, 5], layers).tolist() if rng.integers(2) else []
     return {

@@ -17,18 +17,18 @@ from txport.models.parts import NORMS, Attention, DotProduct, Embedding, FeedFor
 from txport.models.stacks import DecoderOnly, causal_facts
 from txport.models.weights.rules import Rename
 
-UNUSED_POSITIONS = 2  # rows at the beginning of the table of positions that no token has
-EPSILON = 1e-5  # of norms
+UNUSED_POSITIONS = 2  # unused rows at the beginning of the table of positions
+EPSILON = 1e-5  # epsilon of norms
 
 
 @dataclass(frozen=True, kw_only=True)
 class OPTConfig(Config):
-    """The sizes and choices of one OPT: learned positions, relu, biases, the projection tied to the embedding.
+    """The sizes and options of one OPT: learned positions, relu, biases, projection tied to the embedding.
 
-    `embedding_width` is the size of the tokens' vectors: where it is not D, maps without bias lead from it to D before
-    the first layer and back behind the last; 0 is D. `feed_forward` is 4 D unless it is given. `norm` "pre" is before
-    each sublayer and once more at the end; "post" behind each, as the model of 350m has it. `max_length` is the longest
-    sequence, the prompt counted. Prompts begin with `bos_id`.
+    `embedding_width` is the size of the token embeddings: if it is not D, linear layers without bias project from it to
+    D before the first layer, and back after the last; 0 means D. `feed_forward` 0 means 4 D. `norm` is "pre" (before
+    each sublayer, and a final norm) or "post" (after each sublayer, as in the 350m model). `max_length` is the longest
+    sequence in tokens, prompt included. Prompts begin with `bos_id`.
     """
 
     vocab_size: int = size(50272)
@@ -63,7 +63,7 @@ class OPTConfig(Config):
 
 
 def facts(config: OPTConfig) -> Facts:
-    """What is true of a model of this config."""
+    """Return the facts about a model of this config."""
     target = Tokens(
         size=config.vocab_size,
         longest=config.max_length,
@@ -72,7 +72,7 @@ def facts(config: OPTConfig) -> Facts:
         before=(config.bos_id,),
     )
     return causal_facts(
-        width=config.embedding_width,  # of the states that logits are made of
+        width=config.embedding_width,  # size of the states that are projected to logits
         target=target,
         layers=config.decoder_layers,
         key_heads=config.heads,
@@ -81,7 +81,7 @@ def facts(config: OPTConfig) -> Facts:
 
 
 class OPT(DecoderOnly):
-    """The whole model."""
+    """The complete model."""
 
     config: OPTConfig
 
@@ -121,7 +121,7 @@ def _norm(config: OPTConfig) -> nn.Module:
 
 
 def hugging_face(config: OPTConfig) -> dict[str, Any]:
-    """As the `OPTForCausalLM` that it is."""
+    """Return the `config.json` of an `OPTForCausalLM`."""
     return {
         "model_type": "opt",
         "architectures": ["OPTForCausalLM"],
@@ -140,7 +140,7 @@ def hugging_face(config: OPTConfig) -> dict[str, Any]:
 
 
 def draw(rng: np.random.Generator) -> OPTConfig:
-    """A small config of any variant."""
+    """Return a small random config of any variant."""
     vocabulary = int(rng.integers(8, 60))
     return OPTConfig(
         vocab_size=vocabulary,
@@ -157,7 +157,7 @@ def draw(rng: np.random.Generator) -> OPTConfig:
     )
 
 
-# The names of transformers' OPTForCausalLM.
+# renames the modules of transformers' OPTForCausalLM
 WEIGHTS = (
     Rename(r"^lm_head\.", "projection."),
     Rename(r"^model\.decoder\.", "decoder."),

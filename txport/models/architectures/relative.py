@@ -1,7 +1,7 @@
 """The Transformer of Shaw, Uszkoreit and Vaswani 2018, "Self-attention with relative position representations".
 
-Each layer learns a vector for each distance between two tokens, up to a limit, which stands beside the keys, and
-another beside the values. All else is as in `transformer`; positions need not be added to embeddings.
+Each layer learns a vector per relative position, up to a limit, which is added to the keys, and another, which is added
+to the values. All other parts are as in `transformer`; positions need not be added to embeddings.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from txport.models.parts import DotProduct, RelativeVectors
 
 @dataclass(frozen=True, kw_only=True)
 class RelativeConfig(TransformerConfig):
-    """As `TransformerConfig`, and what is relative in self-attention.
+    """`TransformerConfig`, with relative positions in self-attention.
 
-    From `farthest` tokens on, all distances have one vector. `relative_values` says whether there are vectors for
-    values too, as in the paper, or for keys alone. `positions` are what is added to embeddings besides: nothing there.
+    Distances from `farthest` tokens on share one vector per direction. `relative_values`: there are vectors for values
+    too, as in the paper, not only for keys. `positions` are added to embeddings in addition; the paper has none.
     """
 
     farthest: int = size(16, most=1 << 12)
@@ -32,12 +32,12 @@ class RelativeConfig(TransformerConfig):
 
 
 def build(config: RelativeConfig) -> Model:
-    """A model of this config; the heads of a layer share its vectors, layers have their own."""
+    """Build a model of this config; the heads of a layer share its vectors, and each layer has separate ones."""
     return Transformer(config, own=relative)
 
 
 def relative(config: RelativeConfig) -> DotProduct:
-    """Scores of queries and keys, each key with the vector of its distance."""
+    """Return a self-attention with a vector per relative position for keys, and for values if the config has them."""
     vectors = partial(RelativeVectors, config.head_size, config.farthest)
     return DotProduct(
         config.heads,
@@ -49,7 +49,7 @@ def relative(config: RelativeConfig) -> DotProduct:
 
 
 def draw(rng: np.random.Generator) -> RelativeConfig:
-    """A small config of any variant."""
+    """Return a small random config of any variant."""
     values = drawn_values(rng, RelativeConfig.choices())
     return RelativeConfig(**values, farthest=int(rng.integers(1, 12)), relative_values=bool(rng.integers(2)))
 

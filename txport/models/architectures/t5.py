@@ -1,7 +1,8 @@
 """T5: Raffel et al. 2020, "Exploring the limits of transfer learning with a unified text-to-text Transformer".
 
-Its encoder-decoder has no positions but those that bias the scores of self-attention; norms are RMSNorm, nothing has
-a bias, and scores are not scaled. Versions 1.0 (relu, tied), 1.1 and Flan (gated, not tied) are choices of the config.
+An encoder-decoder with a relative position bias in self-attention and no other positions; norms are RMSNorm, linear
+layers have no bias, and scores are not scaled. Versions 1.0 (relu, tied), 1.1 and Flan (gated, not tied) are options of
+the config.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from txport.models.weights.rules import Drop, Rename
 
 @dataclass(frozen=True, kw_only=True)
 class T5Config(Config):
-    """The sizes and choices of a T5.
+    """The sizes and options of a T5.
 
-    Distances from `buckets` / 2 on (a quarter of `buckets` in the encoder, which looks both ways) share buckets, up to
-    `farthest`, from where on all are in the last. `gated` feed-forwards multiply what is activated with a second
-    linear map. `tied` shares the projection with the embedding, whose states are then scaled by 1 / sqrt(d_model).
-    The model itself has no longest sequence: `max_length` is the longest that is exported, and costs nothing.
+    Distances share buckets from `buckets` / 2 on (`buckets` / 4 in the encoder, which is bidirectional), and all
+    distances from `farthest` on have the last bucket. `gated`: the feed-forward is `GatedFeedForward`. `tied`:
+    projection and embedding share one matrix, and the decoder's states are scaled by 1 / sqrt(d_model). The model has
+    no maximum length: `max_length` is the longest sequence that is exported, at no cost.
     """
 
     vocab_size: int = size(32128)
@@ -71,7 +72,7 @@ class T5Config(Config):
 
 
 def facts(config: T5Config) -> Facts:
-    """What is true of a model of this config: generation starts from the padding token."""
+    """Return the facts about a model of this config: generation starts from the padding token."""
     tokens = partial(Tokens, size=config.vocab_size, longest=config.max_length, pad=config.pad_id)
     return seq2seq_facts(
         width=config.d_model,
@@ -85,7 +86,7 @@ def facts(config: T5Config) -> Facts:
 
 
 def build(config: T5Config) -> Model:
-    """A model of this config; all layers of a stack share the table of its distances."""
+    """Build a model of this config; all layers of a stack share one relative position bias."""
     biases = {
         side: RelativeBias(
             config.heads, config.buckets, config.farthest, config.max_length, both_ways=side == "encoder"
@@ -117,8 +118,8 @@ def _layer(config: T5Config, bias: RelativeBias, side: Side) -> Layer:
 
 
 def hugging_face(config: T5Config) -> dict[str, Any]:
-    """As transformers' own T5; Optimum takes `d_model` over `num_heads` for the size of a head, whatever `d_kv` is."""
-    # what transformers calls gelu in a gated feed-forward is the approximation by tanh
+    """Return the `config.json` of a T5; Optimum computes a head's size as `d_model` / `num_heads`, not from `d_kv`."""
+    # in a gated feed-forward of transformers, "gelu" is the approximation by tanh
     activation = config.activation if config.activation != "gelu_tanh" else "gelu" if config.gated else "gelu_new"
     return {
         "model_type": "t5",
@@ -141,7 +142,7 @@ def hugging_face(config: T5Config) -> dict[str, Any]:
 
 
 def draw(rng: np.random.Generator) -> T5Config:
-    """A small config of any variant."""
+    """Return a small random config of any variant."""
     buckets = 4 * int(rng.integers(1, 5))
     return T5Config(
         vocab_size=int(rng.integers(8, 60)),
@@ -160,9 +161,9 @@ def draw(rng: np.random.Generator) -> T5Config:
     )
 
 
-# The names of transformers' T5ForConditionalGeneration, and of its checkpoints.
+# renames the modules of transformers' T5ForConditionalGeneration, and the tensors of its checkpoints
 WEIGHTS = (
-    Drop(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\."),  # in old files; never used
+    Drop(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\."),  # in old files, but never used
     Rename(r"^(shared|(encoder|decoder)\.embed_tokens)\.", "source_embedding.tokens."),
     Rename(r"^lm_head\.", "projection."),
     Rename(r"^(encoder|decoder)\.final_layer_norm\.", r"\1_norm."),
@@ -182,7 +183,7 @@ WEIGHTS = (
     Rename(r"feed_forward\.wi(_1)?\.", "feed_forward.inner."),
     Rename(r"feed_forward\.wo\.", "feed_forward.outer."),
 )
-# `t5-small` is the published one; `t5-tiny` is for tests and first tries.
+# `t5-small` has the published sizes; `t5-tiny` is for tests and first tries.
 PRESETS = {
     "t5-tiny": T5Config(
         vocab_size=64,

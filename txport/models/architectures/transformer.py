@@ -24,17 +24,15 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gelu_tanh": "gel
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(Config):
-    """The sizes and choices of one encoder-decoder Transformer (Vaswani et al. 2017).
+    """The sizes and options of one encoder-decoder Transformer (Vaswani et al. 2017).
 
-    `norm` places the layer norm before each sublayer ("pre", with one more norm at the end of each
-    stack) or after its residual ("post"). `tied` shares the output projection with the target
-    embedding ("target"), with both embeddings ("all") or with neither ("none"). `max_length` is the
-    longest source and the longest target, in tokens, special tokens included. The table of positions begins with
-    `position_offset` rows that no token has. `final_norm` says whether one more norm ends each stack; for None, it does
-    where norms come first. `head_size` is D / N unless it is given. `output` is what the model
-    gives: logits, or their log-softmax. `add_source_bos` and `add_source_eos` say whether the sources of its training
-    began with the token `bos_id` and ended with the end token; targets always did. They start from `start_id`, or, for
-    None, from `bos_id`.
+    `norm` is "pre" (before each sublayer) or "post" (after its residual). `final_norm`: each stack has a final norm;
+    None means True for "pre" and False for "post". `tied` shares the projection's matrix with the target embedding
+    ("target"), with both embeddings ("all") or with neither ("none"). `max_length` is the longest source and the
+    longest target in tokens, special tokens included. The table of positions begins with `position_offset` unused rows.
+    `head_size` 0 means D / N. `output` is "logits" or "log_probs" (their log-softmax). `add_source_bos` and
+    `add_source_eos` state whether sources began with `bos_id` and ended with `eos_id` in training; targets always end
+    with `eos_id`, and start from `start_id`, or from `bos_id` if that is None.
     """
 
     source_vocab_size: int = size()
@@ -101,7 +99,7 @@ MakeCore = Callable[[Any], "DotProduct | Additive"]
 
 
 def facts(config: TransformerConfig) -> Facts:
-    """What is true of a model of this config."""
+    """Return the facts about a model of this config."""
     pad = config.pad_id
     longest = config.max_length
     source = Tokens(
@@ -125,12 +123,12 @@ def facts(config: TransformerConfig) -> Facts:
 
 
 def dot_product(config: TransformerConfig) -> DotProduct:
-    """Scores of queries and keys, over the square root of the head size."""
+    """Return a dot-product attention that scales scores by 1 / sqrt(head_size)."""
     return DotProduct(config.heads, config.heads, config.head_size**-0.5)
 
 
 class Transformer(EncoderDecoder):
-    """The whole model; `own` makes what scores a row's own tokens in each layer, `cross` what scores the source's."""
+    """The complete model; `own` and `cross` create the cores of each layer's self-attention and cross-attention."""
 
     config: TransformerConfig
 
@@ -180,13 +178,13 @@ def _norm(config: TransformerConfig) -> nn.Module:
 
 
 def _final_norm(config: TransformerConfig) -> nn.Module:
-    """Pre-norm leaves a stack's output unnormalised, so one more norm ends it, where the config says nothing else."""
+    """Return the final norm of a stack; by default pre-norm has one, because it leaves the output unnormalised."""
     has_norm = config.norm == "pre" if config.final_norm is None else config.final_norm
     return _norm(config) if has_norm else nn.Identity()
 
 
 def hugging_face(config: TransformerConfig) -> dict[str, Any]:
-    """As a Marian model, which Optimum and transformers.js know: they take `d_model` over heads for a head's size."""
+    """Return the `config.json` of a Marian model; Optimum and transformers.js take `d_model` / heads as head size."""
     return {
         "model_type": "marian",
         "architectures": ["MarianMTModel"],
@@ -208,7 +206,7 @@ def hugging_face(config: TransformerConfig) -> dict[str, Any]:
 
 
 def draw(rng: np.random.Generator) -> TransformerConfig:
-    """A small config of any variant."""
+    """Return a small random config of any variant."""
     values = drawn_values(rng, TransformerConfig.choices())
     start = int(rng.integers(values["target_vocab_size"])) if rng.integers(2) else None
     final = (None, True, False)[rng.integers(3)]
@@ -216,7 +214,7 @@ def draw(rng: np.random.Generator) -> TransformerConfig:
 
 
 def drawn_values(rng: np.random.Generator, choices: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The values of a small config of any variant that these choices allow."""
+    """Return the values of a small random config of any variant within these choices."""
     values: dict[str, Any] = {name: str(rng.choice(allowed)) for name, allowed in choices.items()}
     for name in ("bias", "output_bias", "embedding_norm", "scale_embedding", "add_source_bos", "add_source_eos"):
         values[name] = bool(rng.integers(2))
@@ -241,8 +239,8 @@ def drawn_values(rng: np.random.Generator, choices: Mapping[str, Sequence[str]])
     return values | sizes
 
 
-# Sizes of table 3 of Vaswani et al. 2017, with the shared 32,000-token vocabulary of its English-French
-# model; `tiny` is for tests and first tries.
+# Sizes are from table 3 of Vaswani et al. 2017, with the shared 32,000-token vocabulary of its English-French model;
+# `tiny` is for tests and first tries.
 PRESETS = {
     "tiny": TransformerConfig(
         source_vocab_size=64,
@@ -259,7 +257,7 @@ PRESETS = {
         source_vocab_size=32000, target_vocab_size=32000, d_model=1024, heads=16, feed_forward=4096, dropout=0.3
     ),
 }
-# The names of `torch.nn.Transformer`, and those that PyTorch's tutorial of translation has for what is around it.
+# renames the modules of `torch.nn.Transformer`, and the modules around it in PyTorch's translation tutorial
 PARTS = ("query.", "key.", "value.")
 WEIGHTS = (
     Drop(r"positional_encoding\.pos_embedding$"),  # sinusoids

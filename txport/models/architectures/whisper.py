@@ -1,9 +1,9 @@
 """Whisper: Radford et al. 2022, "Robust speech recognition via large-scale weak supervision".
 
-A pre-norm encoder-decoder. The encoder reads log-mel spectrograms of 30 seconds, of which two convolutions make half as
-many places as there are frames; both sides have learned tables of positions, and the projection is the embedding.
-Its projections to keys have no bias. Here they have one, of zeros, so that those to queries, keys and values are alike:
-what it adds to the scores of a query is the same for all keys, so that softmax gives the same for any.
+A pre-norm encoder-decoder. The encoder reads log-mel spectrograms of 30 seconds, and two convolutions reduce the frames
+to half as many positions. Both stacks have learned positions, and the projection is tied to the target embedding.
+Whisper's key projections have no bias. Here they have a zero bias, so that the projections of queries, keys and values
+have the same form. Any key bias would add the same number to all scores of a query, which does not change the softmax.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ FRAMES_A_PLACE = 2
 
 @dataclass(frozen=True, kw_only=True)
 class WhisperConfig(Config):
-    """The sizes of a Whisper, the audio that it was trained on, and what its tokens say of speech.
+    """The sizes of a Whisper, its audio features, and its special tokens for speech.
 
-    `places` is how many the encoder makes of the frames of one spectrogram, half as many as these. `max_length` is the
-    longest target. The fields from `languages` on are those of `Speech` (docs/families/whisper.md); a model without
-    them writes what follows the start token.
+    `places` is the number of positions of the encoder, half of the frames of a spectrogram. `max_length` is the longest
+    target in tokens. The fields from `languages` on are those of `Speech` (docs/families/whisper.md); a model without
+    them generates from the start token alone.
     """
 
     vocab_size: int = size(51865)
@@ -80,7 +80,7 @@ class WhisperConfig(Config):
 
 
 def features(config: WhisperConfig) -> Features:
-    """What goes in."""
+    """Return the facts about the audio features."""
     return Features(
         size=config.mel_bins,
         frames=FRAMES_A_PLACE * config.places,
@@ -92,7 +92,7 @@ def features(config: WhisperConfig) -> Features:
 
 
 def speech(config: WhisperConfig) -> Speech:
-    """What its tokens say of speech."""
+    """Return the special tokens for speech."""
     return Speech(
         languages=config.languages,
         language_ids=config.language_ids,
@@ -108,7 +108,7 @@ def speech(config: WhisperConfig) -> Speech:
 
 
 def facts(config: WhisperConfig) -> Facts:
-    """What is true of a model of this config."""
+    """Return the facts about a model of this config."""
     return seq2seq_facts(
         width=config.d_model,
         source=features(config),
@@ -128,7 +128,7 @@ def facts(config: WhisperConfig) -> Facts:
 
 
 def build(config: WhisperConfig) -> Model:
-    """A model of this config."""
+    """Build a model of this config."""
     return EncoderDecoder(
         config,
         facts(config),
@@ -160,7 +160,7 @@ def _norm(config: WhisperConfig) -> nn.Module:
 
 
 def hugging_face(config: WhisperConfig) -> dict[str, Any]:
-    """As transformers' own Whisper."""
+    """Return the `config.json` of a Whisper."""
     activations = {"gelu_tanh": "gelu_new"}
     return {
         "model_type": "whisper",
@@ -180,12 +180,12 @@ def hugging_face(config: WhisperConfig) -> dict[str, Any]:
         "decoder_ffn_dim": config.feed_forward,
         "activation_function": activations.get(config.activation, config.activation),
         "scale_embedding": False,
-        "begin_suppress_tokens": None,  # generation_config.json says what is suppressed
+        "begin_suppress_tokens": None,  # generation_config.json has the suppressed tokens
     }
 
 
 def draw(rng: np.random.Generator) -> WhisperConfig:
-    """A small config of any variant."""
+    """Return a small random config of any variant."""
     heads = int(rng.choice([1, 2, 4]))
     vocabulary = int(rng.integers(24, 60))
     end = int(rng.integers(4, 8))
@@ -217,7 +217,7 @@ def draw(rng: np.random.Generator) -> WhisperConfig:
     )
 
 
-# The names of transformers' WhisperForConditionalGeneration, and of its checkpoints.
+# renames the modules of transformers' WhisperForConditionalGeneration, and the tensors of its checkpoints
 WEIGHTS = (
     Rename(r"^model\.", ""),
     Rename(r"^proj_out\.", "projection."),
@@ -232,7 +232,7 @@ WEIGHTS = (
 
 
 def _published(width: int, heads: int, depth: int, decoder_depth: int | None = None, **more: Any) -> WhisperConfig:
-    """A model of the published family, which differ in their sizes."""
+    """Return the config of a published Whisper; they differ in their sizes."""
     return WhisperConfig(
         d_model=width,
         heads=heads,
@@ -243,8 +243,8 @@ def _published(width: int, heads: int, depth: int, decoder_depth: int | None = N
     )
 
 
-# Table 1 of the paper, and the two that came later, which hear 128 mel bins and know one language more;
-# `whisper-mini-tiny` is for tests and first tries.
+# Table 1 of the paper, and two later models with 128 mel bins and one more language; `whisper-mini-tiny` is for tests
+# and first tries.
 PRESETS = {
     "whisper-mini-tiny": WhisperConfig(
         vocab_size=64,

@@ -1,8 +1,8 @@
-"""Building blocks of Transformers. Each is defined once: PyTorch runs it as the reference, its trace is a graph.
+"""Building blocks of Transformers. Each is defined once: PyTorch runs it as the reference, tracing it gives a graph.
 
 Memory layout and caches are handled by `Ops` (models/ops.py).
 Letters in shape comments: B batch, T new tokens, S tokens attended to, N heads, G key/value heads, H head size,
-D model size. "..." are the dims of activations: (B, T), or all tokens of a batch in a row.
+D model size. "..." are the dims of activations: (B, T), or (B x T) with all tokens of a batch in a row.
 """
 
 from txport.models.parts.attention import Additive, Attention, DotProduct, Window, additive

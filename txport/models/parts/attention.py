@@ -1,4 +1,4 @@
-"""Attention: scores, weights and mixed values of heads, and the projections around them."""
+"""Attention: scores, weights and weighted values per head, and the projections around them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class DotProduct(nn.Module):
-    """Scaled dot-product attention of N heads over G heads of keys and values, with what positions add to scores.
+    """Scaled dot-product attention of N query heads over G key/value heads, with optional relative positions.
 
-    A `cap` is for models whose positions add nothing.
+    `cap` (a soft cap of the scores) can't be combined with a `bias` or with `relative_keys`.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class DotProduct(nn.Module):
 
     @property
     def has_operator(self) -> bool:
-        """Whether the fused attention operators compute it."""
+        """True if the fused attention operators of ONNX Runtime compute this attention."""
         return self.relative_keys is None and self.relative_values is None
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, distances: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(B, N, T, H) over (B, G, S, H) -> (B, N, T, H), and the weight of each key (B, N, T, S).
+        """Queries (B, N, T, H), keys and values (B, G, S, H) -> output (B, N, T, H) and weights (B, N, T, S).
 
-        `mask` (..., T, S) is added to the scores, None where all is seen; `distances` (..., T, S) are wanted where
-        positions add something.
+        `mask` (..., T, S) is added to the scores; None: no mask. `distances` (..., T, S) are relative positions
+        key - query, which relative positions require.
         """
         scores = self.grouped(query, key.transpose(2, 3)) * self.scale
         if self.cap is not None:
@@ -71,7 +71,7 @@ class DotProduct(nn.Module):
         return mixed, weights
 
     def grouped(self, x: Tensor, y: Tensor) -> Tensor:
-        """The product of each of N heads (B, N, T, a) with its one of G heads (B, G, a, b) -> (B, N, T, b)."""
+        """Multiply each of N heads (B, N, T, a) by its head of G (B, G, a, b) -> (B, N, T, b)."""
         if self.heads == self.key_heads:
             return x @ y
         groups = (self.key_heads, self.heads // self.key_heads)
@@ -79,32 +79,32 @@ class DotProduct(nn.Module):
 
 
 class Window(nn.Module):
-    """Attention to so many of the last tokens alone, a query's own counted (Beltagy et al. 2020, "Longformer")."""
+    """Sliding window (Beltagy et al. 2020, "Longformer"): a token attends to itself and `size` - 1 tokens before."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
 
     def forward(self, mask: Tensor, distances: Tensor) -> Tensor:
-        """What is added to scores (..., T, S), that of a mask and of the window.
+        """Return the additive mask (..., T, S) that combines a mask with the window.
 
-        `distances` (..., T, S) are how far each key lies behind each query, negative before it.
+        `distances` (..., T, S) are relative positions key - query.
         """
         return mask + additive(distances > -self.size, mask.dtype)
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where the mask is True, a large negative *finite* number elsewhere, to be added to scores."""
+    """Return an additive mask: 0 where `mask` is True, a large negative *finite* number elsewhere."""
     return (~mask).to(dtype) * (torch.finfo(dtype).min / 2)
 
 
 def _beside_heads(vectors: Tensor) -> Tensor:
-    """Vectors (T, S, H) for all rows, or (B, T, S, H), so that they fit beside heads (B, N, T, 1, H)."""
+    """Return vectors (T, S, H) as they are, (B, T, S, H) as (B, 1, T, S, H), to broadcast over heads."""
     return vectors[:, None] if vectors.dim() == 4 else vectors
 
 
 class Additive(nn.Module):
-    """Bahdanau et al. 2015: scores v tanh(q + k) of projected queries and keys, for each head."""
+    """Additive attention (Bahdanau et al. 2015): score = v tanh(q + k) of projected queries and keys, per head."""
 
     has_operator = False
 
@@ -124,11 +124,10 @@ class Additive(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention, its projections kept apart so that a cache can stand between them.
+    """Multi-head attention with separate projections, so that keys and values can be cached.
 
-    `over` says what it attends to: the row's own tokens, of which a `window` may hide the earlier ones, or the source.
-    Queries and keys are turned by `rotary`, and normalised before by a norm of each head's numbers where the model has
-    one.
+    `over` is "row" for self-attention, which a `window` may limit, or "source" for cross-attention. Queries and keys
+    are optionally normalised per head (`query_norm`, `key_norm`), then rotated (`rotary`).
     """
 
     def __init__(
@@ -165,26 +164,26 @@ class Attention(nn.Module):
     value: Linear
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, T, N x H) -> (B, N, T, H)."""
+        """Split projected activations into heads: (B, T, N x H) -> (B, N, T, H)."""
         return unflatten(x, 2, (-1, self.head_size)).transpose(1, 2)
 
     def queries(self, x: Tensor, places: Tensor | None) -> Tensor:
-        """Projected queries (B, T, N x H) at positions (T,) or (B, T) -> (B, N, T, H), as they meet keys."""
+        """Projected queries (B, T, N x H) at positions (T,) or (B, T) -> (B, N, T, H), after norm and rotation."""
         return self._placed(self.split(x), self.query_norm, places)
 
     def keys(self, x: Tensor, places: Tensor | None) -> Tensor:
-        """Projected keys (B, T, G x H) -> (B, G, T, H), as they are cached."""
+        """Projected keys (B, T, G x H) -> (B, G, T, H), after norm and rotation, as they are cached."""
         return self._placed(self.split(x), self.key_norm, places)
 
     def _placed(self, heads: Tensor, norm: nn.Module | None, places: Tensor | None) -> Tensor:
         return self.turned(heads if norm is None else norm(heads), places)
 
     def turned(self, heads: Tensor, places: Tensor | None) -> Tensor:
-        """Heads (B, N, T, H) as rotary positions leave them, where there are some."""
+        """Apply the rotary position embedding, if there is one, to heads (B, N, T, H)."""
         return heads if self.rotary is None or places is None else self.rotary(heads, places)
 
     def normalised(self, x: Tensor, norm: nn.Module | None) -> Tensor:
-        """Projected queries or keys (..., N x H), each head's numbers by a norm, if there is one -> (..., N x H)."""
+        """Apply a norm, if there is one, to each head of projected queries or keys: (..., N x H) -> (..., N x H)."""
         if norm is None:
             return x
         heads: Tensor = norm(unflatten(x, -1, (-1, self.head_size)))
@@ -192,7 +191,7 @@ class Attention(nn.Module):
 
     @property
     def uses_distances(self) -> bool:
-        """Whether its scores depend on how far keys lie from queries."""
+        """True if the attention uses relative positions: its `forward` needs `distances`."""
         core = self.core
         return isinstance(core, DotProduct) and any((core.bias, core.relative_keys, core.relative_values))
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Embedding(nn.Module):
-    """Tokens looked up, times `scale`, plus their positions where the model adds some, and normalised where it does.
+    """Token embeddings times `scale`, plus position embeddings, then an optional norm.
 
-    `positions` is "sinusoidal", "learned" or None; the position of the first token is `offset`. With a `segment`, each
-    token gets one more vector, the same for all: of models that tell texts of a pair apart, that of the first text.
-    Where vectors of tokens are narrower than the model, of `inner` numbers, a linear map widens them first.
+    `positions` is "sinusoidal" or "learned"; anything else means none. The first token has position `offset`. With
+    `segment`, the embedding of token type 0 is added to each token. `inner` is the size of the token embeddings if it
+    is not `width`; a linear layer then projects them to `width`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, ids: Tensor, ops: Ops) -> Tensor:
-        """Token ids (B, T) -> (..., D)."""
+        """Token ids (B, T) -> embeddings (..., D)."""
         x = self.tokens(ops.lay_out(ids))
         if self.scale != 1:
             x = x * self.scale

@@ -1,4 +1,4 @@
-"""What goes into the first layer of an encoder that reads frames of features."""
+"""The input layer of an encoder that reads frames of features."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KERNEL = 3
 
 
 class Frames(nn.Module):
-    """Two convolutions over frames, each activated, of which the second takes every other place; plus positions."""
+    """Two 1-D convolutions, each with an activation, the second with stride 2; plus learned positions."""
 
     def __init__(self, size: int, width: int, places: int, activation: str) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Frames(nn.Module):
         self.positions = nn.Parameter(torch.empty(places, width))
 
     def forward(self, frames: Tensor, ops: Ops) -> Tensor:
-        """(B, M, F) -> (..., D), of F / 2 places."""
+        """Features (B, M, F) -> activations (..., D) of F / 2 positions."""
         activate = ACTIVATIONS[self.activation]
         x = activate(self.second(activate(self.first(frames))))  # (B, D, F / 2)
         return ops.lay_out(x.transpose(1, 2) + self.positions)

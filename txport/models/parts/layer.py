@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Residual(nn.Module):
-    """The norm, dropout and residual around a sublayer, norm first ("pre") or last ("post").
+    """The norm, dropout and residual around a sublayer: pre-norm if `first` is True, otherwise post-norm.
 
-    With a `result_norm`, what the sublayer gives is normalised too, before it is added.
+    `result_norm` normalises the sublayer's output before it is added.
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class Residual(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def before(self, x: Tensor) -> Tensor:
-        """What the sublayer sees."""
+        """Return the input of the sublayer."""
         return self.norm(x) if self.first else x
 
     def after(self, x: Tensor, result: Tensor) -> Tensor:
-        """What the next sublayer gets: the sublayer's input plus its result."""
+        """Return `x` plus the sublayer's output `result`, normalised if post-norm: the input of the next sublayer."""
         if self.result_norm is not None:
             result = self.result_norm(result)
         x = x + self.dropout(result)
@@ -42,9 +42,9 @@ class Residual(nn.Module):
 
 
 class Layer(nn.Module):
-    """One layer: attention over the row's own tokens, over the source where there is one, then feed-forward.
+    """One layer: self-attention, optional cross-attention, then feed-forward.
 
-    `residual` makes the norm and residual around each of them.
+    `residual` creates the norm and residual around each sublayer.
     """
 
     cross_attention: Attention | None
@@ -68,7 +68,7 @@ class Layer(nn.Module):
 
     @property
     def sublayers(self) -> tuple[tuple[nn.Module, Residual], ...]:
-        """Each sublayer with the residual around it, in the order in which they run."""
+        """The sublayers with the residuals around them, in the order in which they run."""
         own = (self.attention, self.attention_residual)
         last = (self.feed_forward, self.feed_forward_residual)
         if self.cross_attention is None:
@@ -76,7 +76,7 @@ class Layer(nn.Module):
         return (own, (self.cross_attention, self.cross_attention_residual), last)
 
     def forward(self, x: Tensor, ops: Ops, number: int) -> Tensor:
-        """(..., D) -> (..., D), as layer `number` of its stack."""
+        """Run as layer `number` of its stack: (..., D) -> (..., D)."""
         x = self.attention_residual.after(x, self.attention(self.attention_residual.before(x), ops, number))
         if self.cross_attention is not None:
             around = self.cross_attention_residual

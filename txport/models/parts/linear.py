@@ -22,19 +22,19 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class SoftCap(nn.Module):
-    """Gemma Team 2024 (Gemma 2): numbers that come near a limit, and never exceed it."""
+    """Soft cap (Gemma Team 2024, Gemma 2): limit x tanh(x / limit)."""
 
     def __init__(self, limit: float) -> None:
         super().__init__()
         self.limit = limit
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of any shape."""
+        """Apply the cap to each element of a tensor of any shape."""
         return torch.tanh(x / self.limit) * self.limit
 
 
 class Linear(nn.Linear):
-    """A linear map, and what it is for: quantisation and proof go by this tag, never by a name."""
+    """A linear layer with a `tag` that states its purpose: quantisation and proof use this tag, never a name."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True, *, tag: str) -> None:
         super().__init__(inputs, outputs, bias)
@@ -42,7 +42,7 @@ class Linear(nn.Linear):
 
 
 class FeedForward(nn.Module):
-    """Two position-wise linear maps with an activation between them."""
+    """Feed-forward block: outer(activation(inner(x)))."""
 
     def __init__(self, width: int, inner: int, activation: str, *, bias: bool = True) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """Shazeer 2020 (GLU variants): what one map gives, activated, times what another gives, then a third."""
+    """Gated feed-forward block (Shazeer 2020, GLU variants): outer(activation(gate(x)) * inner(x))."""
 
     def __init__(self, width: int, inner: int, activation: str, *, bias: bool = True) -> None:
         super().__init__()

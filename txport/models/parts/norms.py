@@ -12,7 +12,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 class RMSNorm(nn.Module):
-    """Zhang and Sennrich 2019: x over the root of its mean square, times a weight; neither mean nor bias."""
+    """RMSNorm (Zhang and Sennrich 2019): weight * x / sqrt(mean(x^2) + eps)."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class RMSNorm(nn.Module):
 
 
 class UnbiasedNorm(nn.Module):
-    """The LayerNorm of The Annotated Transformer: over the unbiased standard deviation plus eps."""
+    """The norm of The Annotated Transformer: weight * (x - mean) / (std + eps) + bias, with the unbiased std."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class UnbiasedNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
-        wide = x.to(torch.float32) if x.dtype in HALVES else x  # in 16 bits, squares overflow, or hardly add up
+        wide = x.to(torch.float32) if x.dtype in HALVES else x  # float16: squares overflow; bfloat16: inexact sums
         centred = wide - wide.mean(-1, keepdim=True)
         variance = (centred * centred).sum(-1, keepdim=True) * (1 / (self.size - 1))
         return (centred / (variance.sqrt() + self.eps)).to(x.dtype) * self.weight + self.bias

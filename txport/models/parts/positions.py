@@ -1,4 +1,4 @@
-"""Positions: added to tokens, as an angle that heads are turned by, or as what distances add to scores."""
+"""Position encodings: added to embeddings, rotary, or relative."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-unflatten = cast(Callable[[Tensor, int, tuple[int, ...]], Tensor], torch.unflatten)  # which has no types
+unflatten = cast(Callable[[Tensor, int, tuple[int, ...]], Tensor], torch.unflatten)  # PyTorch's has no annotations
 Pairing = Literal["halves", "interleaved"]
-Layout = Literal["interleaved", "halves", "fairseq"]  # of sines and cosines
+Layout = Literal["interleaved", "halves", "fairseq"]  # order of sines and cosines
 WAVES = (math.sin, math.cos)
 
 
 @cache
 def sinusoids(length: int, size: int, layout: Layout = "interleaved") -> Tensor:
-    """Section 3.5 of Vaswani et al. 2017, sine and cosine in turn or in halves: -> (length, size).
+    """Return sinusoidal positions (length, size), section 3.5 of Vaswani et al. 2017.
 
-    "fairseq" has halves too, and waves of which the longest is 10000 times the shortest.
+    Sines and cosines alternate ("interleaved") or are in two halves ("halves"). "fairseq" has halves too, with
+    wavelengths from 2 pi to 10000 x 2 pi.
 
-    Not by PyTorch's kernels, which differ in the last bit from one instruction set to the next.
+    PyTorch's kernels are not used, because their last bit depends on the instruction set.
     """
     if layout == "fairseq":
         return torch.from_numpy(_of_fairseq(length, size))
@@ -38,7 +39,7 @@ def sinusoids(length: int, size: int, layout: Layout = "interleaved") -> Tensor:
 
 
 def _of_fairseq(length: int, size: int) -> NDArray[np.float32]:
-    """Frequencies and angles are rounded to fp32, as they were in training."""
+    """Return the sinusoids of fairseq, with frequencies and angles rounded to fp32 as in training."""
     half = size // 2
     float32 = np.float32
     fall = float32(-math.log(10000.0) / (half - 1))
@@ -49,15 +50,15 @@ def _of_fairseq(length: int, size: int) -> NDArray[np.float32]:
 
 
 def constant_table(shape: tuple[int, ...], make: Callable[[], Tensor]) -> Tensor:
-    """A table that follows from the config; where only shapes are wanted (the device "meta"), none is computed."""
+    """Return the table of `make`; on the meta device, where only shapes matter, return an empty one of this shape."""
     return torch.empty(shape) if torch.zeros(()).is_meta else make().clone()
 
 
 class Rotary(nn.Module):
-    """Su et al. 2021: pairs of a head's numbers turned by an angle that grows with the position.
+    """Rotary position embedding (Su et al. 2021): pairs of a head's elements are rotated by position x frequency.
 
-    `frequencies` (H / 2,) are radians a position; a pair is a number and the one half a head further ("halves"), or its
-    neighbour ("interleaved"). `scale` multiplies what is turned, as YaRN does.
+    `frequencies` (H / 2,) are in radians per position. `pairing`: pairs are the elements (i, i + H / 2) ("halves") or
+    (2i, 2i + 1) ("interleaved"). The result is multiplied by `scale`, as in YaRN.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Rotary(nn.Module):
     sin: Tensor
 
     def forward(self, x: Tensor, places: Tensor) -> Tensor:
-        """Heads (B, N, T, H) at positions (T,) or (B, T) -> (B, N, T, H)."""
+        """Rotate heads (B, N, T, H) at positions (T,) or (B, T) -> (B, N, T, H)."""
         cos, sin = (F.embedding(places, table) for table in (self.cos, self.sin))
         if places.dim() == 2:
             cos = cos[:, None]
@@ -91,13 +92,17 @@ class Rotary(nn.Module):
 
 
 def speeds(base: float, size: int) -> NDArray[np.float64]:
-    """Radians a position of each pair of a head's numbers (size / 2,), as in the paper of Su et al.: base 10000."""
+    """Return the inverse frequencies base^(-2i / size), in radians per position: (size / 2,). Su et al.: base 10000."""
     turns: NDArray[np.float64] = base ** (-np.arange(0, size, 2) / size)
     return turns
 
 
 def kept_by_yarn(pairs: int, base: float, original: int, fast: float, slow: float) -> NDArray[np.float64]:
-    """Peng et al. 2023: which share of each speed stays, falling from the pair with fast turns to the one with slow."""
+    """YaRN (Peng et al. 2023): return the fraction of each frequency that is not interpolated: (pairs,).
+
+    It is a linear ramp over the pairs: 1 up to the pair with `fast` rotations within `original` positions, 0 from the
+    pair with `slow` rotations on.
+    """
     first, last = (pairs * math.log(original / (turns * 2 * math.pi)) / math.log(base) for turns in (fast, slow))
     low = max(math.floor(first), 0)
     high = min(math.ceil(last), 2 * pairs - 1)
@@ -108,13 +113,13 @@ def kept_by_yarn(pairs: int, base: float, original: int, fast: float, slow: floa
 def waves(
     frequencies: NDArray[np.float64], longest: int, wave: Callable[[NDArray[Any]], NDArray[Any]], scale: float
 ) -> Tensor:
-    """Sine or cosine of each angle (longest, H / 2); angles are rounded to fp32, as they were in training."""
+    """Return scale x sine or cosine of each angle: (longest, H / 2). Angles are rounded to fp32, as in training."""
     angles = np.arange(longest, dtype=np.float32)[:, None] * frequencies.astype(np.float32)
     return torch.from_numpy((wave(angles.astype(np.float64)) * scale).astype(np.float32))
 
 
 class RelativeBias(nn.Module):
-    """Raffel et al. 2020 (T5): a learned number for each head and each bucket of distances, added to scores."""
+    """Relative position bias (Raffel et al. 2020, T5): a learned bias per head and bucket, added to scores."""
 
     def __init__(self, heads: int, buckets: int, farthest: int, longest: int, *, both_ways: bool) -> None:
         super().__init__()
@@ -130,15 +135,17 @@ class RelativeBias(nn.Module):
     bucket: Tensor
 
     def forward(self, distances: Tensor) -> Tensor:
-        """How far each key lies behind each query (..., T, S), negative before it -> (..., N, T, S)."""
+        """Relative positions key - query (..., T, S) -> biases (..., N, T, S)."""
         found = F.embedding(torch.take(self.bucket, distances + self.longest), self.weight)
         return found.movedim(-1, -3)
 
 
 def bucket_table(buckets: int, farthest: int, longest: int, *, both_ways: bool) -> Tensor:
-    """The bucket of each distance from -longest to longest: the near ones have one each, the others share.
+    """Return the bucket of each relative position from -longest to longest: (2 x longest + 1,).
 
-    Every step is rounded to fp32, as it was in training: at the edge of a bucket, the last bit decides.
+    Small distances have a bucket each, larger ones share logarithmic buckets up to `farthest`, and all beyond have the
+    last one. If `both_ways` is True, each direction has half of the buckets; otherwise all later keys have bucket 0.
+    Each step is rounded to fp32, as in training: at the edge of a bucket, the last bit decides.
     """
     distances = np.arange(-longest, longest + 1)
     base = np.zeros_like(distances)
@@ -157,7 +164,7 @@ def bucket_table(buckets: int, farthest: int, longest: int, *, both_ways: bool) 
 
 
 class RelativeVectors(nn.Module):
-    """Shaw et al. 2018: a learned vector for each distance up to `farthest`; beyond, that of the farthest."""
+    """Relative position vectors (Shaw et al. 2018): a learned vector per distance, clipped to [-farthest, farthest]."""
 
     def __init__(self, size: int, farthest: int) -> None:
         super().__init__()
@@ -165,5 +172,5 @@ class RelativeVectors(nn.Module):
         self.weight = nn.Parameter(torch.empty(2 * farthest + 1, size))
 
     def forward(self, distances: Tensor) -> Tensor:
-        """(..., T, S) -> (..., T, S, H)."""
+        """Relative positions key - query (..., T, S) -> vectors (..., T, S, H)."""
         return F.embedding(distances.clamp(-self.farthest, self.farthest) + self.farthest, self.weight)
