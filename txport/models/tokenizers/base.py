@@ -8,8 +8,8 @@ from typing import Literal, Protocol
 
 from txport.errors import TextError
 
-# What to do with text outside the vocabulary. "token": use the unknown token; "error": refuse the text; "skip": leave it
-# out; "auto": "token" if the tokenizer has an unknown token and is not character-level, otherwise "error".
+# What to do with text outside the vocabulary. "token": use the unknown token; "error": refuse the text; "skip": leave
+# it out; "auto": "token" if the tokenizer has an unknown token and is not character-level, otherwise "error".
 Unknown = Literal["auto", "token", "error", "skip"]
 
 
