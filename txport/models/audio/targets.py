@@ -40,7 +40,8 @@ def split(tokens: Sequence[int], first: int | None, frames: int, reads: Features
 
     `first` is the token of the time 0; the position is counted in encoder positions, None: after this window. Two
     timestamps in a row end a segment and start the next. Tokens after the last such pair have no end in this window,
-    and belong to the next window, unless the window ends with a single timestamp: then no speech follows it.
+    and belong to the next window, unless the window ends with a single timestamp: then no speech follows it. Without
+    such a pair, the whole window is one segment.
     """
     second = reads.frames_a_place * reads.hop_length / reads.sampling_rate  # per encoder position
     times = [first is not None and token >= first for token in tokens]

@@ -72,12 +72,12 @@ def _of_texts(values: Published) -> Published:
 
 
 def _capped(values: Published, _: Sequence[str]) -> tuple[Published, dict[str, Any]]:
-    """Gemma 2: soft caps of attention scores and logits."""
+    """Return `values`, and the value of `LlamaConfig` of Gemma 2 alone: the soft cap of attention scores."""
     return values, {"attention_cap": _cap(values, "attn_logit_softcapping")}
 
 
 def _local_positions(values: Published, kinds: Sequence[str]) -> tuple[Published, dict[str, Any]]:
-    """Gemma 3: norms of heads, and separate rotary positions for local layers.
+    """Return `values` and the values of `LlamaConfig` of Gemma 3 alone: norms of heads, local rotary positions.
 
     Newer files have `rope_parameters` per kind of layer.
     """
@@ -94,7 +94,7 @@ def _local_positions(values: Published, kinds: Sequence[str]) -> tuple[Published
 
 
 WEIGHTS: tuple[Rule, ...] = (
-    Drop(r"(model\.)?(vision_tower|multi_modal_projector)\."),  # of images
+    Drop(r"(model\.)?(vision_tower|multi_modal_projector)\."),  # image encoder
     Rename(r"^(model\.)?language_model\.", ""),
     Rename(r"\.post_attention_layernorm\.", ".attention_residual.result_norm."),
     Rename(r"\.pre_feedforward_layernorm\.", ".feed_forward_residual.norm."),

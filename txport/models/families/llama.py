@@ -120,7 +120,10 @@ def config(values: Published) -> dict[str, Any]:
 
 
 def positions(values: Published) -> Mapping[str, Any]:
-    """Return the rotary settings: `rope_scaling`, or `rope_parameters` of newer files; "kind" is the type."""
+    """Return the rotary settings: `rope_scaling`, or `rope_parameters` of newer files; "kind" is the type.
+
+    Raises `ConfigError` for unsupported settings.
+    """
     found = {**values.get("rope_scaling", {}), **values.get("rope_parameters", {})}
     if any(isinstance(each, dict) for each in found.values()):
         raise ConfigError("rope_parameters per layer type are not supported")
@@ -139,7 +142,10 @@ def positions(values: Published) -> Mapping[str, Any]:
 
 
 def layer_kinds(values: Published, is_local: Callable[[int], Any]) -> list[str]:
-    """Return the attention kind of each layer: `layer_types`, or else local attention where `is_local(number)`."""
+    """Return the attention kind of each layer: `layer_types`, or else local attention where `is_local(number)`.
+
+    Raises `ConfigError` for invalid or unsupported `layer_types`.
+    """
     count = number_of_layers(values)
     own = [LOCAL if is_local(number) else GLOBAL for number in range(count)]
     found = values.get("layer_types", own)

@@ -73,7 +73,7 @@ def defaults(folder: Path, facts: Facts) -> Mapping[str, Any]:
 
 
 def _special_tokens(folder: Path) -> dict[str, int] | None:
-    """Return the added tokens of the tokenizer and their ids; None if there is no tokenizer."""
+    """Return the added tokens of the tokenizer and their ids; None without a tokenizer, {} for an invalid one."""
     try:
         found = companions_of(folder).get(TOKENIZER)
         if found is None:

@@ -16,7 +16,10 @@ UNBOUNDED = 512  # maximum length in tokens of a model whose positions have no m
 
 @contextmanager
 def reading(place: Path, what: str) -> Iterator[None]:
-    """Convert any error about `what` in this file to a `ConfigError` that begins with its path."""
+    """Convert any error about `what` in this file to a `ConfigError` that begins with its path.
+
+    A `CheckpointError` is raised unchanged.
+    """
     try:
         yield
     except CheckpointError:

@@ -88,7 +88,7 @@ def _require_sound(operation: str, rule: Rule) -> None:
         try:
             re.compile(pattern)
             for to in (targets,) if isinstance(targets, str) else targets:
-                re.sub(f"{pattern}|", to, "")  # also matches the empty text, so that `to` is parsed
+                re.sub(f"{pattern}|", to, "")  # also matches the empty text, therefore `to` is parsed
         except (re.error, IndexError, RecursionError, OverflowError) as error:
             raise ConfigError(f"{operation} {quoted(pattern)} is no regular expression: {error}") from error
     if isinstance(rule, Split) and (rule.groups < 1 or len(rule.to) < 2):

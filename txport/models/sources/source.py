@@ -110,7 +110,7 @@ def read_weights(folder: Path, at: str = "") -> Weights:
 
 
 def read_safetensors(path: Path) -> Weights:
-    """Return the tensors of a safetensors file."""
+    """Return the tensors of a safetensors file; raise `CheckpointError` if it is invalid."""
     with _whole(path):
         file: Any = safe_open(path, framework="pt")
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118

@@ -32,9 +32,10 @@ NOT_UTF8 = re.compile("[\ud800-\udfff]")
 class FileTokenizer:
     """A `tokenizer.json` for encoding and decoding. Decoded text leaves out its special tokens and the `special` ids.
 
-    A text is refused before it is encoded if it is too long for `longest` tokens. The token `mask` is recognized in a
+    A text is refused before it is encoded if it is too long for `longest` tokens. The token `mask` is recognised in a
     text; no other special token is. `content` is the JSON text if it is not to be read from `path`. Ids from `limit` on
-    are not ids of the model: text that is encoded as one of them is outside the vocabulary.
+    are not ids of the model: text that is encoded as one of them is outside the vocabulary. Raises `BundleError` for a
+    file that is not a tokenizer.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class FileTokenizer:
         return str(self._tokenizer.to_str())
 
     def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
-        """See `Tokenizer.encode`."""
+        """See `Tokenizer.encode`. Raises `TextError` also for text that is not UTF-8 or too long."""
         return self._encode(text, unknown, special=True)
 
     @property
@@ -87,7 +88,7 @@ class FileTokenizer:
         return self._encode(text, unknown, special=False)
 
     def with_control(self, text: str, control: Collection[str], mark: str, unknown: Unknown = "auto") -> list[int]:
-        """Like `bare`, but `control` tokens are recognized unless a `mark` breaks them; marks are then removed."""
+        """Like `bare`, but `control` tokens are recognised unless a `mark` breaks them; marks are then removed."""
         if self._control is None:
             with refusals(BundleError, f"{self._path} can't read the prompts of a chat"):
                 self._control = _controlled(self._tokenizer, control, mark)
@@ -175,7 +176,7 @@ class FileTokenizer:
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """See `Tokenizer.decode`."""
         kept = [id_ for id_ in ids if special or id_ not in self._special]
-        self.tokens(kept)  # the library leaves out what it does not know
+        self.tokens(kept)  # the library leaves out unknown ids
         with refusals(BundleError, f"{self._path} can't write tokens as text"):
             text = str(self._tokenizer.decode(kept, skip_special_tokens=not special))
         return clean_up(text) if self._clean_up else text
@@ -224,13 +225,13 @@ def read_tokenizer(path: Path, content: str | None = None) -> Any:
 
 
 def _reading(tokenizer: Any, id_: int) -> Any:
-    """Return a copy of the tokenizer that recognizes one special token in texts."""
+    """Return a copy of the tokenizer that recognises one special token in texts."""
     from tokenizers import AddedToken
 
     content = json.loads(tokenizer.to_str())
     added = [each for each in content["added_tokens"] if each["id"] == id_]
     for each in added:
-        each["special"] = False  # special ones are read letter by letter
+        each["special"] = False  # special tokens in a text are encoded as plain text
     tokenizer = type(tokenizer).from_str(json.dumps(content))
     if not added and (token := tokenizer.id_to_token(id_)) is not None:
         tokenizer.add_tokens([AddedToken(token, normalized=False)])

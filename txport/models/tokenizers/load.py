@@ -54,7 +54,7 @@ def tokenizer_of(files: Files, folder: Path, facts: Facts) -> Tokenizer:
 
 
 def chat_of(files: Files, folder: Path, tokenizer: Tokenizer) -> ChatReader | None:
-    """Return the reader of chat messages; None if the bundle has no chat template."""
+    """Return the reader of chat messages; None without a chat template or without a `FileTokenizer`."""
     if TEXT not in files or not isinstance(tokenizer, FileTokenizer):
         return None
     chat = read_usage(folder / TEXT, files[TEXT]).chat

@@ -10,7 +10,7 @@ from typing import Any
 from txport.errors import TextError, quoted
 
 MARK = "\ufdd0"  # a Unicode noncharacter, which is not used in texts
-KIND = "type"  # of a part of a message: a word that templates compare
+KIND = "type"  # key of the kind of a message part, which templates compare
 OWN = "assistant"  # the role of the model's messages
 # Filters of txport, with names that no template can write.
 TURNS, TEXTS, ITERATED = "turns of a loop", "texts as one", "what is iterated"

@@ -66,7 +66,7 @@ def _plain(found: Pieces) -> Slots:
 
 
 def _special(found: Pieces) -> list[Added]:
-    """Return the pieces that are not text. Classes that give a few of them other ids leave out their slots."""
+    """Return the pieces that are not text. Classes with other ids for a few of them have no slots for those."""
     return [Added(piece.text) for piece in found.pieces if piece.kind in (CONTROL, UNKNOWN)]
 
 
@@ -92,7 +92,8 @@ def made_of(
     """Return the tokenizer of a SentencePiece model and a vocabulary, with these tokens around each text.
 
     With `prefix`, a text begins with a space; None: as the model states. With `prefix_first`, the space is added only
-    at the start of a text, and not after a special token.
+    at the start of a text, and not after a special token. Raises `CheckpointError` if the vocabulary has no unknown
+    token.
     """
     unknown = words.named.get("unk_token") or found.pieces[found.unknown].text
     if unknown not in words.ids:
@@ -280,7 +281,7 @@ def marian(settings: Settings) -> Made:
 
 
 def set_apart(words: Vocabulary, found: Pieces, *, reads: bool = True) -> bool:
-    """Make a vocabulary fit a SentencePiece model that is not its own; return whether anything changed.
+    """Make a vocabulary fit a SentencePiece model of other tokens; return whether anything changed.
 
     Pieces that are not in the vocabulary get ids after its end, because the model does cut them. If the tokenizer
     `reads` texts, tokens that the model does not have get a name that occurs in no text.

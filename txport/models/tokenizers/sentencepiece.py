@@ -116,7 +116,7 @@ def _piece(text: str, score: float, kind: int) -> Piece:
 
 
 def _bytes(value: Any) -> bytes:
-    """Return the value of a bytes field; raise `TypeError` for a number, of which `bytes` would make so many zeros."""
+    """Return the value of a bytes field; raise `TypeError` for a number, because `bytes(n)` is n zeros."""
     if not isinstance(value, bytes):
         raise TypeError("it has a number where bytes belong")
     return value
@@ -146,7 +146,7 @@ def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _number(content: bytes, place: int) -> tuple[int, int]:
-    if place < len(content) and (value := content[place]) < 128:  # most
+    if place < len(content) and (value := content[place]) < 128:  # most numbers
         return value, place + 1
     value = shift = 0
     while True:

@@ -28,7 +28,7 @@ WIDEST = 100  # characters of an indent or a date format, and decimals of a roun
 TURN = 64  # bytes counted per iteration of a loop
 
 
-@pass_context  # therefore not evaluated before a template runs
+@pass_context  # prevents evaluation when a template is compiled
 def _counted(context: Any, value: Any, each: int = 0) -> Any:
     return context.environment.counted(value, each)
 
@@ -123,7 +123,7 @@ def _to_json(
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, **how)
     parts = []
     size = 0
-    for part in encoder.iterencode(value):  # in parts, so that it can stop early
+    for part in encoder.iterencode(value):  # yields parts: it can be stopped early
         size += len(part)
         environment.require(size)
         parts.append(part)

@@ -40,7 +40,7 @@ QWEN_WORDS = (
 
 
 def read_ids(path: Path) -> dict[str, int]:
-    """Read a `vocab.json`: tokens with their ids, each id once."""
+    """Read a `vocab.json`: tokens with their ids, each id once; raise `CheckpointError` for an invalid file."""
     try:
         found = read_json(path, LARGEST)
     except DocumentError as error:
@@ -54,7 +54,7 @@ def read_ids(path: Path) -> dict[str, int]:
 
 
 def lines_of(path: Path) -> list[str]:
-    """Return the lines of a vocabulary file."""
+    """Return the lines of a vocabulary file; raise `CheckpointError` if it can't be read or has too many lines."""
     try:
         text = read_text(path, LARGEST)
     except DocumentError as error:
@@ -203,7 +203,7 @@ def _unknown(settings: Settings, words: Vocabulary) -> str | None:
 
 
 def read_merges(path: Path, ids: dict[str, int]) -> list[list[str]]:
-    """Read a `merges.txt`: pairs of tokens in merge order."""
+    """Read a `merges.txt`: pairs of tokens in merge order; raise `CheckpointError` for an invalid line."""
     found = []
     for number, line in enumerate(lines_of(path), 1):
         pair = line.split()

@@ -15,14 +15,14 @@ class Rename:
 
 @dataclass(frozen=True)
 class Drop:
-    """Drops tensors whose name begins with this regular expression: they are computed from the config, not weights."""
+    """Drops tensors whose name begins with this regular expression: the model does not use them, or computes them."""
 
     pattern: str
 
 
 @dataclass(frozen=True)
 class Transpose:
-    """Transposes matrices with this pattern in their name: stored as (in, out), in the model (out, in)."""
+    """Transposes matrices with this pattern in their name: (in, out) in the file, (out, in) in the model."""
 
     pattern: str
 
@@ -54,7 +54,7 @@ class Unstack:
 
 @dataclass(frozen=True)
 class Concat:
-    """Joins tensors whose names match these patterns and are otherwise the same, along an axis, in this order.
+    """Joins tensors along an axis, in the order of `patterns`, if their names differ only in the matches.
 
     `to` replaces the match.
     """
@@ -94,7 +94,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class Take:
-    """Takes one row of a matrix with this pattern in its name."""
+    """Takes one row of a matrix with this pattern in its name; does nothing if the tensor has no such row."""
 
     pattern: str
     row: int = 0

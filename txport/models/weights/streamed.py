@@ -66,7 +66,7 @@ def filled(outline: Model, read: Read, dtype: torch.dtype = torch.float32, *, is
 def streamed(outline: Model, read: Read, dtype: torch.dtype = torch.float32) -> Model:
     """Return the model in type `dtype`; each module reads its own weights when it runs, and drops them afterwards.
 
-    Otherwise they are NaN, so that a computation with them is noticed.
+    Dropped weights are NaN: a computation with them is noticed.
     """
     model = copied(outline, dtype)
     nothing = torch.full((), torch.nan, dtype=dtype)

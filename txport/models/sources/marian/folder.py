@@ -1,7 +1,7 @@
 """Marian's models: a `.npz` with the tensors, and the options as YAML in `special:model.yml`.
 
-Its decoder starts from a zero vector, not from a token. Therefore the model has one token more than the vocabulary. The
-embedding of that token is zeros, and its bias in the projection prevents its generation.
+Its decoder starts from a zero vector, not from a token. Therefore the model has one token more than the vocabulary, as
+its start token. The embedding of that token is zeros, and its bias in the projection prevents its generation.
 """
 
 from __future__ import annotations

@@ -61,7 +61,10 @@ def by_bytes(side: Side, paths: tuple[Path, Path], around: Around) -> str:
 
 
 def read_codes(path: Path) -> list[tuple[str, str]]:
-    """Read a file of codes: pairs in merge order; fastBPE writes a count after each pair."""
+    """Read a file of codes: pairs in merge order; fastBPE writes a count after each pair.
+
+    Raises `CheckpointError` for an invalid line, another version or an empty file.
+    """
     found: dict[tuple[str, str], None] = {}
     for number, line in enumerate(lines_of(path), 1):
         parts = line.rstrip("\r").split(" ")
