@@ -1,1 +1,1 @@
-"""Speech as a model's input: what is true of its features and its tokens, audio files, and log-mel spectrograms."""
+"""Speech as a model's input: facts about features and tokens, audio files, and log-mel spectrograms."""

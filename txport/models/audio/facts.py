@@ -1,4 +1,4 @@
-"""What is true of a model that reads speech: of the features that go in, and of the tokens that speak of speech."""
+"""Facts about a model with speech input: its features, and its special tokens."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ TASKS = ("transcribe", "translate")
 MOST_BINS = 1 << 12
 MOST_FRAMES = 1 << 16
 MOST_RATE = 1 << 20
-MOST_NUMBERS = 1 << 24  # of one source
+MOST_NUMBERS = 1 << 24  # per source
 MOST_LANGUAGES = 1 << 10
 MOST_TOKENS = 1 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """Log-mel spectrograms of `frames` frames with `size` numbers each, of which an encoder makes `longest` places.
+    """Log-mel spectrograms (frames, size), from which an encoder makes `longest` positions.
 
-    All sources have the same length; shorter audio is filled up with silence. A frame is of `n_fft` samples, and the
-    next one begins `hop_length` samples later.
+    All sources have the same length; shorter audio is padded with silence. A frame has `n_fft` samples, and the next
+    one begins `hop_length` samples later.
     """
 
     size: int
@@ -36,29 +36,29 @@ class Features:
 
     @property
     def samples(self) -> int:
-        """How many samples of audio the frames are made of."""
+        """The number of audio samples of the frames."""
         return self.frames * self.hop_length
 
     @property
     def seconds(self) -> float:
-        """How long that is."""
+        """The duration of the frames in seconds."""
         return self.samples / self.sampling_rate
 
     @property
     def frames_a_place(self) -> int:
-        """How many frames an encoder makes one place of."""
+        """The number of frames per encoder position."""
         return self.frames // self.longest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speech:
-    """What tokens of a target say of the audio, and what a target begins with.
+    """The special tokens of targets, and the prompt of a target.
 
-    After the start token come that of the language, if the model knows several (`languages` are their codes), that of
-    the task, and `no_timestamps` where no times are wanted; the tokens after that one are times. `language` and `task`
-    are those that the checkpoint itself asks for; without a language, the model is asked which it hears. `initial` is
-    what a target begins with where the model does not tell its languages. `previous` begins the text of what was
-    before. The first time of a target is at most `latest_first` steps after its beginning.
+    The start token is followed by the token of the language, if the model has several (`languages` are their codes),
+    the token of the task, and `no_timestamps` if timestamps are not wanted. Tokens after that one in the vocabulary are
+    timestamps. `language` and `task` are the checkpoint's defaults; without a language, the model detects it. `initial`
+    is the prompt of a model without language tokens. `previous` precedes the previous text. The first timestamp of a
+    target is at most `latest_first` steps after its start.
     """
 
     languages: tuple[str, ...] = ()
@@ -74,17 +74,17 @@ class Speech:
 
     @property
     def first_timestamp(self) -> int | None:
-        """The token of the time 0; None for a model that tells no times."""
+        """The token of the time 0; None for a model without timestamps."""
         return None if self.no_timestamps is None else self.no_timestamps + 1
 
     @property
     def special(self) -> tuple[int, ...]:
-        """The tokens that are no text, those of times left out."""
+        """The special tokens, without timestamps."""
         ones = (self.transcribe, self.translate, self.no_timestamps, self.previous)
         return (*self.language_ids, *(each for each in ones if each is not None))
 
     def problems(self, size: int) -> Iterator[str]:
-        """What does not go together, and which tokens do not lie in a vocabulary of `size`."""
+        """Yield inconsistencies, and the first token that is not in a vocabulary of `size`."""
         if len(self.languages) != len(self.language_ids):
             yield f"there are {len(self.languages)} languages, and tokens of {len(self.language_ids)}"
         if len(set(self.languages)) != len(self.languages):
@@ -104,7 +104,7 @@ class Speech:
 
 
 def features(values: Any) -> Features:
-    """Those of JSON values; `KeyError`, `TypeError` or `ValueError` for values that can't be."""
+    """Return the features of JSON values; raise `KeyError`, `TypeError` or `ValueError` for invalid values."""
     require_keys("source", values, Features)
     most = {"size": MOST_BINS, "frames": MOST_FRAMES, "longest": LONGEST}
     numbers = {name: whole_number(f"source.{name}", each, 1, most.get(name, MOST_RATE))
@@ -116,7 +116,7 @@ def features(values: Any) -> Features:
 
 
 def feature_problems(given: Features) -> Iterator[str]:
-    """What does not go together."""
+    """Yield inconsistencies."""
     if given.size * given.frames > MOST_NUMBERS:
         yield f"{given.frames} frames of {given.size} numbers are more than {MOST_NUMBERS}"
     if given.frames % given.longest:
@@ -128,7 +128,10 @@ def feature_problems(given: Features) -> Iterator[str]:
 
 
 def speech(values: Any, size: int) -> Speech:
-    """That of JSON values, over a vocabulary of `size`; errors as of `features`."""
+    """Return the special tokens of JSON values, for a vocabulary of `size`.
+
+    Raises `KeyError`, `TypeError` or `ValueError` for invalid values.
+    """
     require_keys("speech", values, Speech)
     ones = ("transcribe", "translate", "no_timestamps", "previous")
     ids: dict[str, Any] = {name: None if values[name] is None else token_id(name, values[name], size) for name in ones}

@@ -1,4 +1,4 @@
-"""Languages by name: a model has tokens for codes, people may write either."""
+"""Names of languages: a model has tokens for codes, users may give either."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ CODES = {name: code for code, _, name in (each.partition(" ") for each in NAMES.
 
 
 def code_of(language: str) -> str:
-    """`de` of `de`, `German` or the token `<|de|>`; what is no known name stays as it is."""
+    """Return `de` for `de`, `German` or the token `<|de|>`; an unknown name is returned in lower case."""
     word = language.strip().lower().removeprefix("<|").removesuffix("|>")
     return CODES.get(word, word)

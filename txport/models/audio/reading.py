@@ -1,4 +1,4 @@
-"""Audio files as samples: WAV, FLAC and what else libsndfile reads, one channel, at the rate that a model wants."""
+"""Reading audio files (WAV, FLAC and other formats of libsndfile) as mono samples at the model's sampling rate."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from txport.system.terminal import native_stderr_held
 Floats = NDArray[np.float32]
 
 INSTALL = "txport[audio]"
-LONGEST = 24 * 3600  # seconds of one file; compressed silence may be longer than memory
-MOST_SAMPLES = 1 << 31  # of a file, all channels counted
-SLOWEST, FASTEST = 1_000, 1_000_000  # samples a second; of fewer, a small file would be days of a model's samples
-LOUDEST = 100.0  # loud floats may lie somewhat beyond -1 to 1; whole numbers taken for floats lie far beyond
+LONGEST = 24 * 3600  # seconds of one file; compressed silence may not fit in memory
+MOST_SAMPLES = 1 << 31  # of a file, over all channels
+SLOWEST, FASTEST = 1_000, 1_000_000  # samples per second; at a lower rate, a small file would become days of audio
+LOUDEST = 100.0  # loud floats may exceed 1 somewhat; integers read as floats exceed it by far
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".w64", ".opus")
 
 
 def is_audio(name: str) -> bool:
-    """Whether a text is the name of an audio file that is there."""
+    """Return whether a text is the name of an existing audio file."""
     try:
         return name.lower().endswith(SUFFIXES) and Path(name).is_file()
     except (OSError, ValueError):
@@ -32,10 +32,10 @@ def is_audio(name: str) -> bool:
 
 
 def read_audio(path: Path, features: Features) -> Floats:
-    """The samples (T,) of a file, its channels' mean, at the model's sampling rate.
+    """Return the samples (T,) of a file: the mean of its channels, at the model's sampling rate.
 
-    Raises `AudioError` for a file that is no audio, is empty or holds NaN; `UnavailableError` where `soundfile`, or
-    `soxr` for another rate, is not installed.
+    Raises `AudioError` for a file that is not audio, is empty, is too long or has NaN or infinity; `UnavailableError`
+    if `soundfile`, or `soxr` for another rate, is not installed.
     """
     with needed(INSTALL, "an audio file"):
         import soundfile
@@ -50,9 +50,9 @@ def read_audio(path: Path, features: Features) -> Floats:
             samples = file.read(dtype="float32", always_2d=True)
     except TxportError:
         raise
-    except (OSError, RuntimeError, ValueError, TypeError) as error:  # of libsndfile: RuntimeError
+    except (OSError, RuntimeError, ValueError, TypeError) as error:  # libsndfile raises RuntimeError
         raise AudioError(f"{path} can't be read as audio: {brief(error)}") from error
-    with np.errstate(invalid="ignore", over="ignore"):  # what is infinite is refused
+    with np.errstate(invalid="ignore", over="ignore"):  # infinity is refused later
         mean = samples.mean(axis=1, dtype=np.float32)
     return resampled(checked(mean, str(path)), rate, features)
 
@@ -66,14 +66,17 @@ def _require_size(path: Path, rate: int, frames: int, channels: int) -> None:
 
 
 def checked(samples: Any, name: str = "audio") -> Floats:
-    """Samples (T,) that are numbers near -1 to 1, and at least one; `AudioError` for others."""
+    """Return samples (T,) as float32.
+
+    Raises `AudioError` if they are not floats of one dim, are empty or not finite, or exceed 100 in magnitude.
+    """
     array = np.asarray(samples)
     if array.ndim != 1 or array.dtype.kind != "f":
         what = f"an array of shape {array.shape} and type {array.dtype}"
         raise AudioError(f"{name} must be samples in -1 to 1, floats of one dim, got {what}")
     if not array.size:
         raise AudioError(f"{name} holds no samples; give at least one")
-    with np.errstate(over="ignore"):  # what is infinite in float32 is refused
+    with np.errstate(over="ignore"):  # infinity in float32 is refused below
         found: Floats = array.astype(np.float32, copy=False)
     if not np.isfinite(found).all():
         raise AudioError(f"{name} holds NaN or infinity in float32, which are no samples")
@@ -83,7 +86,7 @@ def checked(samples: Any, name: str = "audio") -> Floats:
 
 
 def resampled(samples: Floats, rate: int, features: Features) -> Floats:
-    """The same at the model's sampling rate."""
+    """Return the samples at the model's sampling rate."""
     if rate == features.sampling_rate:
         return samples
     with needed(INSTALL, f"audio of {rate} samples a second, for a model of {features.sampling_rate},"):

@@ -1,4 +1,4 @@
-"""What others read of a model of speech: `preprocessor_config.json`, and its part of `generation_config.json`."""
+"""Settings of a speech model for other tools: `preprocessor_config.json`, and a part of `generation_config.json`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from txport.models.audio.facts import TASKS, Features, Speech
 
 
 def preprocessor_config(features: Features) -> dict[str, Any]:
-    """The settings of a feature extractor that gives the same features."""
+    """Return the settings of a transformers feature extractor with the same features."""
     return {
         "feature_extractor_type": "WhisperFeatureExtractor",
         "processor_class": "WhisperProcessor",
@@ -26,7 +26,7 @@ def preprocessor_config(features: Features) -> dict[str, Any]:
 
 
 def speech_config(speech: Speech) -> dict[str, Any]:
-    """What `generation_config.json` says of languages, tasks and times."""
+    """Return the languages, tasks and timestamp settings for `generation_config.json`."""
     found: dict[str, Any] = {}
     if speech.languages:
         ids = zip(speech.languages, speech.language_ids, strict=True)

@@ -1,4 +1,4 @@
-"""Log-mel spectrograms as Whisper's: of samples in -1 to 1, features of about -1 to 1.5, in NumPy alone.
+"""Whisper's log-mel spectrograms in NumPy: samples in -1 to 1, features of about -1 to 1.5.
 
 Slaney's mel scale (Auditory Toolbox, 1998) is linear up to 1000 Hz and logarithmic beyond; filters are triangles of
 equal area. Shape comments: T samples, F frames, W samples of a frame, K frequencies, M mel bins.
@@ -19,17 +19,20 @@ from txport.models.audio.facts import Features
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
-HIGHEST = 8000.0  # Hz, of the last filter, whatever the sampling rate
+HIGHEST = 8000.0  # Hz, end of the last filter for any sampling rate
 LINEAR = 1000.0  # Hz
-LINEAR_STEP = 200 / 3  # Hz; up to `LINEAR` a mel is so many
-LOG_STEP = math.log(6.4) / 27  # beyond, each mel is higher by this factor's logarithm
-LEAST = 1e-10  # of a power
-RANGE = 8.0  # powers of ten below the largest power, where all else ends
-TOGETHER = 4096  # frames that are transformed at once
+LINEAR_STEP = 200 / 3  # Hz per mel, up to `LINEAR`
+LOG_STEP = math.log(6.4) / 27  # natural logarithm of the ratio between mels beyond `LINEAR`
+LEAST = 1e-10  # minimum power
+RANGE = 8.0  # powers are clipped at 10 ** -RANGE of the largest
+TOGETHER = 4096  # frames per Fourier transform call
 
 
 def log_mel(samples: NDArray[Any], features: Features) -> Floats:
-    """Samples (T,) -> (M, F), F being T / hop length, rounded down; audio shorter than a window is filled up first."""
+    """Convert samples (T,) to log-mel features (M, F), with F = T // hop_length.
+
+    Audio shorter than a window is padded with zeros first.
+    """
     filled = np.zeros(max(len(samples), features.samples), np.float32)
     filled[: len(samples)] = samples
     found: Floats = np.empty((features.size, len(filled) // features.hop_length), np.float32)
@@ -45,7 +48,7 @@ def log_mel(samples: NDArray[Any], features: Features) -> Floats:
 
 
 def _powers(samples: Floats, features: Features) -> Iterator[Doubles]:
-    """The power in each mel bin, so many frames at a time: (M, F) each."""
+    """Yield the power in each mel bin, (M, F) for up to `TOGETHER` frames at a time."""
     size = features.n_fft
     hop = features.hop_length
     padded = np.pad(samples, size // 2, mode="reflect")
@@ -59,7 +62,7 @@ def _powers(samples: Floats, features: Features) -> Iterator[Doubles]:
 
 @cache
 def mel_filters(features: Features) -> Doubles:
-    """How much of each frequency is in each mel bin: (M, K)."""
+    """Return the weight of each frequency in each mel bin: (M, K)."""
     frequencies = np.linspace(0, features.sampling_rate // 2, 1 + features.n_fft // 2)  # (K,)
     corners = _hertz(np.linspace(0, _mel(HIGHEST), features.size + 2))  # (M + 2,)
     widths = np.diff(corners)
@@ -72,7 +75,7 @@ def mel_filters(features: Features) -> Doubles:
 
 
 def _mel(hertz: float) -> float:
-    """Of a frequency from 1000 Hz on."""
+    """Return the mel value of a frequency of at least 1000 Hz."""
     return LINEAR / LINEAR_STEP + math.log(hertz / LINEAR) / LOG_STEP
 
 

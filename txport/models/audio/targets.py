@@ -1,4 +1,4 @@
-"""What a target that writes down speech begins with, and the parts that its times make of it."""
+"""Prompts of transcription targets, and splitting of targets into segments by their timestamps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from txport.models.audio.facts import TASKS, Features, Speech
 
 
 class Part(NamedTuple):
-    """Tokens of a window, and the times of its beginning and its end, in seconds from the window's."""
+    """Tokens of a segment, and its start and end in seconds from the start of the window."""
 
     tokens: list[int]
     start: float
@@ -17,7 +17,7 @@ class Part(NamedTuple):
 
 
 def prompt(speech: Speech, language: str | None, task: str, *, times: bool) -> list[int]:
-    """What a target begins with after its start token."""
+    """Return the tokens at the start of a target, after its start token."""
     found = list(speech.initial)
     if speech.languages:
         assert language is not None
@@ -30,18 +30,20 @@ def prompt(speech: Speech, language: str | None, task: str, *, times: bool) -> l
 
 
 def longest_prompt(speech: Speech) -> int:
-    """How many tokens `prompt` may give."""
+    """Return the maximum number of tokens of `prompt`."""
     language = speech.languages[0] if speech.languages else None
     return max(len(prompt(speech, language, task, times=times)) for task in TASKS for times in (False, True))
 
 
 def split(tokens: Sequence[int], first: int | None, frames: int, reads: Features) -> tuple[list[Part], int | None]:
-    """The parts of a window of so many real frames, and after how many places the next one begins; None: behind it.
+    """Return the segments of a window with `frames` real frames, and the position where the next window starts.
 
-    Two times in a row end a part and begin the next. What comes after the last pair has no end in this window and
-    belongs to the next, unless the window ends with a single time: then nothing is said behind that.
+    `first` is the token of the time 0; the position is counted in encoder positions, None: after this window. Two
+    timestamps in a row end a segment and start the next. Tokens after the last such pair have no end in this window,
+    and belong to the next window, unless the window ends with a single timestamp: then no speech follows it. Without
+    such a pair, the whole window is one segment.
     """
-    second = reads.frames_a_place * reads.hop_length / reads.sampling_rate  # of a place
+    second = reads.frames_a_place * reads.hop_length / reads.sampling_rate  # per encoder position
     times = [first is not None and token >= first for token in tokens]
     cuts = [at + 1 for at in range(len(tokens) - 1) if times[at] and times[at + 1]]
     if not cuts:
@@ -50,7 +52,7 @@ def split(tokens: Sequence[int], first: int | None, frames: int, reads: Features
         return [Part(list(tokens), 0.0, places * second)], None
     assert first is not None
     ends_single = times[-2:] == [False, True]
-    ends = [*cuts, len(tokens)] if ends_single else [*cuts[:-1], cuts[-1] + 1]  # its last part shows both times
+    ends = [*cuts, len(tokens)] if ends_single else [*cuts[:-1], cuts[-1] + 1]  # the last segment keeps both timestamps
     parts = []
     for start, end in zip([0, *ends], ends, strict=False):
         closing = end - 1 if end != ends[-1] or ends_single else end - 2

@@ -1,1 +1,1 @@
-"""Families of published checkpoints, a file each: how their `config.json` reads, and what their tensors are called."""
+"""Families of published checkpoints, one file each: reading of `config.json`, and names of tensors."""

@@ -1,4 +1,4 @@
-"""ALBERT, whose layers share their weights, and whose embeddings are narrower than they, as transformers saves it."""
+"""ALBERT as transformers saves it: layers share their weights, and embeddings are narrower than layers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ USUAL = {"cls": 2, "sep": 3, "mask": 4}
 
 
 def config(values: Published) -> dict[str, Any]:
-    """The keys of `BertConfig`: layers of one group in turn, or one layer of each group several times in a row."""
+    """Return the values of `BertConfig`.
+
+    `repeated` is "cycles" for the layers of one group in turn, "runs" for one layer of each group several times in a
+    row.
+    """
     groups = values.get("num_hidden_groups")
     inner = values.get("inner_group_num")
     if groups > 1 and inner > 1:
@@ -47,7 +51,7 @@ def config(values: Published) -> dict[str, Any]:
 LAYER = r"^(encoder\.\d+)\."
 WEIGHTS = (
     *bert.BEFORE,
-    Drop(r"sop_classifier\."),  # whether two sentences were exchanged: nothing here asks
+    Drop(r"sop_classifier\."),  # sentence-order prediction, which is not used
     Rename(r"^encoder\.embedding_hidden_mapping_in\.", "widen."),
     Rename(r"^encoder\.albert_layer_groups\.0\.albert_layers\.(\d+)\.", r"encoder.\1."),
     Rename(r"^encoder\.albert_layer_groups\.(\d+)\.albert_layers\.0\.", r"encoder.\1."),

@@ -8,7 +8,7 @@ from txport.models.families.marian import ALIASES, CLASSES, COMMON, LAYERS, comm
 from txport.models.family import Family, Published
 from txport.models.weights.rules import Constant, Rename, Rule
 
-UNUSED_POSITIONS = 2  # rows at the beginning of the tables of positions that no token has
+UNUSED_POSITIONS = 2  # rows at the start of the position tables that no token uses
 
 
 BART = {**COMMON, "vocab_size": 50265, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
@@ -16,7 +16,7 @@ DEFAULTS = {"bart": {**BART, "decoder_start_token_id": 2}, "mbart": BART}
 
 
 def config(values: Published) -> dict[str, Any]:
-    """The keys of `TransformerConfig`: learned positions, and a norm of what is embedded."""
+    """Return the values of `TransformerConfig`: learned positions, and a norm of the embeddings."""
     values.require("normalize_embedding", True)
     found = common(values)
     return found | {
@@ -34,7 +34,7 @@ WEIGHTS: tuple[Rule, ...] = (
     Rename(r"^(model\.)?encoder\.embed_positions\.weight$", "source_embedding.positions"),
     Rename(r"^(model\.)?decoder\.embed_positions\.weight$", "target_embedding.positions"),
     *LAYERS,
-    Constant(r"projection\.bias"),  # of a model saved without a head
+    Constant(r"projection\.bias"),  # missing in a model saved without a head
 )
 FAMILY = Family(
     defaults=DEFAULTS,

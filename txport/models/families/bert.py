@@ -1,6 +1,6 @@
-"""BERT and its kin: RoBERTa, XLM-R, CamemBERT, DistilBERT, sentence encoders, as transformers saves them.
+"""BERT and related models as transformers saves them: RoBERTa, XLM-R, CamemBERT, DistilBERT, sentence encoders.
 
-What comes out is that of the class that a checkpoint was saved from: hidden states, logits over the vocabulary, or
+The outputs are those of the class that a checkpoint was saved from: hidden states, logits over the vocabulary, or
 labels of texts or tokens.
 """
 
@@ -47,15 +47,15 @@ HEADS = {  # by the end of a class's name
     "ForTokenClassification": "token_labels",
     BARE: "hidden",
 }
-# What special tokens are written as, and their usual ids; of vocabularies without any, a mask is the last token.
+# Names of special tokens, and their usual ids. Without usual ids, the last token of the vocabulary is used.
 WRITTEN = {"cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>"), "mask": ("[MASK]", "<mask>")}
 USUAL = {"cls": 101, "sep": 102, "mask": 103}
 REPLACED = ("replaced",)  # the label of ELECTRA's discriminator
-PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")  # of labels of texts
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")  # of text labels
 
 
 def config(values: Published) -> dict[str, Any]:
-    """The keys of `BertConfig`."""
+    """Return the values of `BertConfig`."""
     if values.type in ROBERTAS:
         return kin(values, offset=values.get("pad_token_id") + 1, ends=("bos", "eos"), has_gelu=True)
     if values.type == "distilbert":
@@ -75,10 +75,10 @@ def kin(
     usual: Mapping[str, int] | None = None,
     has_gelu: bool = False,
 ) -> dict[str, Any]:
-    """The keys of `BertConfig` that all of BERT's kin have.
+    """Return the values of `BertConfig` that all related models have.
 
-    `names` are those of sizes. `ends` are the keys of the tokens that texts begin and end with, `usual` the ids of
-    special tokens that are said nowhere. With `has_gelu`, the head of masked language models has no other activation.
+    `names` are the keys of sizes. `ends` are the keys of the tokens at the start and end of texts. `usual` are ids of
+    special tokens that are not in the files. With `has_gelu`, the head of masked language models always uses GELU.
     """
     values.require("position_embedding_type", "absolute")
     values.require("is_decoder", False)
@@ -131,9 +131,9 @@ DISTIL_NAMES = {
 def special(
     values: Published, name: str, key: str, usual_ids: Mapping[str, int] | None, fallback: int | None = None
 ) -> int:
-    """A special token: of `config.json`, of the tokenizer, or, where there is none, the usual one of its kind.
+    """Return the id of a special token from `config.json` or the tokenizer, or else its usual id.
 
-    A token that nothing asks for may be the `fallback`, where it is known from nowhere.
+    `fallback` is used for an unnecessary token that is in neither. Raises `ConfigError` if the id is unknown.
     """
     known = values.special or {}
     found = [values.token(f"{key}_token_id"), *(known.get(written) for written in WRITTEN[name])]
@@ -149,13 +149,13 @@ def special(
 
 
 def head_of(values: Published, heads: Mapping[str, str] = HEADS) -> str:
-    """What the class that a checkpoint was saved from gives: hidden states, where none is named."""
+    """Return the head of the class that a checkpoint was saved from: "hidden" if no class is named."""
     name = next(iter(values.classes), "Model")
     return next(head for end, head in heads.items() if re.search(f"{end}$", name))
 
 
 def labels_of(values: Published) -> tuple[str, ...]:
-    """The names of the labels, in the order of their numbers."""
+    """Return the names of the labels, in the order of their numbers."""
     count = values.get("num_labels", 2)
     named = values.get("id2label", {str(number): f"LABEL_{number}" for number in range(count)})
     return tuple(str(name) for _, name in sorted(named.items(), key=lambda pair: int(pair[0])))
@@ -163,13 +163,13 @@ def labels_of(values: Published) -> tuple[str, ...]:
 
 LAYER = r"^(encoder\.\d+)\."
 BEFORE: tuple[Rule, ...] = (
-    Drop(r"(roberta|mpnet)\.pooler\."),  # its classes for labels and tokens have parts of their own in its place
+    Drop(r"(roberta|mpnet)\.pooler\."),  # classes with a head replace the pooler
     Rename(r"^(bert|roberta|distilbert|mpnet|electra|albert)\.", ""),
 )
 WEIGHTS: tuple[Rule, ...] = (
     *BEFORE,
     Drop(r"embeddings\.position_ids$"),
-    Drop(r"cls\.seq_relationship\."),  # whether one sentence follows another: nothing here asks
+    Drop(r"cls\.seq_relationship\."),  # next-sentence prediction, which is not used
     Rename(r"^(cls\.predictions\.decoder|lm_head\.decoder|vocab_projector)\.", "projection."),
     Rename(r"^embeddings\.word_embeddings\.", "source_embedding.tokens."),
     Rename(r"^embeddings\.position_embeddings\.weight$", "source_embedding.positions"),

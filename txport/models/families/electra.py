@@ -1,4 +1,4 @@
-"""ELECTRA, discriminators and generators, whose embeddings may be narrower than layers, as transformers saves it."""
+"""ELECTRA discriminators and generators as transformers saves them; embeddings may be narrower than layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADS = {**bert.HEADS, "ForPreTraining": "replaced"}
 
 
 def config(values: Published) -> dict[str, Any]:
-    """The keys of `BertConfig`; embeddings as wide as the layers have no map between."""
+    """Return the values of `BertConfig`; there is no projection if embeddings are as wide as the layers."""
     found = bert.kin(values, heads=HEADS, pooler="gelu", usual=bert.USUAL, has_gelu=True)
     narrow = values.get("embedding_size")
     return found | {"embedding_size": 0 if narrow == found["d_model"] else narrow}

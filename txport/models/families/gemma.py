@@ -1,4 +1,4 @@
-"""Gemma, a Llama whose norms multiply by 1 + weight, as transformers' `GemmaForCausalLM` saves it."""
+"""Gemma, as transformers' `GemmaForCausalLM` saves it: a Llama whose norms multiply by 1 + weight."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULTS = {
 
 
 def config(values: Published) -> dict[str, Any]:
-    """The keys of `LlamaConfig`: what is looked up is multiplied by the root of the width."""
+    """Return the values of `LlamaConfig`: embeddings are multiplied by sqrt(d_model)."""
     return llama.config(values) | {"scale_embedding": True}
 
 

@@ -1,6 +1,6 @@
-"""Gemma 2 and 3, as transformers saves them: a Gemma with norms around both sublayers, and two kinds of layers.
+"""Gemma 2 and 3 as transformers saves them: Gemma with norms before and after sublayers, and two kinds of layers.
 
-Some layers attend to a window of the last tokens. Of a Gemma 3 that reads images too, the model of texts is taken.
+Some layers have sliding-window attention. Of a Gemma 3 with image input, only the text model is used.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ GEMMA3 = {
     "final_logit_softcapping": None,
     "attn_logit_softcapping": None,
 }
-TEXT = "text_config"  # of a model that reads images too
+TEXT = "text_config"  # of a model with image input
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def config(values: Published) -> dict[str, Any]:
-    """The keys of `LlamaConfig`."""
+    """Return the values of `LlamaConfig`."""
     if values.type == "gemma3":
         values = _of_texts(values)
     values.require("use_bidirectional_attention", False)
@@ -58,7 +58,7 @@ def config(values: Published) -> dict[str, Any]:
 
 
 def _cap(values: Published, name: str) -> float:
-    """A cap, 0 for none; one of 0 is refused, by which transformers divides."""
+    """Return a soft cap, 0.0 if there is none; raise `ConfigError` for 0, by which transformers divides."""
     found = values.get(name)
     if found is not None and not found:
         raise ConfigError(f"{name} {quoted(found)} is not supported; it must be null or above 0")
@@ -66,19 +66,22 @@ def _cap(values: Published, name: str) -> float:
 
 
 def _of_texts(values: Published) -> Published:
-    """The config of the model of texts; special tokens stand beside it too."""
+    """Return the config of the text model; special tokens may also be next to it."""
     tokens = {name: found for name in TOKENS if (found := values.get(name)) is not None}
     return Published({**values.get(TEXT, {}), **tokens, "model_type": "gemma3_text"}, GEMMA3, values.special)
 
 
 def _capped(values: Published, _: Sequence[str]) -> tuple[Published, dict[str, Any]]:
-    """Gemma 2: its scores have a cap, as its logits."""
+    """Return `values`, and the value of `LlamaConfig` of Gemma 2 alone: the soft cap of attention scores."""
     return values, {"attention_cap": _cap(values, "attn_logit_softcapping")}
 
 
 def _local_positions(values: Published, kinds: Sequence[str]) -> tuple[Published, dict[str, Any]]:
-    """Gemma 3: heads are normalised, and each kind of layers has its positions, which newer files name by the kind."""
-    values.require("attn_logit_softcapping", None)  # transformers' attention has none
+    """Return `values` and the values of `LlamaConfig` of Gemma 3 alone: norms of heads, local rotary positions.
+
+    Newer files have `rope_parameters` per kind of layer.
+    """
+    values.require("attn_logit_softcapping", None)  # transformers' attention ignores it
     base = values.get("rope_local_base_freq")
     found = values.get("rope_parameters", {})
     if LOCAL in found or GLOBAL in found:
@@ -91,7 +94,7 @@ def _local_positions(values: Published, kinds: Sequence[str]) -> tuple[Published
 
 
 WEIGHTS: tuple[Rule, ...] = (
-    Drop(r"(model\.)?(vision_tower|multi_modal_projector)\."),  # of images
+    Drop(r"(model\.)?(vision_tower|multi_modal_projector)\."),  # image encoder
     Rename(r"^(model\.)?language_model\.", ""),
     Rename(r"\.post_attention_layernorm\.", ".attention_residual.result_norm."),
     Rename(r"\.pre_feedforward_layernorm\.", ".feed_forward_residual.norm."),

@@ -28,7 +28,7 @@ ALIASES = {
 
 
 def config(values: Published) -> dict[str, Any]:
-    """The keys of `GPT2Config`; its linear maps and norms all have biases."""
+    """Return the values of `GPT2Config`; all linear layers and norms have biases."""
     values.require("scale_attn_weights", True)
     values.require("scale_attn_by_inverse_layer_idx", False)
     values.require("add_cross_attention", False)
@@ -52,7 +52,7 @@ def config(values: Published) -> dict[str, Any]:
 WEIGHTS = (
     Rename(r"^transformer\.", ""),
     Drop(r"h\.\d+\.attn\.(masked_)?bias$"),  # masks
-    Transpose(r"\.c_(attn|proj|fc)\.weight$"),  # its Conv1D
+    Transpose(r"\.c_(attn|proj|fc)\.weight$"),  # Conv1D layers
     Split(r"\.attn\.c_attn\.", (".attention.query.", ".attention.key.", ".attention.value.")),
     Rename(r"^wte\.", "target_embedding.tokens."),
     Rename(r"^wpe\.weight$", "target_embedding.positions"),

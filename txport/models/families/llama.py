@@ -1,4 +1,4 @@
-"""Llama and its kin: Mistral, Qwen 2 and 3, Phi-3, SmolLM3, as transformers saves them."""
+"""Llama and related models as transformers saves them: Mistral, Qwen 2 and 3, Phi-3, SmolLM3."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ QWEN = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
     "bos_token_id": None,
-    "eos_token_id": 151645,  # of the published ones; the class has none
+    "eos_token_id": 151645,  # of the published models; the class has no default
     "use_sliding_window": False,
     "sliding_window": 4096,
     "max_window_layers": 28,
@@ -83,7 +83,7 @@ LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
 
 def config(values: Published) -> dict[str, Any]:
-    """The keys of `LlamaConfig`."""
+    """Return the values of `LlamaConfig`."""
     kind = values.type
     heads = values.get("num_attention_heads")
     biased = kind == "qwen2" or values.get("attention_bias", False)
@@ -120,7 +120,10 @@ def config(values: Published) -> dict[str, Any]:
 
 
 def positions(values: Published) -> Mapping[str, Any]:
-    """How positions turn: `rope_scaling`, or the `rope_parameters` of newer files, with its kind under "kind"."""
+    """Return the rotary settings: `rope_scaling`, or `rope_parameters` of newer files; "kind" is the type.
+
+    Raises `ConfigError` for unsupported settings.
+    """
     found = {**values.get("rope_scaling", {}), **values.get("rope_parameters", {})}
     if any(isinstance(each, dict) for each in found.values()):
         raise ConfigError("rope_parameters per layer type are not supported")
@@ -130,7 +133,7 @@ def positions(values: Published) -> Mapping[str, Any]:
             f"rope_scaling has the type {quoted(found['type'])} and another rope_type; they must be the same"
         )
     kind = next(iter(kinds), "default")
-    if values.type == "phi3" and kind in ("su", "yarn"):  # older names of it
+    if values.type == "phi3" and kind in ("su", "yarn"):  # older names of longrope
         kind = "longrope"
     for part in (found.get("partial_rotary_factor"), values.get("partial_rotary_factor")):
         if part not in (None, 1.0):
@@ -139,7 +142,10 @@ def positions(values: Published) -> Mapping[str, Any]:
 
 
 def layer_kinds(values: Published, is_local: Callable[[int], Any]) -> list[str]:
-    """What each layer attends to: as `layer_types` says, or a window where that is so for its number."""
+    """Return the attention kind of each layer: `layer_types`, or else local attention where `is_local(number)`.
+
+    Raises `ConfigError` for invalid or unsupported `layer_types`.
+    """
     count = number_of_layers(values)
     own = [LOCAL if is_local(number) else GLOBAL for number in range(count)]
     found = values.get("layer_types", own)
@@ -151,25 +157,25 @@ def layer_kinds(values: Published, is_local: Callable[[int], Any]) -> list[str]:
 
 
 def number_of_layers(values: Published) -> int:
-    """How many there are; `ConfigError` for more than any model has, before a list of so many is made."""
+    """Return `num_hidden_layers`; raise `ConfigError` beyond the limit, before a list of that length is made."""
     count: int = values.get("num_hidden_layers")
     if type(count) is int and count > MOST_LAYERS:
         raise ConfigError(f"num_hidden_layers must be at most {MOST_LAYERS}, got {count}")
     return count
 
 
-ALIKE = ("llama", "gemma", "mistral", "phi3")  # have one kind of layer, whatever layer_types says
-WITHOUT_WINDOWS = ("llama", "gemma")  # whose classes have none, though their caches do
-SWITCHED = ("qwen2", "qwen3", "smollm3")  # whose classes have windows by `use_sliding_window`; the others never ask it
+ALIKE = ("llama", "gemma", "mistral", "phi3")  # all layers have one kind, regardless of layer_types
+WITHOUT_WINDOWS = ("llama", "gemma")  # their classes have no windows, but their caches do
+SWITCHED = ("qwen2", "qwen3", "smollm3")  # their classes check `use_sliding_window`; the others ignore it
 
 
 def _windows(values: Published, unturned: tuple[int, ...], longest: int) -> tuple[int, ...]:
-    """The window of each layer, 0 where it sees all; none where no sequence is longer than a window."""
+    """Return the window of each layer, 0 for full attention; () if no sequence is longer than the window."""
     kind = values.type
     size = values.get("sliding_window")
     is_on = values.get("use_sliding_window") if kind in SWITCHED else kind not in WITHOUT_WINDOWS
     is_used = size is not None and is_on
-    some = values.get("max_window_layers") if kind.startswith("qwen") else 0  # see all
+    some = values.get("max_window_layers") if kind.startswith("qwen") else 0  # so many first layers have full attention
     is_local = unturned.__contains__ if kind == "smollm3" else lambda number: number >= some
     kinds = layer_kinds(values, lambda number: is_used and is_local(number))
     if LOCAL not in kinds:
@@ -181,7 +187,7 @@ def _windows(values: Published, unturned: tuple[int, ...], longest: int) -> tupl
 
 
 def _unturned(values: Published) -> tuple[int, ...]:
-    """The layers of a SmolLM3 that have no positions: each that ends an interval, or those with a 0 in a list."""
+    """Return the layers of a SmolLM3 without rotary positions: the last of each interval, or 0 in a list."""
     count = number_of_layers(values)
     interval = values.get("no_rope_layer_interval")
     turned = values.get("no_rope_layers", [int((number + 1) % interval != 0) for number in range(count)])
@@ -191,7 +197,7 @@ def _unturned(values: Published) -> tuple[int, ...]:
 
 
 def _longest(values: Published, scaling: Mapping[str, Any]) -> int:
-    """The longest sequence: no longer than what positions are the same for."""
+    """Return the maximum sequence length for which positions are unscaled and the cache is complete."""
     bounds = [values.get("max_position_embeddings")]
     if values.type in WITHOUT_WINDOWS:
         bounds.append(values.get("sliding_window"))
@@ -201,7 +207,7 @@ def _longest(values: Published, scaling: Mapping[str, Any]) -> int:
 
 
 def _original(values: Published, scaling: Mapping[str, Any]) -> int:
-    """The length that a model with stretched positions was trained for first."""
+    """Return the length of the first training of a model with scaled positions."""
     found = scaling.get("original_max_position_embeddings")
     own = values.get("original_max_position_embeddings", values.get("max_position_embeddings"))
     longrope = scaling["kind"] == "longrope"
@@ -209,7 +215,7 @@ def _original(values: Published, scaling: Mapping[str, Any]) -> int:
 
 
 def _stretched(values: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of `LlamaConfig` that say how positions are stretched; "dynamic" is as usual up to the longest one."""
+    """Return the values of `LlamaConfig` for scaled positions; "dynamic" is unscaled up to the maximum length."""
     kind = scaling["kind"]
     if kind in ("default", "dynamic"):
         return {}
@@ -249,7 +255,7 @@ def _yarn(values: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _longrope(values: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
-    """The short factors, which are for sequences up to the original length."""
+    """Use the short factors, which apply to sequences up to the original length."""
     original = _original(values, scaling)
     factor = values.get("max_position_embeddings") / original
     if not values.get("original_max_position_embeddings"):

@@ -1,7 +1,7 @@
 """M2M-100 and NLLB, as transformers' `M2M100ForConditionalGeneration` saves them.
 
-The language of a source is a token that the tokenizer puts before it; that of a target is the first token that is
-generated, which `generation_config.json` or an option of the search names.
+The tokenizer adds the token of the source language before a source. The first generated token is that of the target
+language, set by `generation_config.json` or by an option of the search.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEFAULTS = {
 
 
 def config(values: Published) -> dict[str, Any]:
-    """The keys of `TransformerConfig`: fairseq's sinusoids, of which the first token has the row behind padding's."""
+    """Return the values of `TransformerConfig`: fairseq's sinusoids; the first position is pad_id + 1."""
     found = common(values)
     if (start := values.get("decoder_start_token_id")) == found["pad_id"]:
         raise ConfigError(f"decoder_start_token_id {quoted(start)} can't be pad_token_id, which has no position")

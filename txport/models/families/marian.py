@@ -1,4 +1,4 @@
-"""Marian (OPUS-MT) and Pegasus, as transformers saves them; and what they have in common with BART."""
+"""Marian (OPUS-MT) and Pegasus, as transformers saves them, and settings that they share with BART."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEFAULTS = {
 
 
 def config(values: Published) -> dict[str, Any]:
-    """The keys of `TransformerConfig`: sinusoids in halves, and no norm of what is embedded."""
+    """Return the values of `TransformerConfig`: sinusoids in halves, and no norm of the embeddings."""
     if values.type == "marian":
         values.require("normalize_before", False)
         values.require("normalize_embedding", False)
@@ -50,7 +50,7 @@ def config(values: Published) -> dict[str, Any]:
 
 
 def common(values: Published) -> dict[str, Any]:
-    """What all configs of this kind say alike."""
+    """Return the values that all configs of these models share."""
     sizes = {}
     for name in ("attention_heads", "ffn_dim"):
         both = [values.get(f"{side}_{name}") for side in ("encoder", "decoder")]

@@ -1,4 +1,4 @@
-"""MPNet, whose distances bias the scores of all layers alike, as transformers saves it."""
+"""MPNet as transformers saves it: relative position biases, shared by all layers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from txport.models.families import bert
 from txport.models.family import Family, Published
 from txport.models.weights.rules import Rename
 
-BUCKETS, FARTHEST = 32, 128  # of distances, in transformers whatever a config says
+BUCKETS, FARTHEST = 32, 128  # of distances; fixed in transformers, regardless of the config
 DEFAULTS = {**bert.ROBERTA, "vocab_size": 30527, "relative_attention_num_buckets": BUCKETS}
-OFFSET = 2  # rows of the table of positions that no token has
+OFFSET = 2  # rows of the position table that no token uses
 
 
 def config(values: Published) -> dict[str, Any]:
-    """The keys of `BertConfig`."""
-    values.require("pad_token_id", 1)  # which its positions count on
+    """Return the values of `BertConfig`."""
+    values.require("pad_token_id", 1)  # its positions depend on it
     values.require("relative_attention_num_buckets", BUCKETS)
     found = bert.kin(values, offset=OFFSET, segment=False, ends=("bos", "eos"), has_gelu=True)
     return found | {"buckets": BUCKETS, "farthest": FARTHEST}

@@ -22,7 +22,7 @@ DEFAULTS = {
 
 
 def config(values: Published) -> dict[str, Any]:
-    """The keys of `OPTConfig`."""
+    """Return the values of `OPTConfig`."""
     values.require("enable_bias", True)
     values.require("layer_norm_elementwise_affine", True)
     values.require("_remove_final_layer_norm", False)

@@ -23,7 +23,7 @@ DEFAULTS = {
     "pad_token_id": 0,
     "eos_token_id": 1,
     "tie_word_embeddings": True,
-    "n_positions": 512,  # of its training; its positions have no bound
+    "n_positions": 512,  # of its training; relative positions have no maximum
 }
 MT5 = {
     **DEFAULTS,
@@ -43,7 +43,7 @@ ALIASES = {
 
 
 def config(values: Published) -> dict[str, Any]:
-    """The keys of `T5Config`; in a gated feed-forward, "gelu" is the approximation by tanh."""
+    """Return the values of `T5Config`; in a gated feed-forward, "gelu" is the tanh approximation."""
     kinds = {**ACTIVATIONS, **{GATED + name: kind for name, kind in ACTIVATIONS.items()}, GATED + "gelu": "gelu_tanh"}
     activation = values.word("feed_forward_proj", kinds)
     gated = values.get("feed_forward_proj").startswith(GATED)

@@ -1,6 +1,6 @@
 """Whisper, as transformers' `WhisperForConditionalGeneration` saves it.
 
-What tokens say of speech lies in `generation_config.json`, and what audio it hears in `preprocessor_config.json`.
+`generation_config.json` has the special tokens of speech, `preprocessor_config.json` the audio settings.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SILENT = {"padding_value": 0.0, "dither": 0.0, "do_normalize": False}  # the onl
 
 
 def config(values: Published) -> dict[str, Any]:
-    """The keys of `WhisperConfig`."""
+    """Return the values of `WhisperConfig`."""
     values.require("scale_embedding", False)
     values.require("tie_word_embeddings", True)
     sizes = {}
@@ -69,7 +69,7 @@ def config(values: Published) -> dict[str, Any]:
 
 
 def _audio(values: Published) -> dict[str, Any]:
-    """What `preprocessor_config.json` says; it must be of as many mel bins and frames as the model."""
+    """Return the settings of `preprocessor_config.json`; mel bins and frames must be the model's."""
     told = {name: each for name, each in values.beside("preprocessor_config").items() if each is not None}
     for name, expected in SILENT.items():
         if (found := told.get(name, expected)) != expected:
@@ -91,7 +91,7 @@ def _audio(values: Published) -> dict[str, Any]:
 
 
 def _speech(values: Published) -> dict[str, Any]:
-    """What `generation_config.json` says of languages, tasks and times."""
+    """Return the languages, tasks and timestamp settings of `generation_config.json`."""
     told = values.beside("generation_config")
     languages: Mapping[str, Any] = told.get("lang_to_id") or {} if told.get("is_multilingual", True) else {}
     tasks = (told.get("task_to_id") or {}) if languages else {}
@@ -118,7 +118,7 @@ def _speech(values: Published) -> dict[str, Any]:
 def _forced(
     forced: Sequence[Sequence[int | None]], languages: Mapping[int, str], tasks: Mapping[str, int], no_times: int | None
 ) -> dict[str, Any]:
-    """What `forced_decoder_ids` mean: [[1, language or null], [2, task], [3, no times]], or any tokens."""
+    """Interpret `forced_decoder_ids`: [[1, language or null], [2, task], [3, no timestamps]], or any tokens."""
     if [place for place, _ in forced] != list(range(1, 1 + len(forced))):
         raise ConfigError(f"forced_decoder_ids {quoted(forced)} are not supported; their positions must be 1, 2, ...")
     ids = [token for _, token in forced if token != no_times]

@@ -1,1 +1,1 @@
-"""Formats of checkpoints: who wrote a folder, and what is made of it. Each is one file here, with a `FORMAT`."""
+"""Checkpoint formats: each is a module here with a `FORMAT`, which recognises a folder and reads it."""

@@ -1,4 +1,4 @@
-"""fairseq's dictionaries: a line for each token, behind the four special ones that each begins with."""
+"""fairseq's dictionaries: four special tokens, and then one token per line of the file."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from txport.models.tokenizers.vocabularies import lines_of
 
 DICTIONARIES = "dict.*.txt"
 SPECIAL = ("<s>", "<pad>", END, "<unk>")
-MULTILINGUAL = "translation_multi_simple_epoch"  # a task, whose sources and targets begin with their language
-STYLES = {"multilingual": "__{}__", "mbart": "[{}]"}  # of tokens of languages
-REQUIRED: dict[str, tuple[Any, Any]] = {  # of that task: what it must say, and what it says without
+MULTILINGUAL = "translation_multi_simple_epoch"  # a task whose sources and targets begin with their language
+STYLES = {"multilingual": "__{}__", "mbart": "[{}]"}  # of language tokens
+REQUIRED: dict[str, tuple[Any, Any]] = {  # of that task: the required value, and the default
     "encoder_langtok": ("src", None),
     "decoder_langtok": (True, False),
     "langtoks_specs": (["main"], ["main"]),
     "lang_tok_replacing_bos_eos": (False, False),
 }
 OF_TASK = ("source_lang", "target_lang", "langs", "lang_tok_style", *REQUIRED)  # options of a task, not of a model
-MASK = "<mask>"  # behind the languages, where they are written as mBART's
-AGAIN = "#fairseq:overwrite"  # behind a token that may be there twice
+MASK = "<mask>"  # after the languages if they have mBART's style
+AGAIN = "#fairseq:overwrite"  # after a token that may occur twice
 
 
 def texts(folder: Path, options: Mapping[str, Any], rows: tuple[int, int]) -> Files:
-    """The text files of a bundle, of a model that has so many rows for source and target."""
+    """Return the text files of a bundle; `rows` are the numbers of rows of the source and target embeddings."""
     paths = [_dictionary(folder, options.get(name), name) for name in ("source_lang", "target_lang")]
     languages = language_tokens(options) if options.get("task") == MULTILINGUAL else {}
     masks = [MASK] if languages and options.get("lang_tok_style") == "mbart" else []
@@ -52,7 +52,7 @@ def texts(folder: Path, options: Mapping[str, Any], rows: tuple[int, int]) -> Fi
 
 
 def _dictionary(folder: Path, language: Any, name: str) -> Path:
-    """That of a language; where the checkpoint does not say which, the only one, or any of several that are alike."""
+    """Return the dictionary of a language; if the checkpoint names none, the only one, or one of identical ones."""
     there = sorted(folder.glob(DICTIONARIES))
     path = folder / f"dict.{language}.txt" if isinstance(language, str) else there[0]
     if path in there and (isinstance(language, str) or len({each.read_bytes() for each in there}) == 1):
@@ -62,7 +62,7 @@ def _dictionary(folder: Path, language: Any, name: str) -> Path:
 
 
 def language_tokens(options: Mapping[str, Any]) -> dict[str, str]:
-    """The languages of a multilingual task and the tokens that it adds; `ConfigError` for other uses of them."""
+    """Return the languages of a multilingual task and their tokens; raise `ConfigError` for unsupported options."""
     languages = options.get("langs")
     style = options.get("lang_tok_style", "multilingual")
     for name, (expected, default) in REQUIRED.items():
@@ -83,7 +83,7 @@ def _with(ids: dict[str, int], tokens: list[str]) -> dict[str, int]:
 
 
 def read_dictionary(path: Path) -> dict[str, int]:
-    """The tokens of a dictionary with their ids; `CheckpointError` for a file that is none."""
+    """Return the tokens of a dictionary with their ids; raise `CheckpointError` for an invalid file."""
     ids = {token: number for number, token in enumerate(SPECIAL)}
     lines = lines_of(path)
     while lines and not lines[-1].strip():

@@ -1,4 +1,4 @@
-"""Eole's folders, which are recognised only to say what to do with them."""
+"""Eole's folders, which are recognised only to raise an error with advice."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from txport.models.config import read_config
 from txport.models.names import CONFIG
 from txport.models.sources.source import Format, Source
 
-KEYS = ("architecture", "encoder", "decoder")  # of which a model's options have one
+KEYS = ("architecture", "encoder", "decoder")  # the options of a model have at least one of them
 FIX = "convert it with CTranslate2 (ctranslate2.converters.eole_ct2) and name the folder that this writes"
 
 
 def recognises(folder: Path) -> bool:
-    """Whether `config.json` has the options of a model under `model`, as Eole writes them."""
+    """Return whether `config.json` has the options of a model under `model`, as Eole writes them."""
     values = read_config(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     model = values.get("model")
     return isinstance(model, Mapping) and any(key in model for key in KEYS)
 
 
 def read(folder: Path) -> Source:
-    """Always raises `ConfigError`."""
+    """Raise `ConfigError` always."""
     raise ConfigError(f"{folder / CONFIG} is of Eole, whose models can't be read; {FIX}")
 
 

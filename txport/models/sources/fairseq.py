@@ -1,4 +1,4 @@
-"""Transformers of fairseq: a `.pt` with options and tensors, beside the dictionaries `dict.LANGUAGE.txt`."""
+"""Transformers of fairseq: a `.pt` with options and tensors, next to dictionaries `dict.LANGUAGE.txt`."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from txport.models.sources.source import Format, Source
 from txport.models.weights.published import LAYERS
 from txport.models.weights.rules import Drop, Rename, Rule, Split
 
-START, PAD, END = 0, 1, 2  # its dictionaries begin with these; targets start from the end token
-OFFSET = PAD + 1  # rows of a table of positions that no token has
-LONGEST = 1024  # tokens, where nothing is said
+START, PAD, END = 0, 1, 2  # its dictionaries begin with these; the decoder starts from the end token
+OFFSET = PAD + 1  # rows of a position table that no token uses
+LONGEST = 1024  # tokens, if no maximum is stated
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -60,7 +60,7 @@ DEFAULTS = {"encoder_embed_dim": 512, "encoder_ffn_embed_dim": 2048, "activation
 
 
 def recognises(folder: Path) -> bool:
-    """Whether there are dictionaries, and no `config.json` that tells of another writer."""
+    """Return whether there are dictionaries, and no `config.json`, which other formats have."""
     return not (folder / CONFIG).is_file() and any(folder.glob(DICTIONARIES))
 
 
@@ -80,7 +80,7 @@ def read(folder: Path) -> Source:
 
 
 def _options(values: Any) -> dict[str, Any]:
-    """Those of `args`, or of the model in `cfg`, as later versions have them."""
+    """Return the options in `args`, or those of the model in `cfg`, as later versions write them."""
     if values.get("args") is not None:
         return options_of(values["args"])
     if values.get("cfg") is None:
@@ -95,13 +95,13 @@ def _options(values: Any) -> dict[str, Any]:
 
 
 def _languages(task: Any) -> dict[str, Any]:
-    """What is said of them, which later versions keep with the task."""
+    """Return the language options, which later versions store with the task."""
     values = {} if task is None or isinstance(task, str) else options_of(task)
     return {name: values.get(name) for name in OF_TASK}
 
 
 def config(options: Published, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """The keys of `TransformerConfig`."""
+    """Return the values of `TransformerConfig`."""
     if options.get("task") == MULTILINGUAL:
         language_tokens(options.all())
     arch = options.get("arch", "transformer")
@@ -149,7 +149,7 @@ def config(options: Published, tensors: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _final_norm(tensors: dict[str, Tensor]) -> bool:
-    """Whether a norm ends each stack; models of old versions have none there, whatever their options say."""
+    """Return whether each stack has a final norm; models of old versions have none, regardless of their options."""
     has = {side: f"{side}.layer_norm.weight" in tensors for side in ("encoder", "decoder")}
     if has["encoder"] != has["decoder"]:
         raise ConfigError("a final norm in only one of encoder and decoder is not supported")

@@ -1,4 +1,4 @@
-"""Folders that transformers' `save_pretrained` wrote: a family reads their `config.json`."""
+"""Folders written by transformers' `save_pretrained`: a family reads their `config.json`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from txport.models.sources.source import Format, Source, generation, place_of, r
 from txport.models.tokenizers.convert import companions_of
 from txport.system.documents import DocumentError, read_json
 
-ENCODER, HEADLESS = "bert", "Model"  # architecture of encoders, and the class of one without a head
+ENCODER, HEADLESS = "bert", "Model"  # architecture of encoder-only models, and the class of one without a head
 GENERATED = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
 def recognises(folder: Path) -> bool:
-    """Whether `config.json` has a `model_type`."""
+    """Return whether `config.json` has a `model_type`."""
     return family.TYPE in read_config(folder / CONFIG)
 
 
 def read(folder: Path) -> Source:
-    """See `Format`; where `generation_config.json` names special tokens, these are taken."""
+    """See `Format`; special tokens of `generation_config.json` have priority."""
     values = read_config(folder / CONFIG)
     config = config_as(folder, values)
     kind = family.find(values[family.TYPE])
@@ -42,12 +42,12 @@ def read(folder: Path) -> Source:
 
 
 def _values(path: Path) -> dict[str, Any]:
-    """Those of a JSON file; none where there is no such file."""
+    """Return the values of a JSON file; {} if it does not exist."""
     return read_config(path) if path.is_file() else {}
 
 
 def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
-    """The config of the architecture, of the values of a `config.json` and what else lies in its folder."""
+    """Return the config of the architecture, from the values of a `config.json` and the other files of its folder."""
     of_sentences = is_of_sentences(folder)
     longest = longest_sentence(folder)
     try:
@@ -55,7 +55,7 @@ def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
         if of_sentences and kind.architecture != ENCODER:
             raise ConfigError(f"{family.TYPE} {quoted(values[family.TYPE])} is not supported with {MODULES}")
         if of_sentences:
-            values = {**values, "architectures": [HEADLESS]}  # whatever class the weights were taken from
+            values = {**values, "architectures": [HEADLESS]}  # regardless of the class that saved the weights
         beside = {Path(name).stem: _values(folder / name) for name in (GENERATION, PREPROCESSOR)}
         tokens = beside[Path(GENERATION).stem]
         values = {**values, **{name: tokens[name] for name in GENERATED if tokens.get(name) is not None}, **beside}
@@ -68,19 +68,19 @@ def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
 
 
 def defaults(folder: Path, facts: Facts) -> Mapping[str, Any]:
-    """How the model searches, or how it pools."""
+    """Return the default search options, or the pooling of an encoder-only model."""
     return pooling_defaults(folder, facts) if facts.task == "encode" else generation(folder, facts)
 
 
 def _special_tokens(folder: Path) -> dict[str, int] | None:
-    """The special tokens of the tokenizer, what they are written as -> id; None where there is none."""
+    """Return the added tokens of the tokenizer and their ids; None without a tokenizer, {} for an invalid one."""
     try:
         found = companions_of(folder).get(TOKENIZER)
         if found is None:
             return None
         values = read_json(found) if isinstance(found, Path) else json.loads(found)
         return {each["content"]: each["id"] for each in values["added_tokens"] if type(each["id"]) is int}
-    except (DocumentError, CheckpointError, LookupError, TypeError):  # what is wrong is told when it is loaded
+    except (DocumentError, CheckpointError, LookupError, TypeError):  # the error is raised when it is loaded
         return {}
 
 

@@ -1,4 +1,4 @@
-"""Pickles that trainers write of options and tensors: the options may be an `argparse.Namespace`, and nothing else."""
+"""Trainers' pickles of options and tensors: the options may be an `argparse.Namespace`, and no other class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUFFIX = ".pt"
 
 
 def only_pickle(folder: Path, pattern: str) -> Path:
-    """The one file of a folder that matches; `ConfigError` for none or several."""
+    """Return the only file of a folder that matches; raise `ConfigError` for none or several."""
     found = sorted(path for path in folder.glob(pattern) if path.is_file())
     if not found:
         raise ConfigError(f"{folder} holds no {pattern}, in which its trainer has a model")
@@ -30,7 +30,7 @@ def only_pickle(folder: Path, pattern: str) -> Path:
 
 
 def read_namespaces(path: Path) -> Mapping[str, Any]:
-    """What a pickle holds by name; `CheckpointError` for one that holds any class but `argparse.Namespace`."""
+    """Return the contents of a pickle; raise `CheckpointError` for any class but `argparse.Namespace`."""
     with torch.serialization.safe_globals([Namespace]):
         try:
             values = read_values(path)
@@ -45,7 +45,7 @@ def read_namespaces(path: Path) -> Mapping[str, Any]:
 
 
 def options_of(values: Any) -> dict[str, Any]:
-    """Options by name, of a namespace or a dict; `ConfigError` for anything else."""
+    """Return options by name, from a namespace or a dict; raise `ConfigError` for anything else."""
     found = vars(values) if isinstance(values, Namespace) else values
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
         raise ConfigError(f"options must be names and values, got {quoted(type(values).__name__)}")
@@ -55,7 +55,7 @@ def options_of(values: Any) -> dict[str, Any]:
 
 
 def tensors_of(values: Any, path: Path) -> dict[str, Tensor]:
-    """Tensors by name, and nothing else."""
+    """Return tensors by name; raise `CheckpointError` for anything else."""
     if not isinstance(values, Mapping) or not values:
         raise CheckpointError(f"{path} holds no tensors by name where its trainer has them")
     for name, tensor in values.items():
@@ -69,7 +69,7 @@ def tensors_of(values: Any, path: Path) -> dict[str, Tensor]:
 
 
 def weights_of(tensors: Mapping[str, Tensor], cut: Mapping[str, int] | None = None) -> Weights:
-    """Tensors as a plan wants them; of those in `cut`, only so many rows are used."""
+    """Return tensors as `Weights`; of those in `cut`, only so many first rows."""
     rows = {name: tensor for name, tensor in tensors.items() if tensor.dim()}
     rows |= {name: rows[name][:count] for name, count in (cut or {}).items() if name in rows}
     found = {**tensors, **rows}
@@ -77,14 +77,14 @@ def weights_of(tensors: Mapping[str, Tensor], cut: Mapping[str, int] | None = No
 
 
 def rows_and_width(tensors: Mapping[str, Tensor], name: str) -> tuple[int, int]:
-    """The shape of a matrix; `ConfigError` where it lacks."""
+    """Return the shape of a matrix; raise `ConfigError` if it is missing."""
     if name not in tensors or tensors[name].dim() != 2:
         raise ConfigError(f"it must have a matrix {quoted(name)}")
     return tensors[name].shape[0], tensors[name].shape[1]
 
 
 def require_alike(options: Mapping[str, Any], *names: str, default: Any = None) -> Any:
-    """The value of several options, which must be one."""
+    """Return the value that several options share; raise `ConfigError` if they differ."""
     found = [options.get(name, default) for name in names]
     if any(each != found[0] for each in found):
         told = " and ".join(f"{name} {quoted(each)}" for name, each in zip(names, found, strict=True))
@@ -93,7 +93,7 @@ def require_alike(options: Mapping[str, Any], *names: str, default: Any = None) 
 
 
 def id_of(tokens: Iterable[str], token: str, what: str) -> int:
-    """The number of a token in a vocabulary."""
+    """Return the id of a token in a vocabulary; raise `ConfigError` if it is missing."""
     for number, each in enumerate(tokens):
         if each == token:
             return number

@@ -1,4 +1,4 @@
-"""Checkpoints of our own: `config.json` names an `architecture`, the tensors have the model's names."""
+"""txport's own checkpoints: `config.json` names an `architecture`, and tensors have the model's names."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from txport.models.names import CONFIG, GENERATION
 from txport.models.sources.source import Format, Source, generation, no_defaults, place_of, read_weights
 
 ARCHITECTURE = "architecture"
-OLDEST = "transformer"  # the one that configs without a name are of
-OLD_FAMILY = "encoder-decoder"  # what configs said before there were architectures
+OLDEST = "transformer"  # the architecture of configs that name none
+OLD_FAMILY = "encoder-decoder"  # in configs from before there were architectures
 
 
 def recognises(folder: Path) -> bool:
-    """A config without the `model_type` of others is one of ours."""
+    """Return whether the config names an `architecture` or has no `model_type`."""
     values = read_config(folder / CONFIG)
     return ARCHITECTURE in values or TYPE not in values
 
 
 def read(folder: Path) -> Source:
-    """See `Format`; tensors may also have the names that the architecture's own rules know."""
+    """See `Format`; the architecture's rules also convert some other names of tensors."""
     path = folder / CONFIG
     values = dict(read_config(path))
     try:

@@ -1,4 +1,4 @@
-"""Transformers of OpenNMT-py: `NAME_step_NUMBER.pt` with options, vocabularies and tensors, or these in safetensors."""
+"""Transformers of OpenNMT-py: `NAME_step_NUMBER.pt` with options, vocabularies and tensors, or with safetensors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ REQUIRED: dict[str, tuple[Any, ...]] = {
 
 
 def recognises(folder: Path) -> bool:
-    """Whether there is a pickle of such a name, and no `config.json` that tells of another writer."""
+    """Return whether there is a pickle with such a name, and no `config.json`, which other formats have."""
     return not (folder / CONFIG).is_file() and any(folder.glob(FILES))
 
 
@@ -81,7 +81,7 @@ def read(folder: Path) -> Source:
 
 
 def _tensors(values: Any, path: Path) -> tuple[dict[str, Tensor], Path]:
-    """The tensors, and the file that they are in: of the pickle itself, or of safetensors beside it."""
+    """Return the tensors and the file that they are in: the pickle itself, or safetensors next to it."""
     beside = path.with_suffix(".safetensors")
     if "model" not in values:
         if not beside.is_file():
@@ -95,7 +95,7 @@ def _tensors(values: Any, path: Path) -> tuple[dict[str, Tensor], Path]:
 
 
 def config(options: Published, vocabularies: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """The keys of `TransformerConfig`: norms come first, and one ends each stack."""
+    """Return the values of `TransformerConfig`: pre-norm, with a final norm."""
     for name, allowed in REQUIRED.items():
         options.require(name, *allowed)
     if vocabularies.get("src_feats"):
@@ -135,7 +135,7 @@ def config(options: Published, vocabularies: dict[str, Any], tensors: dict[str, 
 
 
 def _texts(folder: Path, path: Path, options: Mapping[str, Any], vocabularies: Mapping[str, Any]) -> Files:
-    """The text files of a bundle; the options may name models of SentencePiece."""
+    """Return the text files of a bundle; the options may name SentencePiece models."""
     source, target = (vocabularies[side] for side in ("src", "tgt"))
     transforms = options.get("transforms") or []
     if "onmt_tokenize" in transforms and has_cuts(folder):
@@ -154,7 +154,7 @@ def _texts(folder: Path, path: Path, options: Mapping[str, Any], vocabularies: M
 
 
 def _width(options: Published, width: int) -> int:
-    """D, which each option that names it must say."""
+    """Return D; each option that names it must agree."""
     for name in ("hidden_size", "enc_hid_size", "dec_hid_size", "rnn_size", "enc_rnn_size", "dec_rnn_size"):
         if (value := options.get(name)) not in (None, -1, width):
             raise ConfigError(f"{name} {quoted(value)} differs from the width {width} of the embeddings")
@@ -177,7 +177,7 @@ def _tied(options: Published) -> str:
 
 
 def _require_biases(tensors: dict[str, Tensor]) -> None:
-    """Attention and feed-forward may have no biases, all or none of a kind."""
+    """Raise `ConfigError` unless all or none of the linear layers of a kind have biases, on each side."""
     for kind in ("linear_query", "linear_keys", "linear_values", "final_linear", "w_1", "w_2"):
         for side in ("encoder", "decoder"):
             has = {
@@ -190,7 +190,7 @@ def _require_biases(tensors: dict[str, Tensor]) -> None:
 
 
 def _check_positions(table: Tensor | None, config: dict[str, Any], side: str) -> None:
-    """The table of positions must be the one that the options say."""
+    """Raise `ConfigError` if the position table is not the one that the options state."""
     if table is None:
         return
     given = table.reshape(-1, table.shape[-1]).float() if table.dim() else table
@@ -199,7 +199,7 @@ def _check_positions(table: Tensor | None, config: dict[str, Any], side: str) ->
         raise ConfigError(f"{POSITIONS.format(side)} is not the table that position_encoding_type says")
 
 
-# Attention and feed-forward may have no biases, which are zeros then.
+# Attention and feed-forward may have no biases; then they are zeros.
 BIASES = r"(encoder|decoder)\.\d+\.((cross_)?attention\.\w+|feed_forward\.\w+)\.bias"
 WEIGHTS: tuple[Rule, ...] = (
     Drop(r"(encoder|decoder)\.embeddings\.make_embedding\.pe\.pe$"),  # sinusoids

@@ -1,4 +1,4 @@
-"""What trainers store beside their tensors: options by name, vocabularies, and words for what is wrong with them."""
+"""Options and vocabularies that trainers store next to tensors, and their error messages."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from pathlib import Path
 from txport.errors import CheckpointError, ConfigError, brief
 from txport.system.documents import DocumentError, read_text
 
-NEVER = -64.0  # a logit below that of any token that is written; tolerances grow with the largest
-UNBOUNDED = 512  # tokens, of a model whose positions have no bound
+NEVER = -64.0  # a logit below that of any generated token; not lower, because tolerances grow with the largest value
+UNBOUNDED = 512  # maximum length in tokens of a model whose positions have no maximum
 
 
 @contextmanager
 def reading(place: Path, what: str) -> Iterator[None]:
-    """Whatever is wrong with `what` in this file becomes one `ConfigError` that begins with its path."""
+    """Convert any error about `what` in this file to a `ConfigError` that begins with its path.
+
+    A `CheckpointError` is raised unchanged.
+    """
     try:
         yield
     except CheckpointError:
@@ -30,7 +33,7 @@ def reading(place: Path, what: str) -> Iterator[None]:
 
 
 def read_strings(path: Path) -> list[str]:
-    """A list of strings in JSON; `ConfigError` for anything else."""
+    """Read a list of strings in JSON; raise `ConfigError` for anything else."""
     try:
         found = json.loads(read_text(path))
     except DocumentError as error:

@@ -1,4 +1,4 @@
-"""Weights in pickles, as `torch.save` writes them: only tensors are read, and what holds more is refused."""
+"""Weights in pickles of `torch.save`: only tensors are read, and files with other objects are refused."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from txport.system.terminal import one_line
 CODE = re.compile(r"(?:GLOBAL|class) ([\w.]+)")
 SAVE = "save its tensors alone: safetensors.torch.save_file(model.state_dict(), ...)"
 WHICH = "say which: at = {} in txport.toml, --at for a draft"
-KEYS = 8  # in an error
+KEYS = 8  # named in an error
 
 logger = logging.getLogger(__name__)
 
 
 def read_pickle(path: Path, at: str = "") -> Weights:
-    """The tensors of a file that `torch.save` wrote; their data stays on disk until it is read.
+    """Return the tensors of a file that `torch.save` wrote; their data stays on disk until it is read.
 
-    They may lie in a dict in the file: `at` names it by its keys, with dots between them, and is not needed where only
-    one holds tensors. Raises `CheckpointError` for a file that holds anything but tensors and plain values, which
-    might run code, and for one that can't be read.
+    They may be in a dict in the file: `at` is its path of keys, separated by dots, and is unnecessary if only one dict
+    has tensors. Raises `CheckpointError` for a file that can't be read, or that has anything but tensors and plain
+    values, which might run code.
     """
     values = read_values(path)
     tensors = _tensors(path, values, at)
@@ -48,48 +48,48 @@ def read_pickle(path: Path, at: str = "") -> Weights:
     return Weights({name: tuple(tensor.shape) for name, tensor in tensors.items()}, read)
 
 
-@cache  # once for a file, however often it is read
+@cache  # once per file
 def _warn(path: Path) -> None:
     told = one_line(str(path))
     logger.warning("%s is a pickle, of which only tensors are read; `txport import` writes safetensors of it", told)
 
 
 def is_repeated(tensor: Tensor) -> bool:
-    """Whether a tensor has more numbers than its file holds of it: strides may see each of them many times."""
+    """Return whether a tensor has more elements than stored in its file: strides may repeat elements."""
     return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 def read_values(path: Path) -> Any:
-    """What a pickle holds, of tensors and plain values."""
+    """Return the contents of a pickle of tensors and plain values."""
     try:
         is_archive = zipfile.is_zipfile(path)
         if is_archive:
             _require_plain(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what is refused then
+            warnings.simplefilter("ignore")  # about files that are refused
             return torch.load(str(path), map_location="cpu", weights_only=True, mmap=is_archive)
     except CheckpointError:
         raise
     except MemoryError:
         raise
-    except Exception as error:  # a stranger's bytes, read by a machine for bytes: any error may come
+    except Exception as error:  # untrusted data can cause any error
         if found := CODE.search(str(error)):
             held = f"it holds {found[1]}, which may run code; {SAVE}"
-        else:  # PyTorch's own advice, to read it with its code, is none to give
+        else:  # do not repeat PyTorch's advice to load the file with its code
             reason = brief(error) if str(error) and "weights_only" not in str(error) else type(error).__name__
             held = f"it is not a whole file of tensors ({reason})"
         raise CheckpointError(f"{path} is refused: {held}") from error
 
 
 def _require_plain(path: Path) -> None:
-    """Raise `CheckpointError` for an archive that is compressed, and might grow without end."""
+    """Raise `CheckpointError` for a compressed archive, whose contents could be of any size."""
     with zipfile.ZipFile(path) as archive:
         if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
             raise CheckpointError(f"{path} is refused: it is compressed, as torch.save never writes it")
 
 
 def _tensors(path: Path, values: Any, at: str) -> dict[str, Tensor]:
-    """The tensors of the dict that `at` names, or of the only one that holds some."""
+    """Return the tensors of the dict at `at`, or of the only dict that has some."""
     for key in at.split(".") if at else ():
         if not isinstance(values, Mapping) or key not in values:
             there = ", ".join(quoted(each) for each in list(values)[:KEYS]) if isinstance(values, Mapping) else "none"
@@ -115,7 +115,7 @@ def _tensors(path: Path, values: Any, at: str) -> dict[str, Tensor]:
 
 
 def _holders(values: Mapping[Any, Any]) -> list[Any]:
-    """The keys of dicts that hold tensors."""
+    """Return the keys of dicts that have tensors."""
     return [key for key, each in values.items() if isinstance(each, Mapping) and _has_tensors(each)]
 
 

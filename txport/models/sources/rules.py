@@ -1,4 +1,4 @@
-"""Rules for tensors as tables of TOML: each is one operation, with the fields of its class in `weights/rules.py`."""
+"""Tensor rules as TOML tables: each is one operation, with the fields of its class in `weights/rules.py`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from txport.models.weights.rules import Permute, Rule, Settle, Split
 KINDS: tuple[type[Any], ...] = get_args(Rule)
 OPERATIONS = {each.__name__.lower(): each for each in KINDS if each is not Settle}
 REGEXES = ("pattern", "patterns")
-LARGEST = 1 << 24  # of a whole number
+LARGEST = 1 << 24  # largest magnitude of a number
 
 
 def parse_rule(table: object) -> Rule:
-    """The rule that a table says, such as `{rename = {pattern = "^a", to = "b"}}`.
+    """Return the rule of a table, such as `{rename = {pattern = "^a", to = "b"}}`.
 
-    Where one field has no default, its value may stand for the table of all: `{drop = "^a"}`. Raises `ConfigError`.
+    If only one field has no default, its value can replace the table: `{drop = "^a"}`. Raises `ConfigError`.
     """
     if not isinstance(table, Mapping) or len(table) != 1:
         raise ConfigError(f"a rule must be one of {', '.join(OPERATIONS)}, got {quoted(table)}")
@@ -45,7 +45,7 @@ def parse_rule(table: object) -> Rule:
 
 
 def written(rule: Rule) -> str:
-    """A rule as a line of TOML; what has its default is left out."""
+    """Return a rule as a line of TOML, without fields that have their default."""
     kind = type(rule)
     fields = [each for each in dataclasses.fields(kind) if getattr(rule, each.name) != each.default]
     values = {each.name: toml(getattr(rule, each.name)) for each in fields}
@@ -55,7 +55,7 @@ def written(rule: Rule) -> str:
 
 
 def toml(value: Any) -> str:
-    """A text, a number or a tuple of these as TOML writes it; a text without quotes stands as it is, to be legible."""
+    """Return a text, number or tuple of these in TOML; texts are written literally where possible."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(toml, value))}]"
     if not isinstance(value, str):
@@ -66,7 +66,7 @@ def toml(value: Any) -> str:
 
 
 def _value(name: str, value: Any, hint: Any) -> Any:
-    """A value of the type that a field has; `ConfigError` for any other."""
+    """Return a value with the type of its field; raise `ConfigError` for any other."""
     if get_origin(hint) is tuple:
         inner = get_args(hint)[0]
         if not isinstance(value, list) or not value:
@@ -88,7 +88,7 @@ def _require_sound(operation: str, rule: Rule) -> None:
         try:
             re.compile(pattern)
             for to in (targets,) if isinstance(targets, str) else targets:
-                re.sub(f"{pattern}|", to, "")  # matches nothing at all, so that what it is replaced by is read
+                re.sub(f"{pattern}|", to, "")  # also matches the empty text, therefore `to` is parsed
         except (re.error, IndexError, RecursionError, OverflowError) as error:
             raise ConfigError(f"{operation} {quoted(pattern)} is no regular expression: {error}") from error
     if isinstance(rule, Split) and (rule.groups < 1 or len(rule.to) < 2):

@@ -1,4 +1,4 @@
-"""What every format of checkpoints gives: the model that a folder is of, and how its tensors become the model's."""
+"""Interface of all checkpoint formats: the config of a folder's model, its tensors, and rules to convert them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from txport.models.weights.values import Weights
 
 
 def held(tensors: Mapping[str, Tensor]) -> Weights:
-    """Tensors that are in memory already."""
+    """Return tensors that are already in memory as `Weights`."""
     return Weights({name: tuple(tensor.shape) for name, tensor in tensors.items()}, tensors.__getitem__)
 
 
 def no_defaults(facts: Facts) -> Mapping[str, Any]:
-    """Of a checkpoint that does not say how to search."""
+    """Return no search defaults, for a checkpoint without any."""
     return {}
 
 
 def generation(folder: Path, facts: Facts) -> Mapping[str, Any]:
-    """How a model searches: by `generation_config.json`, or without one by its config; how an encoder pools."""
+    """Return the search defaults of `generation_config.json` or of the config; for encoder-only models, the pooling."""
     if facts.task == "encode":
         values = read_config(folder / GENERATION) if (folder / GENERATION).is_file() else {}
         return {name: values[name] for name in ("pooling", "normalize") if name in values}
@@ -43,12 +43,12 @@ def generation(folder: Path, facts: Facts) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A checkpoint as its files have it.
+    """A checkpoint as stored in its files.
 
-    `rules` turn its tensors into the model's; `weights` opens them, by the names in the files. `generation` gives how
-    the model searches unless it is told otherwise. Errors about weights name the file or folder `place`. `lines` says
-    where the rules of the user's own are written: number of the rule -> "txport.toml line 7". `texts` gives the text
-    files of a bundle, where other files than transformers' say them.
+    `rules` convert its tensors to the model's; `weights` opens them, by the names in the files. `generation` returns
+    the default search options. Errors about weights name the file or folder `place`. `lines` are the lines of the
+    user's rules: number of the rule -> "txport.toml line 7". `texts` returns the text files of a bundle if they are not
+    made from files of transformers.
     """
 
     config: Config
@@ -62,7 +62,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """One way in which checkpoints are written: whether a folder is of it, and what it says.
+    """A checkpoint format: `recognises` returns whether a folder has it, and `read` reads the folder.
 
     `read` raises `ConfigError` or `CheckpointError`, whose message names the file.
     """
@@ -71,12 +71,12 @@ class Format:
     read: Callable[[Path], Source]
 
 
-# modules of this package; the first that recognises a folder reads it
+# modules of this package; the first one that recognises a folder reads it
 FORMATS = ("toml", "ctranslate2.folder", "marian.folder", "fairseq", "opennmt", "eole", "native", "hugging_face")
 
 
 def read_source(folder: Path) -> Source:
-    """What the files of a checkpoint say; `ConfigError` or `CheckpointError` for what can't be a model's."""
+    """Read a checkpoint folder; raise `ConfigError` or `CheckpointError` if its files are not those of a model."""
     for name in FORMATS:
         found: Format = importlib.import_module(f"{__package__}.{name}").FORMAT
         if found.recognises(folder):
@@ -85,18 +85,19 @@ def read_source(folder: Path) -> Source:
 
 
 def place_of(folder: Path) -> Path:
-    """What an error about tensors names: their file, or the folder of several."""
+    """Return the path that errors about tensors name: the weight file, or the folder if there are several."""
     try:
         files = weight_files(folder)
-    except CheckpointError:  # which is told where they are read
+    except CheckpointError:  # the error is raised when they are read
         return folder
     return files[0] if len(files) == 1 else folder
 
 
 def read_weights(folder: Path, at: str = "") -> Weights:
-    """The tensors of a folder by their names in its files, one or several, which are mapped into memory.
+    """Return the tensors of a folder by their names in its files, which are mapped into memory.
 
-    `at` says where in pickles they are: keys with dots between them.
+    `at` states where the tensors are in pickles: keys separated by dots. Raises `CheckpointError` if two files have a
+    tensor of the same name.
     """
     nothing: dict[str, Tensor] = {}
     found = Weights({}, nothing.__getitem__)
@@ -109,7 +110,7 @@ def read_weights(folder: Path, at: str = "") -> Weights:
 
 
 def read_safetensors(path: Path) -> Weights:
-    """The tensors of a file."""
+    """Return the tensors of a safetensors file; raise `CheckpointError` if it is invalid."""
     with _whole(path):
         file: Any = safe_open(path, framework="pt")
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -124,7 +125,7 @@ def read_safetensors(path: Path) -> Weights:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[None]:
-    """Name the file in an error of safetensors."""
+    """Convert errors of safetensors to `CheckpointError`, and name the file."""
     try:
         yield
     except (safetensors.SafetensorError, OSError, ValueError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""A checkpoint of the user's own: `txport.toml` says its architecture and config, and has rules for its tensors."""
+"""A user's own checkpoint: `txport.toml` has its architecture, its config, and rules for its tensors."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from txport.system.terminal import one_line
 
 KEYS = ("architecture", "base", "weights", "at", "config", "rule")
 BASE = "hugging-face:"
-QUESTION = "QUESTION"  # begins a value that is still to be given
+QUESTION = "QUESTION"  # begins a value that the user must still replace
 MOST_RULES = 1000
-MOST_QUESTIONS = 5  # in an error
+MOST_QUESTIONS = 5  # named in an error
 
 
 @dataclass(frozen=True)
 class Document:
-    """The values of a file, and on which lines they stand."""
+    """The values of a file, and their lines."""
 
     path: Path
     text: str
     values: Mapping[str, Any]
 
     def error(self, message: object, line: int | None = None) -> ConfigError:
-        """An error about a line of the file, or about all of it."""
+        """Return an error about a line of the file, or about the whole file."""
         place = f"{self.path}: " if line is None else f"{self.path} line {line}: "
         return ConfigError(f"{place}{message}")
 
     def line_of(self, key: str, table: str = "") -> int | None:
-        """Where a key of a table stands; None where it is written in a way that is not looked for."""
+        """Return the line of a key of a table; None if it is not found."""
         inside = ""
         for number, line in enumerate(self.text.splitlines(), 1):
             if found := re.match(r"\s*\[+\s*([\w.-]+)\s*\]+", line):
@@ -53,7 +53,7 @@ class Document:
         return None
 
     def rule_lines(self, count: int) -> list[int | None]:
-        """Where each of so many rules says its operation; None if that can't be told."""
+        """Return the line of the operation of each of `count` rules; None for each if they can't be found."""
         lines = self.text.splitlines()
         heads = [number for number, line in enumerate(lines) if re.match(r"\s*\[\[\s*rule\s*\]\]", line)]
         if len(heads) != count:
@@ -64,12 +64,12 @@ class Document:
 
 
 def recognises(folder: Path) -> bool:
-    """Whether there is a `txport.toml`."""
+    """Return whether there is a `txport.toml`."""
     return (folder / RULES).is_file()
 
 
 def read(folder: Path) -> Source:
-    """See `Format`; the file's rules come first, then those of its base, then the architecture's."""
+    """See `Format`; the file's rules are applied first, then those of its base, then the architecture's."""
     document = _read_document(folder / RULES)
     _require_answers(document)
     found, base = _architecture(document)
@@ -88,7 +88,7 @@ def read(folder: Path) -> Source:
 
 
 def _generation(folder: Path, of_base: bool) -> Callable[[Facts], Mapping[str, Any]]:
-    """How the model searches or pools: as in a folder of its base, where the files of one are there."""
+    """Return the default search options or pooling: like the base's if its files are in the folder."""
     has_own = (folder / GENERATION).is_file()
     if of_base and (has_own or (folder / CONFIG).is_file()):
         return partial(hugging_face.defaults, folder)
@@ -109,7 +109,7 @@ def _read_document(path: Path) -> Document:
 
 
 def _require_answers(document: Document) -> None:
-    """Raise `ConfigError` while a value is still a question."""
+    """Raise `ConfigError` if a value is still a question."""
     questions = [each for each in _texts(document.values) if each.startswith(QUESTION)]
     if not questions:
         return
@@ -121,7 +121,7 @@ def _require_answers(document: Document) -> None:
 
 
 def _lines_of(text: str, questions: Sequence[str]) -> Iterator[int | None]:
-    """On which lines texts begin, each behind the one before it; None for one that is written in another way."""
+    """Yield the line of each text, in order; None for one that is not found."""
     done: dict[str, int] = {}
     for each in questions:
         begin = re.match(r"[^\"'\\\n]*", each)
@@ -133,7 +133,7 @@ def _lines_of(text: str, questions: Sequence[str]) -> Iterator[int | None]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value."""
+    """Yield all texts in a value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
@@ -142,7 +142,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _architecture(document: Document) -> tuple[architecture.Architecture, family.Family | None]:
-    """The architecture that the file names, or that of the family that is its base."""
+    """Return the architecture that the file names, or that of its base family."""
     named = document.values.get("architecture")
     base = document.values.get("base")
     if (named is None) == (base is None):
@@ -159,7 +159,7 @@ def _architecture(document: Document) -> tuple[architecture.Architecture, family
 
 
 def _config(document: Document, found: architecture.Architecture, base: family.Family | None) -> Any:
-    """The config that the file has, or, of a base, that of the `config.json` beside it."""
+    """Return the config of the file, or for a base, of the `config.json` next to it."""
     values = document.values.get("config", {})
     if not isinstance(values, Mapping):
         raise document.error(f"config must be a table, got {quoted(values)}", document.line_of("config"))
@@ -177,7 +177,7 @@ def _config(document: Document, found: architecture.Architecture, base: family.F
 
 
 def _rules(document: Document) -> tuple[list[Rule], dict[int, str]]:
-    """The rules of the file, and on which line each stands."""
+    """Return the rules of the file and their lines."""
     tables = document.values.get("rule", [])
     if not isinstance(tables, list) or len(tables) > MOST_RULES:
         raise document.error(f"rule must be up to {MOST_RULES} tables [[rule]]", document.line_of("rule"))

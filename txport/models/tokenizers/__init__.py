@@ -1,1 +1,1 @@
-"""Text <-> token ids, on the `tokenizers` library, and what makes a `tokenizer.json` of the files of others."""
+"""Conversion between text and token ids with the `tokenizers` library, and of other files to `tokenizer.json`."""

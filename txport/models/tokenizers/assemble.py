@@ -1,4 +1,4 @@
-"""The parts of a `tokenizer.json`, put together."""
+"""Assembly of a `tokenizer.json` from its parts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from txport.errors import CheckpointError, quoted
 from txport.models.tokenizers.settings import NAMED, Added, Settings
 
-Slots = dict[int, tuple[str, float]]  # id -> what is written for it, and its score
+Slots = dict[int, tuple[str, float]]  # id -> token and score
 
 
 @dataclass
 class Vocabulary:
-    """Ids with their tokens, those that are found in texts as a whole, and the special ones by name."""
+    """Tokens by id, added tokens, which are matched as a whole, and special tokens by name."""
 
     slots: Slots
     added: dict[int, Added] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class Vocabulary:
 
     @property
     def ids(self) -> dict[str, int]:
-        """Tokens with their ids."""
+        """The ids of all tokens."""
         return {text: id_ for id_, (text, _) in self.slots.items()}
 
 
@@ -35,10 +35,11 @@ def vocabulary(
     special: Iterable[Added] = (),
     users: Iterable[Added] = (),
 ) -> Vocabulary:
-    """The vocabulary of a class of tokenizers: what its files have, and the tokens that the settings add.
+    """Return the vocabulary of a tokenizer class: the tokens of its files, and those that the settings add.
 
-    `defaults` are the special tokens of the class by name, `special` more that it adds itself, and `users` pieces that
-    are found as a whole. Raises `CheckpointError` where the settings and the files name different tokens for one id.
+    `defaults` are the class's special tokens by name, `special` are more tokens that the class adds, and `users` are
+    pieces that are matched as a whole. Raises `CheckpointError` if the settings and the files name different tokens for
+    one id, if a token occurs twice, and if ids are far larger than the number of tokens.
     """
     found = Vocabulary(dict(slots))
     for id_, token in settings.added().items():
@@ -83,7 +84,7 @@ def assemble(
     before: Sequence[str] = (),
     after: Sequence[str] = (),
 ) -> str:
-    """A `tokenizer.json`, which puts the tokens `before` and `after` around each text."""
+    """Return a `tokenizer.json` that adds the tokens `before` and `after` around each text."""
     values = {
         "version": "1.0",
         "truncation": None,

@@ -1,4 +1,4 @@
-"""What every tokenizer does, and two as one."""
+"""Protocols of tokenizers, and a pair of tokenizers for sources and targets."""
 
 from __future__ import annotations
 
@@ -8,45 +8,46 @@ from typing import Literal, Protocol
 
 from txport.errors import TextError
 
-# What to do with what is not in the vocabulary: take the tokenizer's unknown token, refuse the text, leave it out, or,
-# "auto", what suits the tokenizer: its unknown token where it has one, unless it reads letter by letter.
+# What to do with text outside the vocabulary. "token": use the unknown token; "error": refuse the text; "skip": leave
+# it out; "auto": "token" if the tokenizer has an unknown token and is not character-level, otherwise "error".
 Unknown = Literal["auto", "token", "error", "skip"]
 
 
 class Tokenizer(Protocol):
-    """Source text to token ids, and target tokens to text; an id that has no token raises `TokenError`."""
+    """Converts source text to token ids, and target ids to text. An id without a token raises `TokenError`."""
 
     def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
-        """Source ids, special tokens included; `TextError` on empty text or characters that it can't take.
+        """Return the source ids, special tokens included.
 
-        `UnknownTextError` if there is nothing in it that it can take.
+        Raises `TextError` for characters that the tokenizer can't encode, and `UnknownTextError` for empty text or text
+        in which nothing can be encoded.
         """
         ...
 
     @property
     def unknown(self) -> int | None:
-        """The id that stands for what is not in the vocabulary of sources; None where there is none."""
+        """The id of the unknown token of sources; None if there is none."""
         ...
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
-        """Target text, special tokens left out, or as the vocabulary writes them."""
+        """Return the text of target ids, without special tokens, or with them as the vocabulary writes them."""
         ...
 
     def continuation(self, before: Sequence[int], ids: Sequence[int], special: bool = False) -> str:
-        """What target ids add to the text of those before them; by themselves they may be written in another way."""
+        """Return the text that target ids add after those in `before`; decoded alone, the text may differ."""
         ...
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Each target id as the vocabulary writes it."""
+        """Return the token of each target id, as the vocabulary writes it."""
         ...
 
     def ids(self, tokens: str) -> list[int]:
-        """Target ids of tokens as the vocabulary writes them, apart by spaces; `TextError` names one that it lacks."""
+        """Return the target ids of vocabulary tokens separated by spaces; `TextError` names a token that is missing."""
         ...
 
 
 class Reader(Protocol):
-    """The part of a tokenizer that reads."""
+    """The encoding part of a tokenizer."""
 
     def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
         """See `Tokenizer.encode`."""
@@ -60,7 +61,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class TokenizerPair:
-    """One tokenizer, or a part of it, for sources, another one for targets."""
+    """One tokenizer, or its encoding part, for sources, and another tokenizer for targets."""
 
     source: Reader
     target: Tokenizer
@@ -92,7 +93,7 @@ class TokenizerPair:
 
 
 def encode_within(tokenizer: Tokenizer, longest: int, text: str, unknown: Unknown = "auto") -> list[int]:
-    """Token ids of a text; raises `TextError` for a text of more than `longest` tokens."""
+    """Return the token ids of a text; raise `TextError` if it has more than `longest` tokens."""
     ids = tokenizer.encode(text, unknown)
     if len(ids) > longest:
         raise TextError(f"{shorten(text)} has {len(ids)} tokens, the model takes at most {longest}; split the text")
@@ -100,5 +101,5 @@ def encode_within(tokenizer: Tokenizer, longest: int, text: str, unknown: Unknow
 
 
 def shorten(text: str) -> str:
-    """A text as an error message quotes it."""
+    """Return a text as an error message quotes it: at most 40 characters."""
     return repr(text if len(text) <= 40 else text[:37] + "...")

@@ -1,7 +1,7 @@
-"""Messages of a chat as the prompt of a model, by the template of its checkpoint.
+"""Formatting of chat messages as a prompt, by the checkpoint's template.
 
-What a message says is never read as a special token: in it, each of them is broken by a mark, which the tokenizer drops
-only after it has found those of the template.
+The content of a message is never read as a special token. A mark is inserted into each such token in it, and the
+tokenizer removes the marks only after it has matched the special tokens of the template.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from txport.models.tokenizers.usage import Chat
 from txport.system.packages import needed
 
 ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
-# what a template raises where messages are not such as it expects, or are more than Python can take
+# errors that a template raises for messages that it does not expect or that are too large for Python
 RAISED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 
 
 @dataclass(frozen=True)
 class ChatReader:
-    """Reads a line as the messages of a chat: a text is one of the user, a JSON list of messages is what it says."""
+    """Encodes a line as chat messages: a JSON list of messages, or else the text of one user message."""
 
     inner: FileTokenizer
     chat: Chat
@@ -42,7 +42,10 @@ class ChatReader:
         return self.inner.unknown
 
     def prompt(self, messages: Sequence[Message]) -> str:
-        """What a model is to continue, with marks in what the messages say; `TextError` for what no template takes."""
+        """Return the prompt of messages, with marks in their content.
+
+        Raises `TextError` for messages that can't be formatted.
+        """
         try:
             marked = [self._marked(message) for message in messages]
         except RecursionError as error:
@@ -56,7 +59,7 @@ class ChatReader:
         return prompt
 
     def _render(self, messages: Sequence[Message]) -> str:
-        """The prompt as the template has it; `TextError` for messages that it does not take."""
+        """Return the prompt that the template writes; raise `TextError` for messages that it does not support."""
         template = self._template[0]
         import jinja2
 
@@ -79,7 +82,7 @@ class ChatReader:
 
     @cached_property
     def _template(self) -> tuple[Any, set[str], bool]:
-        """The template, the texts that it looks for in what messages say, and whether it may change what they say."""
+        """The template, the texts that it searches messages for, and whether it may change the text of messages."""
         with needed("txport[chat]", "a chat"):
             import jinja2
             from jinja2 import meta
@@ -105,9 +108,9 @@ class ChatReader:
 
     @cached_property
     def _control(self) -> tuple[list[str], list[str]]:
-        """Tokens that no message may write, and those that a message of the model itself may not.
+        """The tokens that no message may contain, and those that a message of the model may not contain.
 
-        In that, a template may look for tokens that are not special, such as where a thought ends.
+        In the model's messages, a template may search for tokens that are not special, such as the end of a thought.
         """
         added = self.inner.added()
         special = [text for text, is_special in added.items() if is_special]
@@ -129,7 +132,7 @@ class ChatReader:
 
 
 def messages_of(text: str) -> list[Message]:
-    """The messages of a line: those of a JSON list of objects, else one of the user, which is the line."""
+    """Return the messages of a line: a JSON list of objects, or else one user message with the line as content."""
     if not text.lstrip().startswith("[{"):
         return [{"role": "user", "content": text}]
     try:
@@ -143,7 +146,7 @@ def messages_of(text: str) -> list[Message]:
 
 
 def chat_line(messages: str | Sequence[Message]) -> str:
-    """Messages, or what one user says, as the line that says so; `TextError` for anything else."""
+    """Return messages, or one user's text, as a line of JSON; raise `TextError` for anything else."""
     found = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     if not isinstance(found, Sequence) or not found or not all(isinstance(each, Mapping) for each in found):
         raise TextError(f"messages must be a text or a list of objects, got {quoted(messages)}")
@@ -154,7 +157,10 @@ def chat_line(messages: str | Sequence[Message]) -> str:
 
 
 def _broken(value: Any, tokens: Sequence[str], ends: bool = True) -> Any:
-    """The same value, in whose texts a mark breaks each token, and with `ends` what may be a part of one at an end."""
+    """Return the value with a mark inside each token in its texts.
+
+    With `ends`, marks are also added at an end of a text that may be a part of a token.
+    """
     if isinstance(value, Mapping):
         return {_cut(name, tokens): _broken(each, tokens, ends=name != KIND) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -183,7 +189,7 @@ def _cut(value: str, tokens: Sequence[str], ends: bool = False) -> str:
 
 
 def _sought(template: Any) -> Iterator[Any]:
-    """What a template looks for in texts: on the left of `in`, and arguments of methods such as `split`."""
+    """Yield the texts that a template searches for: left operands of `in`, and arguments of methods such as `split`."""
     from jinja2 import nodes
 
     for compare in template.find_all(nodes.Compare):
@@ -195,5 +201,5 @@ def _sought(template: Any) -> Iterator[Any]:
 
 
 def _continues(text: str, token: str) -> bool:
-    """Whether a text begins as a token goes on behind its first characters."""
+    """Return whether a text begins with the rest of a token, without the token's first characters."""
     return any(text.startswith(token[cut:]) or token[cut:].startswith(text) for cut in range(1, len(token)))

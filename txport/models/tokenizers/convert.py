@@ -1,4 +1,4 @@
-"""What a bundle has of its checkpoint's text files: a `tokenizer.json` is made where a folder has other files."""
+"""The text files that a bundle gets from its checkpoint; a `tokenizer.json` is made if the folder has other files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _spelled(how: Callable[[Settings], tuple[str, Vocabulary]]) -> Make:
     return make
 
 
-CLASSES: dict[str, Make] = {  # of transformers, without "Fast"
+CLASSES: dict[str, Make] = {  # tokenizer classes of transformers, without "Fast"
     "T5Tokenizer": pieces.t5,
     "MT5Tokenizer": pieces.t5,
     "PegasusTokenizer": pieces.pegasus,
@@ -82,8 +82,8 @@ OF_TYPES = {  # the class of a model_type, where tokenizer_config.json names non
     "qwen2": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
 }
-UNSAID = (None, "PreTrainedTokenizer")  # classes that tell nothing
-SPOKEN = {  # classes whose tokens of languages stand in a tokenizer.json that a folder has
+UNSAID = (None, "PreTrainedTokenizer")  # class names without information
+SPOKEN = {  # classes whose `tokenizer.json` has language tokens
     "NllbTokenizer": pieces.nllb_languages,
     "MBartTokenizer": pieces.mbart_languages,
     "MBart50Tokenizer": pieces.mbart50_languages,
@@ -92,8 +92,8 @@ CLEANED = (
     "BertTokenizer",
     "DistilBertTokenizer",
     "ElectraTokenizer",
-)  # classes that take spaces from decoded text unless told otherwise
-DEFAULTS = {  # special tokens by name, where a template uses one that the settings do not name
+)  # classes that remove spaces before punctuation by default
+DEFAULTS = {  # special tokens by name, for templates that use one that the settings do not name
     "LlamaTokenizer": pieces.ENDS,
     "GemmaTokenizer": pieces.GEMMA,
     "GPT2Tokenizer": vocabularies.GPT2,
@@ -102,22 +102,22 @@ DEFAULTS = {  # special tokens by name, where a template uses one that the setti
 
 
 def companions_of(folder: Path) -> dict[str, Path | str]:
-    """The files that a bundle takes over from a checkpoint, by name: where they lie, or their text if it was made.
+    """Return the files that a bundle takes from a checkpoint, by name: their paths, or their text if it was made.
 
-    Of a checkpoint that transformers did not write, files are taken as they are. Raises `CheckpointError` for files of
-    a tokenizer that no `tokenizer.json` can say exactly.
+    Files of a checkpoint that transformers did not write are not converted. Raises `CheckpointError` for a tokenizer
+    that no `tokenizer.json` can represent exactly.
     """
     files = as_they_are(folder)
     return files if (model_type := _model_type(folder)) is None else of_class(folder, files, OF_TYPES.get(model_type))
 
 
 def as_they_are(folder: Path) -> dict[str, Path | str]:
-    """The files of a checkpoint that a bundle takes over unchanged, by name."""
+    """Return the files of a checkpoint that a bundle copies unchanged, by name."""
     return {name: folder / name for name in COMPANIONS if (folder / name).is_file()}
 
 
 def of_class(folder: Path, files: dict[str, Path | str], default: str | None = None) -> dict[str, Path | str]:
-    """These files, and what transformers' class of tokenizers makes of others: the one that is named, or `default`."""
+    """Return these files and those made by a transformers tokenizer class: the one that is named, or `default`."""
     files = dict(files)
     settings = Settings(folder)
     name = default if settings.kind in UNSAID else settings.kind
@@ -142,10 +142,10 @@ def of_class(folder: Path, files: dict[str, Path | str], default: str | None = N
 
 
 def _model_type(folder: Path) -> str | None:
-    """What transformers calls the model of a folder; None for a model of others."""
+    """Return the `model_type` of a folder; None for a model that is not transformers'."""
     try:
         values = read_json(folder / CONFIG)
-    except DocumentError:  # which is told where the model is read
+    except DocumentError:  # the error is raised when the model is read
         return None
     found = values.get("model_type")
     return found if isinstance(found, str) and "architecture" not in values else None

@@ -1,4 +1,4 @@
-"""Text <-> token ids, on the `tokenizers` library."""
+"""Conversion between text and token ids with the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from txport.system.machine import is_out_of_memory
 from txport.system.packages import needed
 from txport.system.terminal import native_stderr_held
 
-# No text of so many characters a token fits; up to FEW nobody waits. Spaces do not count: tokenizers may drop them.
+# A text with more characters per token is too long, and is refused before it is encoded. Texts of up to FEW characters
+# are always encoded. Spaces do not count: tokenizers may drop them.
 LETTERS_PER_TOKEN, FEW = 64, 10_000
-LARGEST = 64 << 20  # bytes of a file; the largest of today have 35 MB
+LARGEST = 64 << 20  # bytes of a file; the largest known files have 35 MB
 MOST_GROWTH = 4096
-# The vocabulary ends before this token, which no text has: a tokenizer may cut more pieces than its model knows.
+# The vocabulary ends before this token, which occurs in no text: a tokenizer may cut more pieces than its model has.
 OUTSIDE = " outside the vocabulary"
-FOREIGN = " "  # before a token that no piece is cut for, but that is the token of an unknown text which reads so
+FOREIGN = " "  # prefix of a token that is no piece, but equals a text that is unknown to the pieces
 SHOWN = 10  # unknown characters that an error names
 NOT_UTF8 = re.compile("[\ud800-\udfff]")
 
 
 class FileTokenizer:
-    """A `tokenizer.json`, for both directions; beside its own special tokens, decoded text leaves out `special` ids.
+    """A `tokenizer.json` for encoding and decoding. Decoded text leaves out its special tokens and the `special` ids.
 
-    A text is refused unread if it can't be one of up to `longest` tokens. Where a text has the token `mask` as the
-    vocabulary writes it, it is read as that token, and no other special one is. `content` is the JSON where it lies in
-    memory only. Ids from `limit` on are none of the model's: what gives one is outside the vocabulary.
+    A text is refused before it is encoded if it is too long for `longest` tokens. The token `mask` is recognised in a
+    text; no other special token is. `content` is the JSON text if it is not to be read from `path`. Ids from `limit` on
+    are not ids of the model: text that is encoded as one of them is outside the vocabulary. Raises `BundleError` for a
+    file that is not a tokenizer.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class FileTokenizer:
         return str(self._tokenizer.to_str())
 
     def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
-        """See `Tokenizer.encode`."""
+        """See `Tokenizer.encode`. Raises `TextError` also for text that is not UTF-8 or too long."""
         return self._encode(text, unknown, special=True)
 
     @property
@@ -82,18 +84,18 @@ class FileTokenizer:
         return self._unknown if self._unknown is not None and self._unknown < self._limit else None
 
     def bare(self, text: str, unknown: Unknown = "auto") -> list[int]:
-        """As `encode`, without special tokens around it."""
+        """Like `encode`, without special tokens around the ids."""
         return self._encode(text, unknown, special=False)
 
     def with_control(self, text: str, control: Collection[str], mark: str, unknown: Unknown = "auto") -> list[int]:
-        """As `bare`, but `control` tokens are read as such, unless a `mark` breaks them, which is no text."""
+        """Like `bare`, but `control` tokens are recognised unless a `mark` breaks them; marks are then removed."""
         if self._control is None:
             with refusals(BundleError, f"{self._path} can't read the prompts of a chat"):
                 self._control = _controlled(self._tokenizer, control, mark)
         return self._encode(text, unknown, special=False, reader=self._control)
 
     def added(self) -> dict[str, bool]:
-        """The tokens that are found as a whole, and whether they are special."""
+        """Return the added tokens, which are matched as a whole, and for each whether it is special."""
         return {token.content: token.special for token in self._tokenizer.get_added_tokens_decoder().values()}
 
     def _encode(self, text: str, unknown: Unknown, special: bool, reader: Any = None) -> list[int]:
@@ -117,9 +119,10 @@ class FileTokenizer:
         return known
 
     def _known_id(self, id_: int, token: str, takes_unknown: bool) -> int | None:
-        """The same id, if it is one of the model's; of what is unknown to the pieces of a source, that of its text.
+        """Return the id if the model has it; for a source text unknown to the pieces, return the id of the same token.
 
-        What has none may be the unknown token, but no token that was added to the vocabulary and not to the model.
+        If there is no such id, this may be the unknown token, but not for tokens that were added to the vocabulary and
+        are missing from the model. None: the text is outside the vocabulary.
         """
         if id_ != self._unknown and id_ < self._limit:
             return id_
@@ -130,10 +133,10 @@ class FileTokenizer:
         return self.unknown if takes_unknown and is_piece else None
 
     def require_fit(self, what: str, size: int) -> None:
-        """Raise `BundleError` where tokens that the model lacks may stand in any text: it belongs to another model.
+        """Raise `BundleError` if tokens that the model lacks may occur in any text: the tokenizer is another model's.
 
-        Tokens that were only added to the vocabulary may be more than the model has (a mask that no training used), as
-        long as none is put around every text.
+        Tokens that were only added to the vocabulary may exceed the model's `size` (such as a mask that training did
+        not use), unless one of them is added around every text.
         """
         if self.size <= size:
             return
@@ -153,27 +156,27 @@ class FileTokenizer:
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """All tokens with their ids."""
+        """All tokens with their ids below the limit."""
         return {token: id_ for token, id_ in self._tokenizer.get_vocab().items() if id_ < self._limit}
 
     @property
     def around(self) -> list[int]:
-        """The special tokens that every text has."""
+        """The ids of the special tokens that are added to every text."""
         return list(self._tokenizer.encode("").ids)
 
     def id_of(self, token: str) -> int:
-        """The id of a token that the vocabulary has."""
+        """Return the id of a token, which must be in the vocabulary."""
         return int(self._tokenizer.token_to_id(token))
 
     @property
     def size(self) -> int:
-        """One more than the largest id."""
+        """The largest id plus one."""
         return 1 + max(self._tokenizer.get_vocab().values(), default=-1)
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """See `Tokenizer.decode`."""
         kept = [id_ for id_ in ids if special or id_ not in self._special]
-        self.tokens(kept)  # the library leaves out what it does not know
+        self.tokens(kept)  # the library leaves out unknown ids
         with refusals(BundleError, f"{self._path} can't write tokens as text"):
             text = str(self._tokenizer.decode(kept, skip_special_tokens=not special))
         return clean_up(text) if self._clean_up else text
@@ -209,9 +212,9 @@ class FileTokenizer:
 
 
 def read_tokenizer(path: Path, content: str | None = None) -> Any:
-    """A `tokenizer.json` as the `tokenizers` library reads it; `UnavailableError` where that does not import.
+    """Return a `tokenizer.json`, read by the `tokenizers` library; raise `UnavailableError` if that does not import.
 
-    `content` is its JSON, if it is not to be read from `path`.
+    `content` is its JSON text if it is not to be read from `path`.
     """
     with needed("txport"):
         import tokenizers
@@ -222,13 +225,13 @@ def read_tokenizer(path: Path, content: str | None = None) -> Any:
 
 
 def _reading(tokenizer: Any, id_: int) -> Any:
-    """The same tokenizer, which knows one special token where it stands in a text."""
+    """Return a copy of the tokenizer that recognises one special token in texts."""
     from tokenizers import AddedToken
 
     content = json.loads(tokenizer.to_str())
     added = [each for each in content["added_tokens"] if each["id"] == id_]
     for each in added:
-        each["special"] = False  # special ones are read letter by letter
+        each["special"] = False  # special tokens in a text are encoded as plain text
     tokenizer = type(tokenizer).from_str(json.dumps(content))
     if not added and (token := tokenizer.id_to_token(id_)) is not None:
         tokenizer.add_tokens([AddedToken(token, normalized=False)])
@@ -236,7 +239,7 @@ def _reading(tokenizer: Any, id_: int) -> Any:
 
 
 def _controlled(tokenizer: Any, control: Collection[str], mark: str) -> Any:
-    """The same tokenizer, which finds these tokens in a text as it is given, and then drops the mark."""
+    """Return a copy of the tokenizer that matches these tokens in the raw text, and then removes the mark."""
     parts = json.loads(tokenizer.to_str())
     if parts["model"]["type"] == "Unigram":
         raise ValueError("a Unigram model would find special tokens in what messages say")
@@ -250,9 +253,9 @@ def _controlled(tokenizer: Any, control: Collection[str], mark: str) -> Any:
 
 
 def _letter_by_letter(tokenizer: Any, parts: dict[str, Any]) -> Any:
-    """The same tokenizer, whose Unigram model finds no special token in a text either: they get names that none has.
+    """Return a copy whose Unigram model can't match special tokens in a text: they are renamed.
 
-    All spaces of a text have become another character before the model sees it.
+    The new names begin with a space. Spaces of a text are replaced before the model sees it, so no text matches.
     """
     special = {each["id"] for each in parts["added_tokens"] if each["special"]}
     if parts["model"]["type"] != "Unigram" or not (special := special & set(range(len(parts["model"]["vocab"])))):
@@ -266,7 +269,7 @@ def _letter_by_letter(tokenizer: Any, parts: dict[str, Any]) -> Any:
 
 
 def clean_up(text: str) -> str:
-    """A text without the spaces before punctuation and English contractions, as old checkpoints ask for."""
+    """Remove spaces before punctuation and English contractions, as older checkpoints require."""
     for written in (".", "?", "!", ","):
         text = text.replace(f" {written}", written)
     text = text.replace(" ' ", "'")
@@ -283,7 +286,7 @@ def _require_bounded(path: Path, parts: dict[str, Any]) -> None:
 
 
 def _growth(part: dict[str, Any] | None) -> float:
-    """How many times longer a text may get in a part of a tokenizer, which may be a sequence of others."""
+    """Return the factor by which a text may grow in a part of a tokenizer, which may be a sequence of parts."""
     if part is None:
         return 1.0
     inner = part.get("normalizers") or part.get("decoders") or []
@@ -295,9 +298,9 @@ def _growth(part: dict[str, Any] | None) -> float:
 
 @contextlib.contextmanager
 def refusals(kind: type[TxportError], what: str) -> Iterator[None]:
-    """Raise `kind` for any error of the `tokenizers` library: plain Exceptions, and panics, which are none.
+    """Raise `kind` for any error of the `tokenizers` library: exceptions, and panics, which are not `Exception`s.
 
-    A panic tells stderr its whole story first, which a command holds back.
+    A panic prints its message to stderr first; a command suppresses that.
     """
     try:
         with native_stderr_held():
@@ -312,7 +315,7 @@ def refusals(kind: type[TxportError], what: str) -> Iterator[None]:
 
 
 def unknown_id(tokenizer: str) -> int | None:
-    """The id of what a tokenizer does not know: its JSON names it (WordLevel, BPE) or numbers it (Unigram)."""
+    """Return the id of the unknown token. The JSON names the token (WordLevel, BPE) or has its id (Unigram)."""
     return _unknown_of(json.loads(tokenizer)["model"])
 
 
@@ -322,12 +325,12 @@ def _unknown_of(model: dict[str, Any]) -> int | None:
 
 
 def _spells(parts: dict[str, Any]) -> bool:
-    """Whether a tokenizer has a token for each letter, as those of `spelling` do: what it lacks is a slip in a text."""
+    """Return whether a tokenizer is character-level, like those of `spelling`: unknown text is then probably a typo."""
     splitter = parts["pre_tokenizer"]
     return parts["model"]["type"] == "WordLevel" and splitter is not None and splitter["type"] == "Split"
 
 
 def _listed(texts: Sequence[str]) -> str:
-    """What an error quotes of several texts, the first few of them."""
+    """Return the first few of several texts, as an error quotes them."""
     more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
     return ", ".join(map(shorten, texts[:SHOWN])) + more

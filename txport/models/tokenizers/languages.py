@@ -1,4 +1,4 @@
-"""Sources whose language is told by a token, and targets too."""
+"""Tokenization with language tokens for sources and targets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SHOWN = 12  # languages that an error names
 
 @dataclass(frozen=True)
 class LanguageReader:
-    """Reads sources as `inner` does, and puts the token of a language where the model expects it.
+    """Encodes sources with `inner`, and adds language tokens at the positions that the model expects.
 
-    `source` is the language of sources, by default the model's own; `target` that of targets, of a model that is told
-    it with the source. Where a source itself begins with a token of such a model (`>>fra<<`), it is read as that.
-    `writer` is the tokenizer of targets, where they have their own. Raises `UnsupportedError` for a language that there
-    is not.
+    `source` is the source language, by default the model's. `target` is the target language. If the model reads it from
+    the source, a source may also begin with such a token itself (`>>fra<<`). `writer` is the tokenizer of targets if
+    that is separate. Raises `UnsupportedError` for a language that the model does not have, and `BundleError` for
+    language tokens that are not in the vocabulary.
     """
 
     inner: FileTokenizer
@@ -39,7 +39,10 @@ class LanguageReader:
                 raise BundleError(f"the target's tokenizer has no token {quoted(lacking[0])}, of a language")
 
     def between(self, source: str | None, target: str | None) -> LanguageReader:
-        """The same for sources and targets of these languages; None leaves one as it is."""
+        """Return this reader with these source and target languages; None leaves a language unchanged.
+
+        Raises `UnsupportedError` for a language that is unknown or can't be set.
+        """
         if source is not None and None not in (*self.languages.before, *self.languages.after):
             raise UnsupportedError("this model has no source language; remove source_language")
         if target is not None and self.languages.target == "fixed":
@@ -50,7 +53,7 @@ class LanguageReader:
 
     @property
     def forced(self) -> int | None:
-        """The id with which a target must begin, for its language."""
+        """The id of the target language's token, with which a target must begin; None if none is forced."""
         if self.target is None or self.languages.target != "forced":
             return None
         return (self.writer or self.inner).id_of(self.languages.tokens[self.target])
@@ -76,7 +79,7 @@ class LanguageReader:
         return self.inner.unknown
 
     def _name(self, language: str) -> str:
-        """The name of a language, which may be given as the token that it has."""
+        """Return the name of a language, which may be given as its token."""
         if not isinstance(language, str):
             raise UnsupportedError(f"a language must be a string, got {quoted(language)}")
         for name, token in self.languages.tokens.items():

@@ -1,4 +1,4 @@
-"""The tokenizer of a bundle, or of a checkpoint."""
+"""Loading the tokenizer of a bundle or of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from txport.models.tokenizers.languages import LanguageReader
 from txport.models.tokenizers.numbers import NumberTokenizer
 from txport.models.tokenizers.usage import Usage, read_usage
 
-Files = Mapping[str, Path | str]  # name -> where a file lies, or its text where it lies in memory only
+Files = Mapping[str, Path | str]  # name -> path of a file, or its text if it is in memory only
 
 
 def load_tokenizer(folder: Path, facts: Facts) -> Tokenizer:
-    """The tokenizer of a bundle, or of a checkpoint whose files are those of a bundle.
+    """Return the tokenizer of a bundle, or of a checkpoint with the same files as a bundle.
 
-    Without a file, token ids stand for text. See `tokenizer_of`.
+    Without a tokenizer file, text is token ids. See `tokenizer_of`.
     """
     names = (TOKENIZER, TARGET_TOKENIZER, TEXT)
     return tokenizer_of({name: folder / name for name in names if (folder / name).exists()}, folder, facts)
 
 
 def tokenizer_of(files: Files, folder: Path, facts: Facts) -> Tokenizer:
-    """The tokenizer of the files that a bundle has, or is to have, named as if they lay in `folder`.
+    """Return the tokenizer made of a bundle's files; error messages name them as files in `folder`.
 
-    `tokenizer.json` is the source's, and the target's too if that has none of its own. Raises `BundleError` for one
+    `tokenizer.json` is for sources, and for targets if there is no separate file. Raises `BundleError` for a tokenizer
     that does not fit the model's vocabularies.
     """
     file = folder / TOKENIZER
@@ -54,7 +54,7 @@ def tokenizer_of(files: Files, folder: Path, facts: Facts) -> Tokenizer:
 
 
 def chat_of(files: Files, folder: Path, tokenizer: Tokenizer) -> ChatReader | None:
-    """What reads the messages of a chat, if the files of a bundle say how."""
+    """Return the reader of chat messages; None without a chat template or without a `FileTokenizer`."""
     if TEXT not in files or not isinstance(tokenizer, FileTokenizer):
         return None
     chat = read_usage(folder / TEXT, files[TEXT]).chat

@@ -1,4 +1,4 @@
-"""Token ids as text."""
+"""A tokenizer whose text is token ids."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from txport.models.tokenizers.base import Unknown, shorten
 
 
 class NumberTokenizer:
-    """Text is token ids, apart by spaces: for a model without a tokenizer, or, `exact`, in place of the one it has.
+    """Text is token ids separated by spaces: for a model without a tokenizer, or to bypass the tokenizer (`exact`).
 
-    Then ids are read and written as they are; else special tokens are added where the model expects some, and left out.
+    With `exact`, ids are read and written unchanged. Otherwise, the special tokens that the model expects are added to
+    sources, and special tokens are left out of targets.
     """
 
     def __init__(self, facts: Facts, *, exact: bool = False) -> None:
@@ -22,7 +23,7 @@ class NumberTokenizer:
         self._why = "text is read as" if exact else "this model has no tokenizer, so text is"
 
     def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
-        """See `Tokenizer.encode`; the start and end tokens that the model expects are added."""
+        """See `Tokenizer.encode`; the start and end tokens that the model expects are added, unless `exact`."""
         if not text.strip():
             raise UnknownTextError(f"the text is empty; {self._why} token ids such as '5 17 3'")
         size = self._facts.vocabulary.size

@@ -1,4 +1,4 @@
-"""Where the special tokens of a chat's prompt come from: a template may change what messages say, and so make some."""
+"""Origin of the special tokens in a chat prompt: a template that changes messages may create some from their text."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 
 from txport.errors import TextError, quoted
 
-MARK = "\ufdd0"  # no character: none of a text that was made for others to read
-KIND = "type"  # of a part of a message, a word that templates look at
-OWN = "assistant"  # the role of what the model said
-# Filters of ours, with names that no template can write.
+MARK = "\ufdd0"  # a Unicode noncharacter, which is not used in texts
+KIND = "type"  # key of the kind of a message part, which templates compare
+OWN = "assistant"  # the role of the model's messages
+# Filters of txport, with names that no template can write.
 TURNS, TEXTS, ITERATED = "turns of a loop", "texts as one", "what is iterated"
 COUNTED, OUTPUT = "what is counted", "what is output"
-# Filters and methods that keep what texts say in order, or cut it at its ends; of others nothing is known.
+# Filters and methods that keep the characters of a text in order, or cut it at its ends; others may do anything.
 KEEPING = {
     *("trim", "strip", "lstrip", "rstrip", "startswith", "endswith", "tojson", "string", "safe"),
     *("length", "count", "first", "last", "list", "default", "d", "int", "items", "keys", "values", "get", "append"),
     *("selectattr", "rejectattr", "select", "reject", "dictsort", "update", "index", "find"),
     *(TURNS, TEXTS, ITERATED, COUNTED, OUTPUT),
 }
-WORD = re.compile(r"\w+")  # a name by which templates look up a part of a message
+WORD = re.compile(r"\w+")  # a key of a message part
 Message = Mapping[str, Any]
 
 
 def changes_texts(parsed: Any) -> bool:
-    """Whether a template, as jinja2 parses it, may put the characters of a message together anew: `lower`, `join`."""
+    """Return whether a template, parsed by jinja2, may rearrange the characters of a message (`lower`, `join`)."""
     from jinja2 import nodes
 
-    single = [  # `split` with one of its parts taken
+    single = [  # `split` of which one part is used
         each.node for each in parsed.find_all(nodes.Getitem) if isinstance(each.arg, nodes.Const | nodes.Neg)
     ]
     for call in parsed.find_all(nodes.Call):
@@ -49,10 +49,11 @@ def require_own_tokens(
     tokens: Sequence[str],
     kept: Sequence[str],
 ) -> None:
-    """`TextError` unless the `tokens` of a prompt are those that its template writes.
+    """Raise `TextError` unless the special `tokens` of a prompt were written by its template.
 
-    They are, if they stand where they do when marks break all that the messages say, but for tokens that are `kept` in
-    those of the model; else no message may make more of them than one that says nothing.
+    They were if their positions stay the same when marks separate all characters of the messages, except within `kept`
+    tokens in messages of the model. Otherwise, the prompt must not have more of any token than a prompt of messages
+    without content.
     """
     try:
         broken = render(
@@ -70,7 +71,7 @@ def require_own_tokens(
 
 
 def _places(prompt: str, tokens: Sequence[str]) -> set[tuple[int, str]]:
-    """Where tokens stand in a prompt, marks not counted."""
+    """Return the positions and names of tokens in a prompt; marks are not counted."""
     return {
         (found.start() - prompt.count(MARK, 0, found.start()), token)
         for token in tokens
@@ -95,7 +96,7 @@ def _changed(message: Message, change: Callable[[str, bool], str]) -> dict[str, 
 
 
 def _spaced(text: str, kept: Sequence[str]) -> str:
-    """A text with a mark around each of its characters, but none in tokens that are kept, and in spaces at its ends."""
+    """Return a text with a mark around each character, except within `kept` tokens and in spaces at its ends."""
     if not (inner := text.strip()):
         return text
     start = text.index(inner)

@@ -1,4 +1,4 @@
-"""Classes of tokenizers over models of SentencePiece: which ids the pieces have, and what stands around a text."""
+"""Tokenizer classes over SentencePiece models: the ids of their pieces, and the special tokens around a text."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ M2M_LANGUAGES = (  # in the order of their ids
     "sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
 )
 MOST_EXTRA = 1 << 16
-OFFSET = 103  # of Pegasus, by which ids are more than places in the model
+OFFSET = 103  # of Pegasus: id - index of the piece in the model
 
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What a class of tokenizers makes of its files: the `tokenizer.json`, that of targets if they have their own."""
+    """The result of a tokenizer class: `tokenizer.json`, and that of targets if they have a separate one."""
 
     text: str
     words: Vocabulary
@@ -54,7 +54,7 @@ class Made:
 
 
 def file_of(settings: Settings, *names: str) -> Path:
-    """The first file of these that is there; `CheckpointError` if none is."""
+    """Return the first of these files that exists; raise `CheckpointError` if none does."""
     for name in names:
         if (settings.folder / name).is_file():
             return settings.folder / name
@@ -66,12 +66,12 @@ def _plain(found: Pieces) -> Slots:
 
 
 def _special(found: Pieces) -> list[Added]:
-    """The pieces that are no text; a few that have other ids in a class are in no slot of it."""
+    """Return the pieces that are not text. Classes with other ids for a few of them have no slots for those."""
     return [Added(piece.text) for piece in found.pieces if piece.kind in (CONTROL, UNKNOWN)]
 
 
 def users_of(found: Pieces, prefixed: bool) -> list[Added]:
-    """Pieces that are found in a text before all others."""
+    """Return the user-defined pieces, which are matched before all others."""
     users = [piece.text for piece in found.pieces if piece.kind == USER]
     if users and prefixed and not found.trims:
         raise CheckpointError(
@@ -89,10 +89,11 @@ def made_of(
     prefix: bool | None = None,
     prefix_first: bool = False,
 ) -> Made:
-    """What a model of SentencePiece makes with a vocabulary: its tokenizer, with these tokens around each text.
+    """Return the tokenizer of a SentencePiece model and a vocabulary, with these tokens around each text.
 
-    With `prefix`, a text begins with a space, by default as the model says; with `prefix_first`, only a text does,
-    and nothing behind a special token.
+    With `prefix`, a text begins with a space; None: as the model states. With `prefix_first`, the space is added only
+    at the start of a text, and not after a special token. Raises `CheckpointError` if the vocabulary has no unknown
+    token.
     """
     unknown = words.named.get("unk_token") or found.pieces[found.unknown].text
     if unknown not in words.ids:
@@ -112,7 +113,7 @@ def made_of(
 
 
 def t5(settings: Settings) -> Made:
-    """T5's and mT5's: the pieces as they are, and tokens for gaps of a text."""
+    """Return the tokenizer of T5 and mT5: the pieces with unchanged ids, and sentinel tokens."""
     found = read_pieces(file_of(settings, "spiece.model"))
     extra = settings.whole("extra_ids", 100, MOST_EXTRA)
     slots = _plain(found)
@@ -125,7 +126,7 @@ def t5(settings: Settings) -> Made:
 
 
 def pegasus(settings: Settings) -> Made:
-    """Pegasus's: the pieces after 103 tokens of its training."""
+    """Return the tokenizer of Pegasus: its pieces follow 103 tokens of its training."""
     found = read_pieces(file_of(settings, "spiece.model"))
     offset = settings.whole("offset", OFFSET, MOST_EXTRA)
     if offset != OFFSET:
@@ -140,12 +141,12 @@ def pegasus(settings: Settings) -> Made:
 
 
 def llama(settings: Settings) -> Made:
-    """Llama's and Mistral's: bytes for what is unknown, and a start token before each text."""
+    """Return the tokenizer of Llama and Mistral: byte fallback for unknown text, and a start token before each text."""
     return _decoder(settings, ENDS, read_pieces(file_of(settings, "tokenizer.model")))
 
 
 def gemma(settings: Settings) -> Made:
-    """Gemma's: as Llama's, but no space is put before a text."""
+    """Return the tokenizer of Gemma: like Llama's, but without a space before a text."""
     return _decoder(settings, GEMMA, read_pieces(file_of(settings, "tokenizer.model")))
 
 
@@ -160,7 +161,7 @@ def _decoder(settings: Settings, defaults: Mapping[str, str], found: Pieces) -> 
 
 
 def xlm_roberta(settings: Settings) -> Made:
-    """XLM-R's: fairseq's special tokens first, then the pieces, moved by one, then the mask."""
+    """Return the tokenizer of XLM-R: fairseq's special tokens, the pieces with ids shifted by one, the mask."""
     found = read_pieces(file_of(settings, "sentencepiece.bpe.model"))
     slots = _fairseq(settings, found)
     mask = settings.token("mask_token", "<mask>") or ""
@@ -170,7 +171,7 @@ def xlm_roberta(settings: Settings) -> Made:
 
 
 def camembert(settings: Settings) -> Made:
-    """CamemBERT's: as XLM-R's, with two unknown tokens and two pairs of ends."""
+    """Return the tokenizer of CamemBERT: like XLM-R's, with two unknown tokens and two pairs of ends."""
     found = read_pieces(file_of(settings, "sentencepiece.bpe.model"))
     first = ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"]
     slots: Slots = {id_: (token, 0.0) for id_, token in enumerate(first)}
@@ -192,7 +193,7 @@ def _fairseq(settings: Settings, found: Pieces) -> Slots:
 
 
 def _multilingual(languages_of: Callable[[Settings], Languages | None]) -> Callable[[Settings], Made]:
-    """MBART's and NLLB's: as XLM-R's, with a token for each language before the mask."""
+    """Return the maker of mBART's and NLLB's tokenizer: like XLM-R's, with language tokens before the mask."""
 
     def make(settings: Settings) -> Made:
         found = read_pieces(file_of(settings, "sentencepiece.bpe.model"))
@@ -218,9 +219,9 @@ def _multilingual(languages_of: Callable[[Settings], Languages | None]) -> Calla
 
 
 def _languages(settings: Settings, default: str, *, first: bool, target: Target = "forced") -> Languages | None:
-    """The languages that a folder names, whose tokens stand before or behind a source; None without any.
+    """Return the languages of a folder, whose tokens are before (`first`) or after a source; None without any.
 
-    The vocabulary does not say which tokens are those of languages.
+    The vocabulary does not state which tokens are those of languages.
     """
     tokens = {token: token for token in settings.others() if token != settings.token("mask_token", "<mask>")}
     source = settings.text("src_lang", default)
@@ -232,17 +233,17 @@ def _languages(settings: Settings, default: str, *, first: bool, target: Target 
 
 
 def mbart_languages(settings: Settings) -> Languages | None:
-    """Of mBART, whose decoder starts with a language, which its config tells."""
+    """Return the languages of mBART, whose decoder starts with a language token set by its config."""
     return _languages(settings, "en_XX", first=False, target="fixed")
 
 
 def mbart50_languages(settings: Settings) -> Languages | None:
-    """Of mBART-50, whose targets begin with a language."""
+    """Return the languages of mBART-50, whose targets begin with a language token."""
     return _languages(settings, "en_XX", first=True)
 
 
 def nllb_languages(settings: Settings) -> Languages | None:
-    """Of NLLB, whose first tokenizers put the language behind a source."""
+    """Return the languages of NLLB, whose first tokenizers put the language token after a source."""
     return _languages(settings, "eng_Latn", first=not settings.flag("legacy_behaviour", False))
 
 
@@ -250,7 +251,7 @@ mbart, mbart50, nllb = map(_multilingual, (mbart_languages, mbart50_languages, n
 
 
 def m2m100(settings: Settings) -> Made:
-    """M2M-100's: a model that cuts pieces, whose ids `vocab.json` has, and a token for each language after them."""
+    """Return the tokenizer of M2M-100: SentencePiece, ids from `vocab.json`, and language tokens after them."""
     found = read_pieces(file_of(settings, "sentencepiece.bpe.model"))
     ids = read_ids(file_of(settings, "vocab.json"))
     codes = M2M_LANGUAGES if settings.get("language_codes", "m2m100") == "m2m100" else ""
@@ -267,7 +268,7 @@ def m2m100(settings: Settings) -> Made:
 
 
 def marian(settings: Settings) -> Made:
-    """Marian's: a model for sources and one for targets, and one `vocab.json` for both."""
+    """Return the tokenizers of Marian: one SentencePiece model per side, and one `vocab.json` for both."""
     source, target = (read_pieces(file_of(settings, name)) for name in ("source.spm", "target.spm"))
     if settings.flag("separate_vocabs", False):
         raise settings.wrong("separate_vocabs is not supported: source and target must share a vocab.json")
@@ -280,10 +281,10 @@ def marian(settings: Settings) -> Made:
 
 
 def set_apart(words: Vocabulary, found: Pieces, *, reads: bool = True) -> bool:
-    """Make a vocabulary fit a model of SentencePiece that it is not of; whether anything had to change.
+    """Make a vocabulary fit a SentencePiece model of other tokens; return whether anything changed.
 
-    Pieces that the vocabulary does not have stand behind its end, since the model does cut them. Where it `reads`
-    texts, tokens that the model does not have get a name that no text has.
+    Pieces that are not in the vocabulary get ids after its end, because the model does cut them. If the tokenizer
+    `reads` texts, tokens that the model does not have get a name that occurs in no text.
     """
     own = {piece.text for piece in found.pieces}
     foreign = [id_ for id_, (text, _) in words.slots.items() if reads and text not in own and id_ not in words.added]
@@ -308,9 +309,9 @@ def _by_ids(
     before: list[str] | None = None,
     languages: Languages | None = None,
 ) -> Made:
-    """Tokenizers for source and target, whose pieces have the ids of a `vocab.json`.
+    """Return the tokenizers of source and target, whose pieces have the ids of a `vocab.json`.
 
-    Of a target, all have their own names.
+    In the target's, tokens keep their names.
     """
     if any(piece.kind == USER for piece in (*source.pieces, *target.pieces)):
         raise CheckpointError(f"{source.path} has pieces of its user, which no tokenizer.json can say")

@@ -1,4 +1,4 @@
-"""Models of SentencePiece: their file, and the same as parts of the `tokenizers` library."""
+"""SentencePiece models: reading their files, and converting them to parts of the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from txport.system.documents import DocumentError, require_size
 LARGEST = 64 << 20  # bytes
 MOST_PIECES = 1 << 20
 LONGEST_PIECE = 1 << 9  # characters
-SPACE = "\u2581"  # what a space is written as
+SPACE = "\u2581"  # the character that represents a space
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # kinds of pieces
 KINDS = {1: "Unigram", 2: "BPE"}
-BYTE_SCORE = -1e5  # below all pieces, so that no text is read as a byte that can be read as letters
-# what every map that composes letters has: of Latin, Devanagari and Korean
+BYTE_SCORE = -1e5  # below all pieces: bytes are used only for text that has no pieces
+# entries of every character map that composes letters: Latin, Devanagari and Korean
 CANONICAL = {"e\u0301": "\u00e9", "\u0958": "\u0915\u093c", "\u1112\u1161\u11ab": "\ud55c"}
-HALF_WIDTH = range(0xFF66, 0xFF9E)  # of Japanese
-HALF_WIDTH_MARKS = "\uff9e\uff9f"  # with one before them, two characters for one sound
+HALF_WIDTH = range(0xFF66, 0xFF9E)  # half-width Japanese letters
+HALF_WIDTH_MARKS = "\uff9e\uff9f"  # with a letter before them, two characters for one sound
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One entry of a vocabulary."""
+    """One entry of a vocabulary: its text, score and kind (`NORMAL` to `BYTE`)."""
 
     text: str
     score: float
@@ -37,24 +37,24 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """What a file of SentencePiece says."""
+    """The contents of a SentencePiece file."""
 
     path: Path
     kind: str
     pieces: tuple[Piece, ...]
     charsmap: bytes
     adds_prefix: bool
-    trims: bool  # spaces at both ends, and all but one of several
+    trims: bool  # remove spaces at both ends, and all but one of several
     byte_fallback: bool
 
     @property
     def unknown(self) -> int:
-        """The place of the piece for what is unknown."""
+        """The index of the unknown piece."""
         return next(place for place, piece in enumerate(self.pieces) if piece.kind == UNKNOWN)
 
 
 def read_pieces(path: Path) -> Pieces:
-    """A model of SentencePiece; `CheckpointError` for what is none, or can't be said by other means."""
+    """Read a SentencePiece model; raise `CheckpointError` if it is invalid or can't be converted."""
     try:
         require_size(path, LARGEST)
         found = _pieces(path, path.read_bytes())
@@ -116,14 +116,14 @@ def _piece(text: str, score: float, kind: int) -> Piece:
 
 
 def _bytes(value: Any) -> bytes:
-    """What a field of bytes holds; a number there would mean so many zeros."""
+    """Return the value of a bytes field; raise `TypeError` for a number, because `bytes(n)` is n zeros."""
     if not isinstance(value, bytes):
         raise TypeError("it has a number where bytes belong")
     return value
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
-    """The numbers and values of the fields of a message of protobuf, in order."""
+    """Yield the number and value of each field of a protobuf message, in order."""
     place = 0
     while place < len(content):
         key, place = _number(content, place)
@@ -146,7 +146,7 @@ def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _number(content: bytes, place: int) -> tuple[int, int]:
-    if place < len(content) and (value := content[place]) < 128:  # most
+    if place < len(content) and (value := content[place]) < 128:  # most numbers
         return value, place + 1
     value = shift = 0
     while True:
@@ -161,7 +161,7 @@ def _number(content: bytes, place: int) -> tuple[int, int]:
 
 
 def model_of(found: Pieces, vocabulary: dict[int, tuple[str, float]], unknown: int) -> dict[str, Any]:
-    """The model of a `tokenizer.json`, over ids and what they are written as, with their scores."""
+    """Return the model of a `tokenizer.json`; `vocabulary` maps ids to tokens and scores."""
     size = max(vocabulary) + 1
     listed = [vocabulary.get(id_, (f" unused {id_}", 0.0)) for id_ in range(size)]
     if found.kind == "Unigram":
@@ -183,7 +183,7 @@ def model_of(found: Pieces, vocabulary: dict[int, tuple[str, float]], unknown: i
 
 
 def _merges(found: Pieces) -> list[tuple[str, str]]:
-    """Pairs of pieces that make a third, the first to be merged first; of several pairs for one, the longest start."""
+    """Return the pairs of pieces that form a third piece, in merge order; pairs of one piece by longest start."""
     scores = {piece.text: piece.score for piece in found.pieces if piece.kind == NORMAL}
     pairs = [
         (score, text[:cut], text[cut:])
@@ -196,10 +196,10 @@ def _merges(found: Pieces) -> list[tuple[str, str]]:
 
 
 def normalizer_of(found: Pieces, prepends: bool) -> dict[str, Any]:
-    """What a text goes through before it is cut; with `prepends`, each stretch of it is to begin with a space.
+    """Return the normalizer of texts; with `prepends`, a space is added before each section of a text.
 
-    The library looks a character up with its marks at once, and takes the first of those that begin alike: composed
-    before, they are what SentencePiece, which takes the longest, would find.
+    The library looks up a character together with its marks, and uses the first entry that is a prefix. Composing
+    characters first gives the result of SentencePiece, which uses the longest entry.
     """
     parts: list[dict[str, Any]] = []
     if found.charsmap:
@@ -216,7 +216,7 @@ def normalizer_of(found: Pieces, prepends: bool) -> dict[str, Any]:
 
 
 def _composing(charsmap: bytes) -> list[dict[str, Any]]:
-    """What composes letters and marks as a map of characters does; nothing for one that does not."""
+    """Return normalizers that compose letters and marks as the character map does; [] if the map does not compose."""
     if any(_mapped(charsmap, written) != wanted for written, wanted in CANONICAL.items()):
         return []
     pairs = [chr(letter) + mark for letter in HALF_WIDTH for mark in HALF_WIDTH_MARKS]
@@ -225,7 +225,10 @@ def _composing(charsmap: bytes) -> list[dict[str, Any]]:
 
 
 def _mapped(charsmap: bytes, text: str) -> str | None:
-    """What a map of characters has for a whole text: a trie, its size before it, over the places of what comes next."""
+    """Look up a whole text in a character map; None if it has no entry.
+
+    The map is a trie, with its size before it, over byte offsets of zero-terminated replacements.
+    """
     size = struct.unpack_from("<I", charsmap)[0]
 
     def unit(place: int) -> int:
@@ -251,14 +254,14 @@ def _mapped(charsmap: bytes, text: str) -> str | None:
 
 
 def replace(text: str, other: str, *, regex: bool = False) -> dict[str, Any]:
-    """A part that puts one text in place of another one."""
+    """Return a normalizer or decoder that replaces one text with another."""
     return {"type": "Replace", "pattern": {"Regex" if regex else "String": text}, "content": other}
 
 
 def splitter_of(found: Pieces, prepends_first: bool) -> dict[str, Any] | None:
-    """Cuts before words, if no piece is of two: that changes nothing, and is faster.
+    """Return a pre-tokenizer that splits before words if no piece has two words: the result is the same, but faster.
 
-    With `prepends_first`, a text is to begin with a space, but no stretch of it behind a special token.
+    With `prepends_first`, a space is added at the start of a text, but not after a special token.
     """
     whole = any(SPACE in piece.text[1:] for piece in found.pieces if piece.kind in (NORMAL, USER))
     if prepends_first:
@@ -269,7 +272,7 @@ def splitter_of(found: Pieces, prepends_first: bool) -> dict[str, Any] | None:
 
 
 def decoder_of(found: Pieces, adds_prefix: bool) -> dict[str, Any]:
-    """What makes text of pieces."""
+    """Return the decoder, which joins pieces to text."""
     parts: list[dict[str, Any]] = [replace(SPACE, " ")]
     parts += [{"type": "ByteFallback"}] * found.byte_fallback
     parts.append({"type": "Fuse"})

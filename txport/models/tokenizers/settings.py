@@ -1,4 +1,4 @@
-"""What a folder of transformers' says of its tokenizer beside the vocabulary."""
+"""Tokenizer settings of a transformers checkpoint, without the vocabulary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHERS = "additional_special_tokens"
 
 @dataclass(frozen=True)
 class Added:
-    """A token that is found in texts as a whole; `special` ones are no text."""
+    """A token that is matched in texts as a whole; `special` tokens are not text."""
 
     text: str
     special: bool = True
@@ -27,7 +27,7 @@ class Added:
     single_word: bool = False
 
     def at(self, id_: int) -> dict[str, Any]:
-        """As `tokenizer.json` has it."""
+        """Return the entry of `tokenizer.json` for this token."""
         return {
             "id": id_,
             "content": self.text,
@@ -40,9 +40,9 @@ class Added:
 
 
 class Settings:
-    """The values of `tokenizer_config.json`, and of the older files beside it; missing ones have their class's default.
+    """The values of `tokenizer_config.json` and of the older files next to it; missing values have the class's default.
 
-    Raises `CheckpointError` for files that can't be what they should.
+    Raises `CheckpointError` for invalid values.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,52 +52,52 @@ class Settings:
 
     @property
     def kind(self) -> str | None:
-        """The class of the tokenizer, whether fast or slow."""
+        """The tokenizer class, without "Fast"."""
         found = self._values.get("tokenizer_class")
         return found.removesuffix("Fast") if isinstance(found, str) else None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """One value; `default` for null, and for what is missing."""
+        """Return one value; `default` if it is null or missing."""
         value = self._values.get(name)
         return default if value is None else value
 
     def flag(self, name: str, default: bool) -> bool:
-        """One that is true or false."""
+        """Return a boolean value."""
         value = self.get(name, default)
         if type(value) is not bool:
             raise self.wrong(f"{name} must be true or false, got {quoted(value)}")
         return value
 
     def text(self, name: str, default: str) -> str:
-        """One that is a text."""
+        """Return a string value."""
         value = self.get(name, default)
         if not isinstance(value, str):
             raise self.wrong(f"{name} must be a text, got {quoted(value)}")
         return value
 
     def whole(self, name: str, default: int, most: int) -> int:
-        """A number of tokens."""
+        """Return a whole number from 0 to `most`."""
         value = self.get(name, default)
         if type(value) is not int or not 0 <= value <= most:
             raise self.wrong(f"{name} must be a whole number from 0 to {most}, got {quoted(value)}")
         return value
 
     def token(self, name: str, default: str | None = None) -> str | None:
-        """A special token by its name, as the vocabulary writes it."""
+        """Return a special token by its name (`eos_token`), as the vocabulary writes it."""
         for values in (self._values, self._map):
             if values.get(name) is not None:
                 return self._added(name, values[name]).text
         return default
 
     def others(self) -> list[str]:
-        """Special tokens without a name."""
+        """Return the special tokens without a name."""
         for values in (self._values, self._map):
             if isinstance(found := values.get(OTHERS), list):
                 return [self._added(OTHERS, each).text for each in found]
         return []
 
     def variables(self, defaults: Mapping[str, str]) -> dict[str, str | list[str]]:
-        """The special tokens by their names, as templates know them."""
+        """Return the special tokens by name, as templates use them."""
         found: dict[str, str | list[str]] = {}
         for name in NAMED:
             if (token := self.token(name, defaults.get(name))) is not None:
@@ -105,7 +105,7 @@ class Settings:
         return {**found, **({OTHERS: others} if (others := self.others()) else {})}
 
     def added(self) -> dict[int, Added]:
-        """Tokens with ids that the files name."""
+        """Return the added tokens of the files by id."""
         found: dict[int, Added] = {}
         decoder = self.get("added_tokens_decoder", {})
         if not isinstance(decoder, Mapping):
@@ -142,7 +142,7 @@ class Settings:
         return Added(text, **flags)
 
     def template(self) -> str | None:
-        """The template of a chat, the default one of several; None where there is none."""
+        """Return the chat template, the default one if there are several; None if there is none."""
         if (self.folder / CHAT_TEMPLATE).is_file():
             try:
                 return read_text(self.folder / CHAT_TEMPLATE)
@@ -157,7 +157,7 @@ class Settings:
         return found
 
     def wrong(self, what: str) -> CheckpointError:
-        """An error about these files."""
+        """Return an error about these files."""
         return CheckpointError(f"{self.folder / TOKENIZER_CONFIG}: {what}")
 
 

@@ -1,4 +1,4 @@
-"""A tokenizer that reads letters."""
+"""A character-level tokenizer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def spelling_tokenizer(vocabulary: Sequence[str]) -> str:
-    """The JSON of a tokenizer that reads text letter by letter, in lower case, and writes tokens apart by spaces.
+    """Return the JSON of a character-level, lower-case tokenizer, whose decoded tokens are separated by spaces.
 
     The first four tokens of `vocabulary` are padding, start, end and unknown.
     """

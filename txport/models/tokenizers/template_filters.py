@@ -1,6 +1,6 @@
-"""Filters and tests of chats' templates that are ours: each asks its environment before it makes or reads much.
+"""Jinja filters and tests for chat templates, which check limits before they create or read large values.
 
-Imports jinja2, and so is imported where a template is used.
+Imports jinja2; therefore imported only when a template is used.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from txport.models.tokenizers.template_sizes import (
 if TYPE_CHECKING:
     from txport.models.tokenizers.templates import Bounded
 
-WIDEST = 100  # characters of an indent, and of how a day is written; places of a number that is rounded
-TURN = 64  # bytes that a turn of a loop counts as
+WIDEST = 100  # characters of an indent or a date format, and decimals of a rounded number
+TURN = 64  # bytes counted per iteration of a loop
 
 
-@pass_context  # and so of nothing before a template runs
+@pass_context  # prevents evaluation when a template is compiled
 def _counted(context: Any, value: Any, each: int = 0) -> Any:
     return context.environment.counted(value, each)
 
@@ -46,7 +46,7 @@ def _bounded(context: Any, value: Any) -> Any:
 
 @pass_environment
 def turns(environment: Bounded, values: Iterable[Any]) -> Iterator[Any]:
-    """The same values, each of which is counted."""
+    """Yield the same values and count each."""
     for value in values:
         environment.count(TURN)
         yield value
@@ -117,13 +117,13 @@ def _format(environment: Bounded, text: Any, *args: Any, **kwargs: Any) -> str:
 def _to_json(
     environment: Bounded, value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, **how: Any
 ) -> str:
-    """As JSON is for a model: nothing of it is escaped for pages."""
+    """Return JSON as for a model: HTML characters are not escaped."""
     environment.require(indent if isinstance(indent, int) else len(indent or ""), WIDEST)
     environment.require(extent(value))
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, **how)
     parts = []
     size = 0
-    for part in encoder.iterencode(value):  # which ends before all of it is there
+    for part in encoder.iterencode(value):  # yields parts: it can be stopped early
         size += len(part)
         environment.require(size)
         parts.append(part)
@@ -155,7 +155,7 @@ def _is_odd(environment: Bounded, value: Any) -> bool:
     return bool(environment.call_binop(None, "%", value, 2) == 1)
 
 
-FILTERS: dict[str, Callable[..., Any]] = {  # in place of jinja2's
+FILTERS: dict[str, Callable[..., Any]] = {  # these replace jinja2's
     "format": _format,
     "indent": _indent,
     "join": _join,
@@ -166,7 +166,7 @@ FILTERS: dict[str, Callable[..., Any]] = {  # in place of jinja2's
     "trim": _trim,
     TEXTS: _texts,
 }
-WATCHING: dict[str, Callable[..., Any]] = {  # what `Bounded` puts into a template; it bounds itself
+WATCHING: dict[str, Callable[..., Any]] = {  # inserted into templates by `Bounded`; they check limits themselves
     COUNTED: _counted,
     OUTPUT: _output,
     TURNS: turns,

@@ -1,4 +1,4 @@
-"""How large something is that a template of a chat is about to make, or has made."""
+"""Sizes of values that a chat template is about to create, or has created."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 
 from jinja2.utils import Namespace
 
-# characters of a text, entries of a list or bits of a number that a template makes, and all characters that it prints
+# limit of the characters of a text, entries of a list or bits of a number, and of all characters that a template prints
 LARGEST = 1 << 22
 STEPS = 1 << 30  # comparisons of characters by one method of a text
-PADDED = 2000  # characters of a number in a format whose width and precision have three digits
-# of four digits, or given by an argument; a name in it has no parentheses
+PADDED = 2000  # characters of a formatted number whose width and precision have up to three digits
+# a width of four digits, or given by an argument; names in the format have no parentheses
 WIDTH = re.compile(r"%(\([^()]*\))?[^a-zA-Z%]*(\d{4}|\*)|%\([^()]*\(|\{[^{}]*:")
 FEWER = re.compile(r"%(\([^()]*\))?[^\w%]*\d")
-# methods that may compare each character of a text with each of an argument: those that search from the end, or strip
+# methods that may compare each character of a text with each of an argument: reverse searches and strips
 QUADRATIC = ("lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip")
-ENTRY = 8  # bytes of a place in a list
-CHARACTER = 88  # of a text of one character in a list of such, or of another small thing
-ANYTHING = 1000  # of a macro, a loop, a generator, ...
+ENTRY = 8  # bytes of a list entry
+CHARACTER = 88  # bytes of a one-character text in a list, or of another small value
+ANYTHING = 1000  # bytes of a macro, a loop, a generator, ...
 
 
 def bytes_of(value: Any, each: int = 0) -> int:
-    """How much memory a value takes, and each of its entries where they are new too."""
+    """Return the memory of a value in bytes, plus `each` bytes per entry if the entries are new too."""
     if isinstance(value, str | int | float):
         return sys.getsizeof(value)
     if isinstance(value, list | tuple | set | dict):
@@ -35,10 +35,10 @@ def bytes_of(value: Any, each: int = 0) -> int:
 
 
 def size_of_operator(operator: str, left: Any, right: Any) -> float:
-    """How large the result of an operator is, of those that may be much larger than what they are given."""
+    """Return the size of an operator's result if it may be much larger than the operands; otherwise 0."""
     if operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
         return len(left) + len(right)
-    if operator == "-":  # of sets, which compares their entries
+    if operator == "-":  # difference of sets, which compares their entries
         return max(extent(left), extent(right))
     if operator == "%" and isinstance(left, str):
         return size_of_format(left, left.count("%"), right if isinstance(right, tuple) else [right])
@@ -53,7 +53,7 @@ def size_of_operator(operator: str, left: Any, right: Any) -> float:
 
 
 def size_of_format(text: str, places: int, values: Sequence[Any]) -> float:
-    """The same of a format with so many places for these values."""
+    """Return the maximum size of a format with `places` placeholders for these values."""
     if WIDTH.search(text):
         return math.inf
     longest = max(map(extent, values), default=0) + (PADDED if FEWER.search(text) else 0)
@@ -61,10 +61,10 @@ def size_of_format(text: str, places: int, values: Sequence[Any]) -> float:
 
 
 def extent(value: Any, known: dict[int, float] | None = None) -> float:
-    """How many characters there are in a value at least, those of texts and lists within it included.
+    """Return the minimum number of characters of a value, including nested texts and lists.
 
-    A list that stands in a value many times is looked at once, and counted each time. Above `LARGEST` the result says
-    only that the value is too large.
+    A list that occurs in a value several times is visited once and counted each time. A result above `LARGEST` only
+    states that the value is too large.
     """
     if isinstance(value, str):
         return len(value)
@@ -77,9 +77,9 @@ def extent(value: Any, known: dict[int, float] | None = None) -> float:
     known = {} if known is None else known
     if id(value) in known:
         return known[id(value)]
-    known[id(value)] = 0  # of one that is in itself
+    known[id(value)] = 0  # for a value that contains itself
     total = 2.0
-    for each in _parts(value):  # most are texts and numbers, which take no call
+    for each in _parts(value):  # most are texts and numbers, which need no call
         if type(each) is str:
             total += 2 + len(each)
         elif type(each) is int:
@@ -93,7 +93,7 @@ def extent(value: Any, known: dict[int, float] | None = None) -> float:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """What stands in a collection: of a mapping, keys and values."""
+    """Return the entries of a collection; of a mapping, its keys and values."""
     pairs = value.items() if isinstance(value, Mapping) else value
     return chain.from_iterable(pairs) if isinstance(pairs, ItemsView) else pairs
 
@@ -103,7 +103,7 @@ def _has_length(value: Any) -> bool:
 
 
 def size_of_call(text: str, name: str, args: tuple[Any, ...]) -> float:
-    """How large the result of a method of a text is, of those that may be much larger than what they are given."""
+    """Return the size of the result of a text method if it may be much larger than its inputs; otherwise 0."""
     if name == "join" and args and _has_length(args[0]):
         return len(text) * len(args[0]) + extent(args[0])
     if name == "replace" and len(args) > 1 and all(isinstance(each, str) for each in args[:2]):
@@ -112,7 +112,7 @@ def size_of_call(text: str, name: str, args: tuple[Any, ...]) -> float:
 
 
 def steps_of_call(text: str, name: str, args: Sequence[Any]) -> int:
-    """How many characters a method of a text compares at most, of those that may compare each with each."""
+    """Return the maximum number of character comparisons of a quadratic text method; 0 for other methods."""
     return len(text) * max(map(len, filter(_is_text, args)), default=0) if name in QUADRATIC else 0
 
 

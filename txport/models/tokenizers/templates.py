@@ -1,6 +1,6 @@
-"""Where the templates of chats run: they reach what they are given, and take bounded time and memory.
+"""Sandbox of chat templates, which limits access, time and memory.
 
-Imports jinja2, and so is imported where a template is used.
+Imports jinja2; therefore imported only when a template is used.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ from txport.models.tokenizers.template_sizes import (
     steps_of_call,
 )
 
-LONGEST = 10.0  # seconds of one prompt
-MOST = 1 << 27  # bytes of all that a template makes for one text, whether or not it keeps them
-COPIES = 4  # of the arguments of a call, on the way to a macro
-# what pads, repeats, or makes or reads tags: no template of a chat needs it
+LONGEST = 10.0  # seconds per prompt
+MOST = 1 << 27  # bytes that a template may create per text, kept or not
+COPIES = 4  # copies of the arguments of a macro call
+# filters that pad, repeat, or write or read tags: no chat template needs them
 REMOVED = ("batch", "center", "filesizeformat", "pprint", "slice", "striptags", "urlize", "wordwrap", "xmlattr")
 METHODS = (
     *("center", "encode", "escape", "expandtabs", "format_map", "ljust", "rjust", "striptags", "translate", "unescape"),
     "zfill",
 )
-# filters that make a text of what they are given, and those that compare or look up what is in it
+# filters that convert their input to text, and those that compare or look up its entries
 TEXTUAL = (
     *("capitalize", "e", "escape", "forceescape", "lower", "safe", "string", "title", "trim"),
     *("truncate", "upper", "urlencode", "wordcount"),
 )
 COMPARING = ("dictsort", "groupby", "max", "min", "sort", "unique")
-PIECEMEAL = ("title", "urlencode", "wordcount")  # those that make a list of parts of the text
-# tests that look at no more than what kind of thing a value is
+PIECEMEAL = ("title", "urlencode", "wordcount")  # filters that make a list of parts of the text
+# tests that read only the type of a value
 OF_KINDS = (
     *("boolean", "callable", "defined", "escaped", "false", "float", "integer", "iterable", "mapping", "none"),
     *("number", "sameas", "sequence", "string", "true", "undefined"),
 )
-SPLITS = ("split", "rsplit", "splitlines")  # methods that make a list of a text
+SPLITS = ("split", "rsplit", "splitlines")  # methods that split a text into a list
 
 
 class _Spent(threading.local):
-    """What a prompt took by now, in the thread that makes it."""
+    """Time and memory used by a prompt so far, per thread."""
 
-    until = math.inf  # of the clock
-    made = 0  # bytes, for one text
-    output = 0  # characters of it
+    until = math.inf  # deadline, on the monotonic clock
+    made = 0  # bytes created for one text
+    output = 0  # characters of the text
 
 
 class Bounded(ImmutableSandboxedEnvironment):
-    """A sandbox that looks at the clock, and at all that is made; `TemplateError` for too much."""
+    """A sandbox that limits time and the size of all values that are created; raises `TemplateError` beyond them."""
 
     intercepted_binops = frozenset({"*", "**", "%", "+", "-", "/", "//"})
     intercepted_unops = frozenset({"-", "+"})
@@ -83,41 +83,41 @@ class Bounded(ImmutableSandboxedEnvironment):
         self.globals |= GLOBALS
 
     def begin(self) -> None:
-        """A prompt begins."""
+        """Start the time limit of a prompt."""
         self._spent.until = time.monotonic() + LONGEST
 
     def begin_text(self) -> None:
-        """One of the texts that a prompt takes begins: what it makes is counted anew, and the time goes on."""
+        """Reset the counts for one of the texts of a prompt; the time limit stays."""
         self._spent.made = 0
         self._spent.output = 0
 
     def require(self, size: float, most: int = LARGEST) -> None:
-        """Raise `TemplateError` when time is up, or for something of this size."""
+        """Raise `TemplateError` if the time is up, or if `size` is above `most`."""
         if time.monotonic() > self._spent.until:
             raise TemplateError(f"it takes more than {LONGEST:g} seconds")
         if size > most:
             raise TemplateError(f"it makes or reads something of the size {size:.3g}, the most is {most}")
 
     def count(self, size: int) -> None:
-        """So many bytes more were made, or are about to be."""
+        """Count `size` bytes that were created or are about to be; raise `TemplateError` beyond the limit."""
         self.require(0)
         self._spent.made += size
         if self._spent.made > MOST:
             raise TemplateError(f"it makes more than {MOST >> 20} MB on its way")
 
     def counted(self, value: Any, each: int = 0) -> Any:
-        """The value, after it was counted; `each` of its entries is new too, and has so many bytes."""
+        """Count a value and return it; `each`: bytes of each of its entries, if they are new too."""
         self.count(bytes_of(value, each))
         return self._entries(value) if _is_iterator(value) else value
 
     def bounded(self, value: Any) -> Any:
-        """The value, which Python is about to compare, to hash or to write: none of that looks at the clock."""
+        """Check the size of a value and return it, before Python compares, hashes or writes it without a time limit."""
         value = _listed(value)
         self.require(extent(value))
         return value
 
     def output(self, value: Any) -> str:
-        """The text of a value, a part of the prompt."""
+        """Return the text of a value, which is a part of the prompt, and count it."""
         self.require(self._spent.output + extent(value))
         text = str(value)
         self.count(ENTRY if text is value else ENTRY + bytes_of(text))
@@ -126,14 +126,14 @@ class Bounded(ImmutableSandboxedEnvironment):
         return text
 
     def _entries(self, values: Iterator[Any]) -> Iterator[Any]:
-        """What an iterator gives, counted before anyone keeps it."""
+        """Yield the entries of an iterator, and count each before it is kept."""
         for value in values:
             self.count(CHARACTER)
             yield value
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same filter, for what is not too large, and with its result counted."""
-        first = 1 if hasattr(function, "jinja_pass_arg") else 0  # behind what jinja2 gives it
+        """Return a filter that checks the size of its inputs and counts its result."""
+        first = 1 if hasattr(function, "jinja_pass_arg") else 0  # after the argument that jinja2 passes
 
         @wraps(function)
         def bounded(*args: Any, **options: Any) -> Any:
@@ -151,7 +151,7 @@ class Bounded(ImmutableSandboxedEnvironment):
         return bounded
 
     def _walking(self, test: Callable[..., Any]) -> Callable[..., Any]:
-        """The same test, for what is not too large."""
+        """Return a test that checks the size of its inputs."""
         first = 1 if hasattr(test, "jinja_pass_arg") else 0
 
         @wraps(test)
@@ -162,7 +162,7 @@ class Bounded(ImmutableSandboxedEnvironment):
         return bounded_test
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """As jinja2 does, with a look at all that is made where jinja2 asks no environment."""
+        """Parse like jinja2, and add checks where jinja2 does not call the environment."""
         parsed = super()._parse(source, name, filename)
         return _Watched().visit(parsed)  # type: ignore[no-any-return]
 
@@ -180,7 +180,7 @@ class Bounded(ImmutableSandboxedEnvironment):
         return super().getitem(obj, self.bounded(argument))
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as jinja2 has it
-        """See `SandboxedEnvironment`; of what is called, macros alone are templates, which are watched."""
+        """See `SandboxedEnvironment`. Arguments are checked, except those of macros, which are templates themselves."""
         owner = getattr(__obj, "__self__", None)
         name = getattr(__obj, "__name__", "")
         if not isinstance(__obj, Macro):
@@ -202,7 +202,7 @@ class Bounded(ImmutableSandboxedEnvironment):
         return attr not in refused and super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Any:
-        """See `SandboxedEnvironment`, which asks for each attribute."""
+        """See `SandboxedEnvironment`, which checks each attribute; the size of the result is checked too."""
         found = super().wrap_str_format(value)
         if found is None:
             return None
@@ -216,7 +216,7 @@ class Bounded(ImmutableSandboxedEnvironment):
 
 
 class Generation(ext.Extension):
-    """Marks what the model said, for training; here it is what stands in it."""
+    """The `generation` tag, which marks the model's messages for training; here its content is output unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 has it
 
@@ -227,7 +227,7 @@ class Generation(ext.Extension):
 
 
 class _Watched(NodeTransformer):
-    """Puts filters of ours over what jinja2 makes without asking the environment."""
+    """Adds filters that check what jinja2 creates without calling the environment."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - as jinja2 has it
         """See `NodeTransformer`."""
@@ -299,21 +299,21 @@ class _Watched(NodeTransformer):
 
 
 def _under(name: str, node: Any, *values: int) -> nodes.Filter:
-    """What a filter of ours makes of a node."""
+    """Return a node that applies one of txport's filters to a node."""
     args: list[nodes.Expr] = [nodes.Const(value, lineno=node.lineno) for value in values]
     return nodes.Filter(node, name, args, [], None, None, lineno=node.lineno)
 
 
 def _bounded(node: nodes.Expr) -> nodes.Expr:
-    """The value of a node, looked at before Python walks through it; what the template spells out is small."""
+    """Return a node whose value is checked before Python walks through it; constants are small."""
     return node if isinstance(node, nodes.Const) else _under(ITERATED, node)
 
 
 def _is_iterator(value: Any) -> bool:
-    """Whether a value gives others one by one; that of a loop is counted by its turns."""
+    """Return whether a value is an iterator; loop contexts are excluded, their iterations are counted."""
     return isinstance(value, Iterator) and not isinstance(value, LoopContext)
 
 
 def _listed(value: Any) -> Any:
-    """An iterator as a list, whose size is known."""
+    """Return an iterator as a list, whose size is known; other values unchanged."""
     return list(value) if _is_iterator(value) else value

@@ -1,4 +1,4 @@
-"""How a model wants its texts, beside what a `tokenizer.json` says: `text.json` of a bundle."""
+"""Use of texts by a model beyond `tokenizer.json`, stored as `text.json` in a bundle: languages, chat and clean-up."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ LARGEST_TEMPLATE = 1 << 18  # characters
 
 @dataclass(frozen=True, kw_only=True)
 class Languages:
-    """The languages that a model is told by tokens.
+    """The languages of a model that has language tokens.
 
-    `tokens` are the names of languages and what the vocabulary writes for each. `before` and `after` are the special
-    tokens around a source, where None is that of its language, by default `source`. The target's language is told by
-    the first token that the decoder is made to say ("forced"), by the source's first one ("source"), or not at all,
-    since the decoder's start token is that of a language ("fixed").
+    `tokens` maps names of languages to their tokens in the vocabulary. `before` and `after` are the special tokens
+    around a source; None is the position of the source language's token, by default that of `source`. `target` states
+    how the target language is set. "forced": by the first token of the target, which the decoder is forced to write;
+    "source": by the first token of the source; "fixed": not at all, because the decoder's start token is that of a
+    language.
     """
 
     tokens: Mapping[str, str]
@@ -35,7 +36,7 @@ class Languages:
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """How messages become a prompt: a template of Jinja, and the special tokens that it knows by names."""
+    """How messages become a prompt: a Jinja template, and its variables: special tokens by name."""
 
     template: str
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -43,7 +44,7 @@ class Chat:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """All of it. With `clean_up`, decoded text has no spaces before punctuation."""
+    """The contents of `text.json`. With `clean_up`, spaces before punctuation are removed from decoded text."""
 
     clean_up: bool = False
     languages: Languages | None = None
@@ -51,12 +52,15 @@ class Usage:
 
 
 def write_usage(usage: Usage) -> str:
-    """As `text.json` has it."""
+    """Return the JSON text of `text.json`."""
     return json.dumps(asdict(usage), indent=2, ensure_ascii=False) + "\n"
 
 
 def read_usage(path: Path, content: Path | str) -> Usage:
-    """A `text.json`, from a file or its text; `BundleError` for anything that is none, which says `path`."""
+    """Return the contents of a `text.json`, given as a file or as its text.
+
+    Raises `BundleError`, which names `path`, if they are invalid.
+    """
     try:
         values = read_json(content) if isinstance(content, Path) else json.loads(content)
         return _usage(values)

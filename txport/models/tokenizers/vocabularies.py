@@ -1,4 +1,4 @@
-"""Vocabularies that are no SentencePiece models: `vocab.txt` of BERT, `vocab.json` with `merges.txt` of GPT-2."""
+"""Vocabularies other than SentencePiece: `vocab.txt` (BERT), and `vocab.json` with `merges.txt` (GPT-2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from txport.system.documents import DocumentError, read_json, read_text
 LARGEST = 24 << 20  # bytes
 LARGEST_ID = 1 << 22
 MOST_LINES = 1 << 20
-LONGEST_WORD = 100  # characters, of which WordPiece makes more than one unknown token
+LONGEST_WORD = 100  # characters; WordPiece replaces a longer word by the unknown token
 BERT = {
     "unk_token": "[UNK]",
     "sep_token": "[SEP]",
@@ -40,7 +40,7 @@ QWEN_WORDS = (
 
 
 def read_ids(path: Path) -> dict[str, int]:
-    """A `vocab.json`: tokens with their ids, each of which stands there once."""
+    """Read a `vocab.json`: tokens with their ids, each id once; raise `CheckpointError` for an invalid file."""
     try:
         found = read_json(path, LARGEST)
     except DocumentError as error:
@@ -54,7 +54,7 @@ def read_ids(path: Path) -> dict[str, int]:
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a file of tokens."""
+    """Return the lines of a vocabulary file; raise `CheckpointError` if it can't be read or has too many lines."""
     try:
         text = read_text(path, LARGEST)
     except DocumentError as error:
@@ -65,17 +65,17 @@ def lines_of(path: Path) -> list[str]:
 
 
 def bert(settings: Settings) -> tuple[str, Vocabulary]:
-    """BERT's, which DistilBERT and ELECTRA have too."""
+    """Return the tokenizer of BERT, DistilBERT and ELECTRA."""
     return _wordpiece(settings, BERT)
 
 
 def mpnet(settings: Settings) -> tuple[str, Vocabulary]:
-    """MPNet's: BERT's pieces, RoBERTa's special tokens."""
+    """Return the tokenizer of MPNet: BERT's pieces, RoBERTa's special tokens."""
     return _wordpiece(settings, MPNET, Added(settings.token("mask_token", "<mask>") or "", lstrip=True))
 
 
 def _wordpiece(settings: Settings, defaults: dict[str, str], *special: Added) -> tuple[str, Vocabulary]:
-    """Words, and pieces of them, which begin with `##`."""
+    """Return a WordPiece tokenizer: words and word pieces, which begin with `##`."""
     path = settings.folder / "vocab.txt"
     tokens = [line.rstrip("\r") for line in lines_of(path)]
     while tokens and not tokens[-1]:
@@ -126,14 +126,14 @@ def _wordpiece(settings: Settings, defaults: dict[str, str], *special: Added) ->
 
 
 def gpt2(settings: Settings) -> tuple[str, Vocabulary]:
-    """GPT-2's bytes, which OPT has too."""
+    """Return the byte-level tokenizer of GPT-2 and OPT."""
     words = _bytes(settings, GPT2)
     before = [words.named["bos_token"]] if settings.flag("add_bos_token", False) else []
     return _byte_level(settings, words, before=before), words
 
 
 def roberta(settings: Settings) -> tuple[str, Vocabulary]:
-    """RoBERTa's, which BART has too."""
+    """Return the tokenizer of RoBERTa and BART."""
     words = _bytes(settings, ROBERTA, Added(settings.token("mask_token", "<mask>") or "", lstrip=True))
     before = [words.named["cls_token"]]
     after = [words.named["sep_token"]]
@@ -141,7 +141,7 @@ def roberta(settings: Settings) -> tuple[str, Vocabulary]:
 
 
 def qwen2(settings: Settings) -> tuple[str, Vocabulary]:
-    """That of Qwen 2 and 3: composed letters, digits one by one."""
+    """Return the tokenizer of Qwen 2 and 3: composed letters, single digits."""
     words = _bytes(settings, QWEN)
     split = {"type": "Split", "pattern": {"Regex": QWEN_WORDS}, "behavior": "Isolated", "invert": False}
     return _byte_level(settings, words, splitter=split, normalizer={"type": "NFC"}), words
@@ -190,7 +190,7 @@ def _byte_level(
 
 
 def _unknown(settings: Settings, words: Vocabulary) -> str | None:
-    """What stands for bytes that a vocabulary lacks; None if there are none."""
+    """Return the token for bytes that are not in the vocabulary; None if it has all bytes."""
     from tokenizers import pre_tokenizers
 
     lacks = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - words.ids.keys())
@@ -203,7 +203,7 @@ def _unknown(settings: Settings, words: Vocabulary) -> str | None:
 
 
 def read_merges(path: Path, ids: dict[str, int]) -> list[list[str]]:
-    """The pairs of a `merges.txt`, the first to be merged first."""
+    """Read a `merges.txt`: pairs of tokens in merge order; raise `CheckpointError` for an invalid line."""
     found = []
     for number, line in enumerate(lines_of(path), 1):
         pair = line.split()

@@ -1,1 +1,1 @@
-"""The weights of a checkpoint: rules for their names and layouts, what these make of shapes, one tensor at a time."""
+"""The weights of a checkpoint: rules for names and layouts, the resulting shapes, and reading one tensor at a time."""

@@ -1,4 +1,4 @@
-"""Copies of a model, in its own type or another one."""
+"""Copies of a model, in the same type or another one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def copied(model: Module, dtype: torch.dtype | None = None) -> Module:
-    """A copy of a model, as `deepcopy(model).to(dtype)` gives it, without a copy in the model's own type on the way."""
+    """Return a copy of a model: `deepcopy(model).to(dtype)` without an intermediate copy in the model's type."""
     memo: dict[int, Any] = {}
     for module in model.modules():
         for each in (*module._parameters.values(), *module._buffers.values()):
             if each is not None and each.is_leaf and id(each) not in memo:
                 memo[id(each)] = _converted(each, dtype)
-        # Every module has a dozen of these, and copying them one by one takes most of the time of a small model's copy.
+        # Every module has a dozen of these. Copying them one by one would take most of the time for a small model.
         empty = (each for each in vars(module).values() if type(each) in (OrderedDict, set) and not each)
         memo |= {id(each): type(each)() for each in empty}
     return copy.deepcopy(model, memo)

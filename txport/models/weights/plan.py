@@ -1,6 +1,6 @@
-"""How each tensor of a model is made of a checkpoint's, by rules, from names and shapes alone: no data is read for it.
+"""Plans: how each tensor of a model is made from a checkpoint's, by rules, from names and shapes alone.
 
-A plan then reads one tensor of the model at a time.
+No data is read to make a plan. A plan then reads one tensor of the model at a time.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ MOST_LAYERS = 1 << 10  # in one tensor
 
 @dataclass(frozen=True)
 class Piece:
-    """What comes of a tensor of a file, or of several: its name so far, how it is made, and the rules that changed it.
+    """An intermediate tensor: its current name, how it is made, and the numbers of the rules that changed it.
 
-    A piece that is settled is left alone by all further rules.
+    A settled piece is not changed by further rules.
     """
 
     name: str
@@ -66,19 +66,20 @@ class Piece:
     settled: bool = False
 
     def step(self, step: Step, name: str | None = None) -> Piece:
-        """The same after one more step."""
+        """Return this piece after one more step."""
         return replace(self, name=self.name if name is None else name, value=Made(self.value, step))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How each tensor of a model is made, and what became of each tensor of the files.
+    """How each tensor of a model is made, and the use of each tensor in the files.
 
-    `expected` are the model's tensors, one that is tied under its first name only; `given` are those of the files.
-    `made` says by which pieces a tensor is made: several must be equal. `misshapen` are the shapes that files give to
-    tensors of another shape; `misfits` are sentences about tensors that can't be split or joined as the rules say, so
-    that `broken` tensors of the model can't be made. `left` are pieces with names that the model does not have. The
-    rules leave out `dropped` and `spare` tensors of the files. `used` are the numbers of the rules that did something.
+    `expected` are the model's tensors, a tied one under its first name only; `given` are those of the files. `made` has
+    the pieces of each tensor: several must be equal. `misshapen` are the shapes in the files of tensors that have
+    another shape in the model. `misfits` are sentences about tensors that can't be split or joined by the rules;
+    therefore `broken` tensors of the model can't be made. `left` are pieces with names that the model does not have.
+    `dropped` and `spare` are tensors of the files that the rules leave out. `used` are the numbers of the rules that
+    changed something.
     """
 
     expected: Mapping[str, Shape]
@@ -94,12 +95,12 @@ class Plan:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The model's tensors that nothing in the files makes."""
+        """The model's tensors that are not made from any tensor in the files."""
         return tuple(name for name in self.expected if name not in self.made and name not in self.broken)
 
     @property
     def unexpected(self) -> tuple[str, ...]:
-        """The tensors of the files that have no place in the model."""
+        """The tensors of the files that are not in the model."""
         return tuple(dict.fromkeys(name for piece in self.left for name in piece.value.names()))
 
     @property
@@ -108,9 +109,10 @@ class Plan:
         return tuple(name for name in self.expected if name in self.made and name not in self.misshapen)
 
     def problems(self, lines: Mapping[int, str] | None = None) -> list[str]:
-        """All that does not fit, one sentence each.
+        """Return all problems, one sentence each.
 
-        `lines` are where rules are written that must do something, and give no tensor that another one gives too.
+        `lines` are the lines of the user's rules, by number. Each of these rules must change something, and must not
+        make a tensor that is made by another piece of the same name too.
         """
         lines = lines or {}
         return [
@@ -123,7 +125,7 @@ class Plan:
         ]
 
     def doubles(self, lines: Mapping[int, str]) -> dict[str, list[Piece]]:
-        """The tensors that several pieces of the same name make, one of them by a rule that is written."""
+        """Return the tensors that several pieces of the same name make, at least one of them by a rule in `lines`."""
         alike = {name: [each for each in pieces if each.name == pieces[0].name] for name, pieces in self.made.items()}
         return {
             name: pieces
@@ -132,14 +134,14 @@ class Plan:
         }
 
     def _problems_of_doubles(self, lines: Mapping[int, str]) -> Iterator[str]:
-        """One sentence for each tensor that is made more than once, with the rules that make it."""
+        """Yield one sentence for each tensor that is made more than once, with the rules that make it."""
         for name, pieces in self.doubles(lines).items():
             ways = [(str(piece.value), [lines[at] for at in piece.rules if at in lines]) for piece in pieces]
             told = (f"{quoted(value)[1:-1]} ({', '.join(at) or 'as it is'})" for value, at in ways)
             yield f"{name} is made more than once: of {' and of '.join(told)}"
 
     def tensor(self, name: str, weights: Mapping[str, Tensor]) -> Tensor:
-        """The model's tensor of this name, of the tensors of the files; `ValueError` for tied ones that differ."""
+        """Return the model's tensor of this name, made from `weights`; raise `ValueError` for tied ones that differ."""
         first, *others = self.made[name]
         tensor = first.value.read(weights)
         for other in others:
@@ -150,9 +152,10 @@ class Plan:
 
 
 def plan(rules: Sequence[Rule], given: Mapping[str, Shape], model: nn.Module) -> Plan:
-    """How tensors of these shapes become a model's: the rules are applied in turn, each to all that is there.
+    """Plan how tensors of these shapes become a model's; the rules are applied in order, each to all pieces.
 
-    Tensors that have a name of the model's when `Settle` comes keep it; without that rule, they do from the beginning.
+    Tensors that have a name of the model when `Settle` is applied keep it; without that rule, they keep it from the
+    start. Raises `CheckpointError` for rules that make far too many pieces.
     """
     aliases = first_names(model)
     expected = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
@@ -190,7 +193,7 @@ def plan(rules: Sequence[Rule], given: Mapping[str, Shape], model: nn.Module) ->
 
 
 def _require_bounded(pieces: Sequence[Piece], most: int) -> None:
-    """Raise `CheckpointError` for rules that make of few tensors so much that no model can need it."""
+    """Raise `CheckpointError` for rules that make far more pieces, names or steps than any model needs."""
     if len(pieces) > most:
         raise CheckpointError(f"the rules make {len(pieces)} pieces of these tensors, the most that is taken is {most}")
     if any(len(piece.name) > LONGEST_NAME or len(piece.rules) > MOST_STEPS for piece in pieces):
@@ -199,7 +202,7 @@ def _require_bounded(pieces: Sequence[Piece], most: int) -> None:
 
 
 def first_names(model: nn.Module) -> dict[str, str]:
-    """Every name of a model's tensors -> the first name of the same tensor."""
+    """Return every name of a model's tensors -> the first name of the same tensor."""
     first = {id(tensor): name for name, tensor in model.named_parameters()}
     return {name: first[id(tensor)] for name, tensor in model.named_parameters(remove_duplicate=False)}
 
@@ -209,7 +212,7 @@ def _settled(pieces: Sequence[Piece], names: Mapping[str, str]) -> list[Piece]:
 
 
 def _applied(rule: Rule, at: int, pieces: Sequence[Piece]) -> list[Piece]:
-    """What a rule makes of all pieces; those that it changes remember its number."""
+    """Apply a rule to all pieces; changed pieces record its number."""
     if isinstance(rule, Concat):
         return _joined(rule, at, pieces)
     made: list[Piece] = []
@@ -220,7 +223,7 @@ def _applied(rule: Rule, at: int, pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _changed(rule: Rule, piece: Piece) -> Sequence[Piece]:
-    """What a rule makes of one piece; the same piece where it does nothing."""
+    """Apply a rule to one piece; return the same object if the rule does nothing."""
     match rule:
         case Rename(pattern, to):
             name = re.sub(pattern, to, piece.name)
@@ -246,7 +249,7 @@ def _changed(rule: Rule, piece: Piece) -> Sequence[Piece]:
 
 
 def _step(rule: Transpose | Permute | Squeeze | Shift | Take, dims: Dims) -> Step | None:
-    """What a rule does to a tensor of this shape; None for nothing."""
+    """Return the step of a rule for a tensor of this shape; None if it does nothing."""
     match rule:
         case Transpose():
             return Transposed() if len(dims) == 2 else None
@@ -261,7 +264,7 @@ def _step(rule: Transpose | Permute | Squeeze | Shift | Take, dims: Dims) -> Ste
 
 
 def _joined(rule: Concat, at: int, pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces, of which those that are parts of one are joined where the first of them stood."""
+    """Return the pieces after a `Concat`; a joined piece has the position of its first part."""
     found: dict[str, dict[int, Piece]] = {}
     for piece in pieces:
         for part, pattern in enumerate(rule.patterns):
@@ -279,7 +282,7 @@ def _joined(rule: Concat, at: int, pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _dims(piece: Piece) -> Dims:
-    """The shape of a piece so far; none of one that can't be made."""
+    """Return the shape of a piece so far; () if it can't be made."""
     try:
         return piece.value.dims()
     except MisfitError:
@@ -287,7 +290,7 @@ def _dims(piece: Piece) -> Dims:
 
 
 def _sparing(rules: Sequence[Rule], piece: Piece) -> int | None:
-    """The number of the rule that lets a model lack a tensor of this name."""
+    """Return the number of the rule that allows the model not to have a tensor of this name."""
     spares = (at for at, rule in enumerate(rules) if isinstance(rule, Spare) and re.match(rule.pattern, piece.name))
     return next(spares, None)
 
@@ -295,7 +298,7 @@ def _sparing(rules: Sequence[Rule], piece: Piece) -> int | None:
 def _complete(
     rules: Sequence[Rule], made: dict[str, tuple[Piece, ...]], aliases: Mapping[str, str], expected: Mapping[str, Shape]
 ) -> set[int]:
-    """Make what rules give of tensors that the files lack, in place; the numbers of the rules that did."""
+    """Add tensors that the files lack but rules provide, in place; return the numbers of these rules."""
     used: set[int] = set()
     for at, rule in enumerate(rules):
         if isinstance(rule, Tie):
@@ -314,7 +317,7 @@ def _complete(
 def _measured(
     made: Mapping[str, tuple[Piece, ...]], expected: Mapping[str, Shape]
 ) -> tuple[dict[str, tuple[Piece, ...]], dict[str, Shape], dict[str, str]]:
-    """The pieces with all sizes known, the shapes of those that have another than the model's, and what can't be."""
+    """Return the pieces with all sizes known, the shapes that differ from the model's, and errors by tensor."""
     values = sized({name: tuple(piece.value for piece in pieces) for name, pieces in made.items()}, expected)
     found = {}
     misshapen = {}

@@ -1,4 +1,4 @@
-"""Names of layers that several trainers share: those of fairseq, which transformers took over for many models."""
+"""Names of layers that several trainers share: those of fairseq, which transformers adopted for many models."""
 
 from __future__ import annotations
 

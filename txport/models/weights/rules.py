@@ -1,4 +1,4 @@
-"""Rules that turn the tensors of a checkpoint into those of a model: their names, layout, and which of them are one."""
+"""Rules that convert the tensors of a checkpoint to those of a model: names, layouts, splits, joins and ties."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rename:
-    """Every place of a name that matches a regular expression is replaced, as `re.sub` does."""
+    """Replaces each match of a regular expression in a name, like `re.sub`."""
 
     pattern: str
     to: str
@@ -15,24 +15,24 @@ class Rename:
 
 @dataclass(frozen=True)
 class Drop:
-    """A tensor whose name begins with this regular expression is no weight: a table that follows from the config."""
+    """Drops tensors whose name begins with this regular expression: the model does not use them, or computes them."""
 
     pattern: str
 
 
 @dataclass(frozen=True)
 class Transpose:
-    """A matrix in whose name this regular expression is found lies as (in, out), the model's as (out, in)."""
+    """Transposes matrices with this pattern in their name: (in, out) in the file, (out, in) in the model."""
 
     pattern: str
 
 
 @dataclass(frozen=True)
 class Split:
-    """A tensor in whose name this is found holds several along an axis, each as large as in the model.
+    """Splits a tensor with this pattern in its name into several along an axis, each with the model's size.
 
-    `to` replaces what matches, once for each of them. They lie one after the other, or, with `groups`, a share of each
-    in each group: with as many groups as heads, rows lie as (heads, 3, size).
+    `to` replaces the match, once for each of them. They are stored one after the other, or, with `groups`, each group
+    holds a share of each: with as many groups as heads, rows are stored as (heads, 3, size).
     """
 
     pattern: str
@@ -43,9 +43,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Unstack:
-    """A tensor in whose name this is found holds the same one of each layer along its first axis.
+    """Unstacks a tensor with this pattern in its name: its first axis is the layer.
 
-    `to` replaces what matches; in it, `{}` is the number of the layer.
+    `to` replaces the match; in it, `{}` is the number of the layer.
     """
 
     pattern: str
@@ -54,9 +54,9 @@ class Unstack:
 
 @dataclass(frozen=True)
 class Concat:
-    """Tensors in whose names these are found, where the names are alike but for that, are one along an axis, in order.
+    """Joins tensors along an axis, in the order of `patterns`, if their names differ only in the matches.
 
-    `to` replaces what matches.
+    `to` replaces the match.
     """
 
     patterns: tuple[str, ...]
@@ -66,9 +66,9 @@ class Concat:
 
 @dataclass(frozen=True)
 class Permute:
-    """The axis of a tensor in whose name this is found is seen as `view`, whose axes come in the order `order`.
+    """Permutes an axis of a tensor with this pattern in its name: viewed as `view`, in the order `order`.
 
-    `view` may have one -1. Rotary pairs that lie side by side come into halves by `(heads, -1, 2)` and `(0, 2, 1)`.
+    One size in `view` may be -1. `(heads, -1, 2)` and `(0, 2, 1)` convert interleaved rotary pairs to halves.
     """
 
     pattern: str
@@ -79,14 +79,14 @@ class Permute:
 
 @dataclass(frozen=True)
 class Squeeze:
-    """A tensor in whose name this is found has axes of one, the model's has not."""
+    """Removes the axes of size 1 from a tensor with this pattern in its name."""
 
     pattern: str
 
 
 @dataclass(frozen=True)
 class Shift:
-    """The model's tensor is larger by a number, for norms that multiply by 1 + weight."""
+    """Adds a number to a tensor with this pattern in its name, for norms that multiply by 1 + weight."""
 
     pattern: str
     by: float
@@ -94,7 +94,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class Take:
-    """Of a matrix in whose name this is found, or of one with a single row, the model has one row."""
+    """Takes one row of a matrix with this pattern in its name; does nothing if the tensor has no such row."""
 
     pattern: str
     row: int = 0
@@ -102,14 +102,14 @@ class Take:
 
 @dataclass(frozen=True)
 class Spare:
-    """A tensor whose name begins with this is left out where the model has none of that name: of a head not used."""
+    """Allows tensors whose name begins with this to be unused if the model does not have them: an unused head."""
 
     pattern: str
 
 
 @dataclass(frozen=True)
 class Constant:
-    """The model's tensors whose whole names match have this value everywhere, where the checkpoint has none."""
+    """Fills model tensors whose full name matches with this value if the checkpoint does not have them."""
 
     pattern: str
     value: float = 0.0
@@ -117,7 +117,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Tie:
-    """The model's tensor `name` is made as its tensor `of` is, where the checkpoint has only that."""
+    """Makes the model's tensor `name` like its tensor `of` if the checkpoint has only that."""
 
     name: str
     of: str
@@ -125,7 +125,7 @@ class Tie:
 
 @dataclass(frozen=True)
 class Settle:
-    """Tensors that have a name of the model's by now keep it. Without this rule, it holds before the first."""
+    """From here on, tensors that have a name of the model keep it. Without this rule, they keep it from the start."""
 
 
 Rule = (

@@ -1,4 +1,4 @@
-"""How large the parts of tensors are that are split as the model's are."""
+"""Sizes of the parts of tensors that are split into tensors of the model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from txport.models.weights.values import Dims, Joined, Made, Part, Shape, Value
 
-Whole = tuple[Value, int, int]  # what is split, along which axis, and in how many groups
+Whole = tuple[Value, int, int]  # the value that is split, the axis, and the number of groups
 
 
 def sized(values: Mapping[str, tuple[Value, ...]], shapes: Mapping[str, Shape]) -> dict[str, tuple[Value, ...]]:
-    """The values of a model's tensors, where parts without sizes are given those that they have in the model."""
+    """Return the values of a model's tensors; parts without sizes get the sizes of the model's tensors."""
     sizes: dict[Whole, dict[int, int]] = {}
     for name, several in values.items():
         for value in several:
@@ -21,7 +21,7 @@ def sized(values: Mapping[str, tuple[Value, ...]], shapes: Mapping[str, Shape]) 
 
 
 def _wanted(value: Value, shape: Dims) -> Iterator[tuple[Whole, int, int]]:
-    """How large the parts are of which a tensor of this shape is made, as far as that follows."""
+    """Yield the sizes of the parts that a tensor of this shape is made from, where they can be inferred."""
     if not isinstance(value, Made):
         return
     step = value.step
@@ -36,7 +36,7 @@ def _wanted(value: Value, shape: Dims) -> Iterator[tuple[Whole, int, int]]:
 
 
 def _sized(value: Value, sizes: Mapping[Whole, Mapping[int, int]]) -> Value:
-    """A value whose parts have the sizes that were found; what is left is shared among those of which none was."""
+    """Return a value with the sizes of its parts; parts of unknown size share the rest equally."""
     if isinstance(value, Joined):
         return replace(value, parts=tuple(_sized(part, sizes) for part in value.parts))
     if not isinstance(value, Made):

@@ -1,6 +1,6 @@
-"""Models that are larger than memory should hold: their weights are read where they are used, one part at a time.
+"""Models whose weights do not have to fit in memory: each part reads its weights when it runs.
 
-Such a model has an outline, whose parameters have shapes and no numbers, and a way to read each weight by its name.
+Such a model has an outline, whose parameters have shapes but no data, and a function that reads a weight by its name.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from txport.models.config import Config
 from txport.models.model import Model
 from txport.models.weights.copies import copied
 
-Read = Callable[[str], Tensor]  # the name of a weight -> its numbers, in any floating-point type
+Read = Callable[[str], Tensor]  # the name of a weight -> its values, in any floating-point type
 Module = TypeVar("Module", bound=nn.Module)
 
 FILLING = ("zero_", "fill_", "uniform_", "normal_", "kaiming_uniform_")
-SOURCE = "streamed_from"  # the attribute of a streamed model that says of what it is
+SOURCE = "streamed_from"  # the attribute of a streamed model with its outline and `Read`
 
 
 class Unfilled(TorchFunctionMode):
-    """Modules that are made in this context leave their parameters as they are: a checkpoint fills them."""
+    """In this context, parameters of new modules are not initialised: a checkpoint fills them."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
-        """See `TorchFunctionMode`; functions that fill a tensor are those of `torch.nn.init`, or methods of it."""
+        """See `TorchFunctionMode`; functions that fill a tensor are those of `torch.nn.init`, or tensor methods."""
         options = options or {}
         if function.__name__ in FILLING:
             return args[0] if args else options["tensor"]
@@ -35,22 +35,22 @@ class Unfilled(TorchFunctionMode):
 
 
 class Outlined(Unfilled):
-    """Modules that are made in this context have parameters without numbers; tables that follow from a config do."""
+    """In this context, parameters of new modules have no data; tables computed from a config do."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
-        """See `TorchFunctionMode`; parameters that are not made by `torch.empty` are small."""
+        """See `TorchFunctionMode`; parameters that are not created by `torch.empty` are small."""
         options = dict(options or {}, device="meta") if function is torch.empty else options
         return super().__torch_function__(function, types, args, options)
 
 
 def outline(build: Callable[[Any], Model], config: Config) -> Model:
-    """A model of a config, its parameters on the device "meta"."""
+    """Return a model of a config with its parameters on the device "meta"."""
     with Outlined():
         return emptied(build(config).eval(), is_copy=False)
 
 
 def emptied(model: Model, *, is_copy: bool = True) -> Model:
-    """A model whose parameters are on the device "meta", and whose tables are as they were."""
+    """Return a model with its parameters on the device "meta" and its tables unchanged."""
     nothing = {
         name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in model.named_parameters()
     }
@@ -58,15 +58,15 @@ def emptied(model: Model, *, is_copy: bool = True) -> Model:
 
 
 def filled(outline: Model, read: Read, dtype: torch.dtype = torch.float32, *, is_copy: bool = True) -> Model:
-    """The model with all its weights in memory, in one type."""
+    """Return the model with all its weights in memory, in type `dtype`."""
     model = copied(outline, dtype) if is_copy else outline.to(dtype)
     return _with_parameters(model, {name: read(name).to(dtype) for name, _ in model.named_parameters()})
 
 
 def streamed(outline: Model, read: Read, dtype: torch.dtype = torch.float32) -> Model:
-    """The model in one type; each part reads its own weights when it runs, and drops them.
+    """Return the model in type `dtype`; each module reads its own weights when it runs, and drops them afterwards.
 
-    Meanwhile they are NaN, so that nothing computes with them unnoticed.
+    Dropped weights are NaN: a computation with them is noticed.
     """
     model = copied(outline, dtype)
     nothing = torch.full((), torch.nan, dtype=dtype)
@@ -84,15 +84,15 @@ def streamed(outline: Model, read: Read, dtype: torch.dtype = torch.float32) -> 
 def _stream(
     module: nn.Module, own: Mapping[str, nn.Parameter], read: Read, dtype: torch.dtype, nothing: Tensor
 ) -> None:
-    """Let a module read its parameters, by name, before it runs, and drop them after."""
+    """Make a module read its parameters by name before it runs, and drop them afterwards."""
 
     def load(*_: Any) -> None:
-        with torch._C.DisableTorchFunction():  # what a mode changes of computations, it must not of weights
+        with torch._C.DisableTorchFunction():  # modes may change computations, but not weights
             for name, parameter in own.items():
                 parameter.data = read(name).to(dtype)
 
     def drop(*_: Any) -> None:
-        with torch._C.DisableTorchFunction():  # a mode that rounds results would make a whole tensor of what is none
+        with torch._C.DisableTorchFunction():  # a mode that rounds would allocate the expanded tensor
             for parameter in own.values():
                 parameter.data = nothing.expand(parameter.shape)
 
@@ -101,12 +101,12 @@ def _stream(
 
 
 def is_streamed(model: nn.Module) -> bool:
-    """Whether a model reads its weights where it uses them."""
+    """Return whether a model is streamed: it reads its weights when it uses them."""
     return hasattr(model, SOURCE)
 
 
 def in_memory(model: Model) -> Model:
-    """The same model with all its weights in memory."""
+    """Return the same model with all its weights in memory."""
     if not is_streamed(model):
         return model
     outlined, read = getattr(model, SOURCE)
@@ -114,7 +114,10 @@ def in_memory(model: Model) -> Model:
 
 
 def converted(model: Model, dtype: torch.dtype) -> Model:
-    """A copy of a model in another type, streamed if it is; what it holds is rounded to its own type first."""
+    """Return a copy of a model in another type, streamed if the model is.
+
+    The weights of a streamed model are first rounded to the model's own type.
+    """
     if not is_streamed(model):
         return copied(model, dtype)
     outlined, read = getattr(model, SOURCE)
@@ -123,7 +126,7 @@ def converted(model: Model, dtype: torch.dtype) -> Model:
 
 
 def _with_parameters(model: Module, tensors: Mapping[str, Tensor]) -> Module:
-    """Give a model other parameters, by their first names; one that stands in several places stays one."""
+    """Replace the parameters of a model, by their first names; shared parameters stay shared."""
     made = {
         id(each): nn.Parameter(tensors[name], requires_grad=each.requires_grad and tensors[name].is_leaf)
         for name, each in model.named_parameters()

@@ -1,4 +1,4 @@
-"""How a tensor of a model is made of those in files: what is read, and the steps from there, as data."""
+"""How a model's tensor is made from tensors in files, as data: the tensors to read, and the steps after that."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from txport.errors import quoted
 
 Shape = tuple[int, ...]
-Dims = tuple[int | None, ...]  # a shape of which not every size is known yet
+Dims = tuple[int | None, ...]  # a shape in which some sizes are not known yet
 
 
 class Weights(Mapping[str, Tensor]):
-    """The tensors of a checkpoint's files: their shapes are known, each is read when it is asked for."""
+    """The tensors of a checkpoint's files: their shapes are known, each tensor is read when it is requested."""
 
     def __init__(self, shapes: Mapping[str, Shape], read: Callable[[str], Tensor]) -> None:
         self.shapes = shapes
@@ -35,37 +35,37 @@ class Weights(Mapping[str, Tensor]):
         return len(self.shapes)
 
     def joined(self, other: Weights) -> Weights:
-        """These and others, of which none has a name of these."""
+        """Return these tensors together with others, which must have other names."""
         return Weights({**self.shapes, **other.shapes}, lambda name: (self if name in self else other)[name])
 
 
 class MisfitError(ValueError):
-    """A tensor of a file that a step can't be done with."""
+    """A tensor of a file has a shape for which a step is not possible."""
 
 
 class Step(Protocol):
-    """One thing that is done to a tensor. `dims` raises `MisfitError` for a shape that it can't be done with."""
+    """An operation on a tensor. `dims` raises `MisfitError` for a shape for which it is not possible."""
 
     def dims(self, given: Dims) -> Dims:
-        """The shape of what comes of a tensor of this shape."""
+        """Return the output shape for this input shape."""
         ...
 
     def before(self, made: Dims) -> Dims | None:
-        """The shape of what gives a tensor of this shape; None where that can't be known."""
+        """Return the input shape for this output shape; None if it can't be inferred."""
         ...
 
     def apply(self, tensor: Tensor) -> Tensor:
-        """What comes of a tensor."""
+        """Return the result for a tensor."""
         ...
 
     def __str__(self) -> str:
-        """In a few words."""
+        """Return a short description."""
         ...
 
 
 @dataclass(frozen=True)
 class Transposed:
-    """A matrix (in, out) as (out, in)."""
+    """Transposes a matrix: (in, out) -> (out, in)."""
 
     def dims(self, given: Dims) -> Dims:
         """See `Step`."""
@@ -85,9 +85,9 @@ class Transposed:
 
 @dataclass(frozen=True)
 class Part:
-    """One of several that lie one after the other along an axis: all of each, or, in `groups`, a share of each in turn.
+    """One of `count` tensors that are stored along an axis, one after the other or interleaved in `groups`.
 
-    Without `sizes`, each is as large as in the model.
+    Each group holds a share of each tensor. If `sizes` is None, each tensor has the model's size.
     """
 
     at: int
@@ -156,7 +156,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Plus:
-    """Larger by a number."""
+    """Adds a number."""
 
     by: float
 
@@ -170,7 +170,7 @@ class Plus:
 
     def apply(self, tensor: Tensor) -> Tensor:
         """See `Step`."""
-        return tensor.float() + self.by if tensor.is_floating_point() else tensor  # whole numbers are refused
+        return tensor.float() + self.by if tensor.is_floating_point() else tensor  # integers are refused later
 
     def __str__(self) -> str:
         return f"{self.by:+g}"
@@ -178,7 +178,7 @@ class Plus:
 
 @dataclass(frozen=True)
 class Permuted:
-    """An axis that is seen as several axes of `view`, one of which may be -1, with these in another order."""
+    """Views an axis as the axes of `view`, one of which may be -1, and permutes them."""
 
     view: tuple[int, ...]
     order: tuple[int, ...]
@@ -212,7 +212,7 @@ class Permuted:
 
 @dataclass(frozen=True)
 class Squeezed:
-    """Without the axes of one."""
+    """Removes the axes of size 1."""
 
     def dims(self, given: Dims) -> Dims:
         """See `Step`."""
@@ -242,11 +242,11 @@ class Read:
         return self.shape
 
     def read(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """The tensor, of those in files."""
+        """Return the tensor, read from the files' tensors."""
         return weights[self.name]
 
     def names(self) -> tuple[str, ...]:
-        """The tensors of files that it is made of."""
+        """Return the names of the file tensors that it is made from."""
         return (self.name,)
 
     def __str__(self) -> str:
@@ -255,7 +255,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Made:
-    """What a step makes of a tensor."""
+    """The result of a step on a tensor."""
 
     of: Value
     step: Step
@@ -270,11 +270,11 @@ class Made:
             raise MisfitError(f"{names} of shape {given} {error}") from error
 
     def read(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """The tensor, of those in files."""
+        """Return the tensor, made from the files' tensors."""
         return self.step.apply(self.of.read(weights))
 
     def names(self) -> tuple[str, ...]:
-        """The tensors of files that it is made of."""
+        """Return the names of the file tensors that it is made from."""
         return self.of.names()
 
     def __str__(self) -> str:
@@ -283,7 +283,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Joined:
-    """Several tensors one after the other along an axis."""
+    """Several tensors, joined along an axis."""
 
     parts: tuple[Value, ...]
     axis: int = 0
@@ -301,11 +301,11 @@ class Joined:
         return (*every[0][:axis], whole, *every[0][axis + 1 :])
 
     def read(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """The tensor, of those in files."""
+        """Return the tensor, made from the files' tensors."""
         return torch.cat([part.read(weights) for part in self.parts], self.axis)
 
     def names(self) -> tuple[str, ...]:
-        """The tensors of files that it is made of."""
+        """Return the names of the file tensors that it is made from."""
         return tuple(dict.fromkeys(name for part in self.parts for name in part.names()))
 
     def __str__(self) -> str:
@@ -314,7 +314,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Filled:
-    """The same number everywhere, of no file."""
+    """A constant tensor, which is in no file."""
 
     value: float
     shape: Shape
@@ -324,11 +324,11 @@ class Filled:
         return self.shape
 
     def read(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """The tensor."""
+        """Return the tensor."""
         return torch.full(self.shape, self.value)
 
     def names(self) -> tuple[str, ...]:
-        """The tensors of files that it is made of: none."""
+        """Return the names of the file tensors that it is made from: none."""
         return ()
 
     def __str__(self) -> str:

@@ -1,10 +1,11 @@
-"""`model.bin`, the file in which CTranslate2 has the variables of a model.
+"""`model.bin`, the file in which CTranslate2 stores the variables of a model.
 
-All numbers are little-endian. A string is its length with the final zero byte (uint16), and its bytes. The file is
+All numbers are little-endian. A string is its length including the final zero byte (uint16), and its bytes. The file
+has
 
 - a version (uint32), the name of the specification, and its revision (uint32);
-- the number of variables (uint32); of each its name, rank (uint8), dims (uint32), type (uint8), bytes (uint32), data;
-- the number of aliases (uint32); of each its name, and that of the variable.
+- the number of variables (uint32); for each its name, rank (uint8), dims (uint32), type (uint8), bytes (uint32), data;
+- the number of aliases (uint32); for each its name, and that of the variable.
 
 A variable of rank 0 is an attribute.
 """
@@ -32,7 +33,7 @@ MOST_NAME = 1 << 10  # bytes
 
 @dataclass(frozen=True)
 class Variable:
-    """Where the data of a variable are, and what they mean."""
+    """The shape and type of a variable, and the offset of its data in the file."""
 
     shape: Shape
     type: torch.dtype
@@ -41,7 +42,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Binary:
-    """What a file holds: `names` has every name, aliases too -> that of its variable."""
+    """The contents of a file; `names` maps every name, aliases included, to that of its variable."""
 
     path: Path
     specification: str
@@ -52,13 +53,13 @@ class Binary:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """The shapes of weights by name, without the scales of those that are quantised."""
+        """The shapes of weights by name, without the scales of quantised weights."""
         found = {name: self.variables[root].shape for name, root in self.names.items()}
         scales = {name + SCALE for name in found}
         return {name: shape for name, shape in found.items() if shape and name not in scales}
 
     def read(self, name: str) -> Tensor:
-        """A weight; one that is quantised, as the numbers that it stands for."""
+        """Return a weight; a quantised one is dequantised."""
         root = self.names[name]
         tensor = self._data(root)
         scale = self.names.get(root + SCALE)
@@ -84,7 +85,7 @@ class Binary:
 
 
 def read_binary(path: Path) -> Binary:
-    """What a `model.bin` holds, its weights not read yet; `CheckpointError` for a file that is not whole."""
+    """Read a `model.bin` without its weights; raise `CheckpointError` for an invalid file."""
     try:
         with path.open("rb") as stream:
             return _read(path, stream, path.stat().st_size)
@@ -95,7 +96,7 @@ def read_binary(path: Path) -> Binary:
 
 
 def is_binary(path: Path) -> bool:
-    """Whether a file begins as those of CTranslate2 do: with a version, and the name of a specification."""
+    """Return whether a file begins like those of CTranslate2: with a version, and the name of a specification."""
     try:
         with path.open("rb") as stream:
             version = _number(stream, "<I")

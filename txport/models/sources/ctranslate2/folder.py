@@ -1,4 +1,4 @@
-"""Folders that CTranslate2's converters wrote, of its kinds of Transformers."""
+"""Folders written by CTranslate2's converters, for the Transformers that it supports."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ REVISIONS = {
 }
 SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 ALIKE = ("width", "heads", "head_size", "inner", "activation", "norm", "final_norm", "embedding_norm", "is_scaled")
-ADD = 1  # how vectors of several features become one
-LONGEST = 4096  # tokens, where rotary positions have no bound
-RESIDUALS = r"(\w+/)?layer_norm_use_residual"  # whether a norm multiplies by 1 + gamma
+ADD = 1  # of `embeddings_merge`: embeddings of several features are added
+LONGEST = 4096  # maximum length in tokens for rotary positions
+RESIDUALS = r"(\w+/)?layer_norm_use_residual"  # 1 if a norm multiplies by 1 + gamma
 SCALINGS = {-1: "none", 0: "linear", 2: "llama3"}
-OF_SCALING = {  # the numbers that each reads; its converters write some beside a scaling that does not
+OF_SCALING = {  # the attributes that each scaling uses; the converters also write unused ones
     "none": (),
     "linear": ("rotary_factor",),
     "llama3": ("rotary_factor", "rotary_original_length", "rotary_low", "rotary_high"),
@@ -44,7 +44,10 @@ OF_SCALING = {  # the numbers that each reads; its converters write some beside 
 
 
 def recognises(folder: Path) -> bool:
-    """Whether there is a `model.bin` that begins as CTranslate2's do, or beside vocabularies, or without a config."""
+    """Return whether there is a `model.bin` of CTranslate2.
+
+    The file begins like CTranslate2's, or is next to vocabularies, or has no `config.json` next to it.
+    """
     path = folder / MODEL
     is_alone = any(folder.glob("*vocabulary.json")) or not (folder / CONFIG).is_file()
     return path.is_file() and (is_binary(path) or is_alone)
@@ -76,7 +79,7 @@ def read(folder: Path) -> Source:
 
 
 def _seq2seq(parts: Parts, published: Published, folder: Path) -> Known:
-    """An encoder and a decoder, of `transformer`, or of `t5` where scores have biases."""
+    """Return an encoder-decoder model as `transformer`, or as `t5` if it has relative position biases."""
     if is_t5(parts):
         return t5(parts, published, folder)
     encoder = parts.stack("encoder")
@@ -132,7 +135,7 @@ def _seq2seq(parts: Parts, published: Published, folder: Path) -> Known:
 
 
 def _require_plain(parts: Parts, encoder: Stack, decoder: Stack) -> None:
-    """Raise `ConfigError` for what `transformer` does not have, and where its two sides differ."""
+    """Raise `ConfigError` for features that `transformer` does not have, and if its two sides differ."""
     if parts.has("encoder/embeddings_1/weight"):
         raise ConfigError("'encoder/embeddings_1/weight' is not supported: a source has only tokens")
     parts.attribute("encoder/embeddings_merge", 0)
@@ -154,7 +157,7 @@ def _tied(parts: Parts) -> str:
 
 
 def _causal(parts: Parts, published: Published, folder: Path) -> Known:
-    """A decoder alone: of `llama` with RMSNorm and rotary positions, of `opt` where it must be, else of `gpt2`."""
+    """Return a decoder-only model: `llama` with RMSNorm, `opt` for its special cases, otherwise `gpt2`."""
     if is_opt(parts):
         return opt(parts, published, folder)
     stack = parts.stack("decoder")
@@ -191,7 +194,7 @@ def _causal(parts: Parts, published: Published, folder: Path) -> Known:
 
 
 def _llama(parts: Parts, published: Published, stack: Stack, common: dict[str, Any]) -> Known:
-    """With rotary positions, and a gated feed-forward."""
+    """Return a model with rotary positions and a gated feed-forward."""
     if not stack.is_gated or stack.positions:
         raise ConfigError("RMSNorm needs a gated feed-forward and no position embeddings")
     turned = parts.of_layers("decoder", "rotary_dim", -1)
@@ -230,7 +233,7 @@ def _llama(parts: Parts, published: Published, stack: Stack, common: dict[str, A
 
 
 def _encode(parts: Parts, published: Published, folder: Path) -> Known:
-    """An encoder alone, of `bert`."""
+    """Return an encoder-only model as `bert`."""
     stack = parts.stack("encoder")
     rows = read_vocabulary(folder, "")
     refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")

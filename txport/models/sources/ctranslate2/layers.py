@@ -1,4 +1,4 @@
-"""What the variables and attributes of a CTranslate2 model say: sizes, and how layers are made."""
+"""Sizes and layer types of a CTranslate2 model, from its variables and attributes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from txport.models.sources.ctranslate2.binary import SCALE, Binary
 from txport.models.weights.values import Shape
 
 ACTIVATIONS = {0: "relu", 1: "gelu_tanh", 2: "silu", 3: "gelu", 5: "tanh"}
-REFUSED = re.compile(  # in names of what nothing here expresses
+REFUSED = re.compile(  # in names of unsupported variables
     r"relative_(position|asymmetric)|/(shared|input|post_attention|\w+_feedforward|\w+_encoder_attention)_layer_norm/"
     r"|/v_norm/|/memory_kv/|_zero$|_packed$"
 )
-NEUTRAL = {  # attributes that change nothing at these values, or at any
+NEUTRAL = {  # attributes without effect at these values; None: at any value
     "alibi": 0,
     "scale_outputs": 1,
     "final_logit_softcapping": 0,
@@ -25,7 +25,7 @@ NEUTRAL = {  # attributes that change nothing at these values, or at any
     "scale_alibi": None,
     "alignment_layer": None,
     "alignment_heads": None,
-    "multi_query_attention": None,  # said again by num_heads_kv
+    "multi_query_attention": None,  # num_heads_kv states the same
 }
 LINEARS = ("self_attention/linear_0", "self_attention/linear_1", "ffn/linear_0", "ffn/linear_0_noact", "ffn/linear_1")
 CROSS = ("attention/linear_0", "attention/linear_1", "attention/linear_2")
@@ -33,7 +33,7 @@ CROSS = ("attention/linear_0", "attention/linear_1", "attention/linear_2")
 
 @dataclass(frozen=True)
 class Stack:
-    """One side of a model: what its attributes and the shapes of its weights say. `window` is 0 without one."""
+    """One side of a model, from its attributes and the shapes of its weights. `window` is 0 without a window."""
 
     vocabulary: int
     width: int
@@ -55,7 +55,7 @@ class Stack:
 
 
 class Parts:
-    """The variables of one model. An attribute that is asked for is ticked off: what is left must change nothing."""
+    """The variables of one model. Attributes that are read are removed; the rest must have no effect (`finish`)."""
 
     def __init__(self, binary: Binary) -> None:
         self.shapes = binary.shapes
@@ -68,35 +68,35 @@ class Parts:
             raise ConfigError(f"{quoted(refused[0])} is not supported")
 
     def has(self, name: str) -> bool:
-        """Whether there is a weight of this name."""
+        """Return whether there is a weight of this name."""
         return name in self.shapes
 
     def are_one(self, *names: str) -> bool:
-        """Whether these are names of one variable."""
+        """Return whether these are names of one variable."""
         return len({self.roots.get(name, name) for name in names}) == 1
 
     def shape(self, name: str) -> Shape:
-        """That of a matrix; `ConfigError` where it lacks."""
+        """Return the shape of a matrix; raise `ConfigError` if it is missing."""
         found = self.shapes.get(name, ())
         if len(found) != 2 or not all(found):
             raise ConfigError(f"it must have a matrix {quoted(name)}, got the shape {found}")
         return found
 
     def number(self, name: str, default: float) -> float:
-        """A number that is asked for again."""
+        """Return an attribute without removing it."""
         return self._attributes.get(name, default)
 
     def attribute(self, name: str, default: float) -> float:
-        """A number that is said once."""
+        """Return an attribute and remove it."""
         return self._attributes.pop(name, default)
 
     def require(self, name: str, *allowed: float) -> None:
-        """`ConfigError` unless an attribute has one of these values; the first is the default."""
+        """Raise `ConfigError` unless an attribute has one of these values; the first is the default."""
         if (found := self.attribute(name, allowed[0])) not in allowed:
             raise ConfigError(f"{name} {found} is not supported; it must be {' or '.join(map(str, allowed))}")
 
     def of_layers(self, side: str, name: str, default: float) -> float:
-        """A number that each layer says, all the same."""
+        """Return an attribute that all layers share; raise `ConfigError` if they differ."""
         pattern = rf"{side}/layer_(\d+)/(\w+/)?{name}"
         numbers = {each: match[1] for each in self._attributes if (match := re.fullmatch(pattern, each))}
         found = {self._attributes.pop(each) for each in numbers}
@@ -107,31 +107,31 @@ class Parts:
         return found.pop()
 
     def number_of_layers(self, side: str) -> int:
-        """How many there are; `ConfigError` where one lacks."""
+        """Return the number of layers; raise `ConfigError` if one is missing."""
         found = {int(each[1]) for name in self.roots if (each := re.match(rf"{side}/layer_(\d{{1,6}})/", name))}
         if not found or max(found) != len(found) - 1:
             raise ConfigError(f"the layers of its {side} are {quoted(sorted(found))}")
         return len(found)
 
     def in_layers(self, side: str, name: str) -> bool:
-        """Whether layers have this weight; `ConfigError` where only some of them do."""
+        """Return whether layers have this weight; raise `ConfigError` if only some of them do."""
         has = [self.has(f"{side}/layer_{number}/{name}") for number in range(self.number_of_layers(side))]
         if any(has) and not all(has):
             raise ConfigError(f"{side}/layer_{has.index(False)}/{name} is missing, which other layers have")
         return any(has)
 
     def activation(self, name: str) -> str:
-        """An activation by its number."""
+        """Return the name of an activation, which is stored as a number."""
         kind = self.attribute(name, 0)
         if kind not in ACTIVATIONS:
             raise ConfigError(f"{name} {kind} is not supported; it must be one of {sorted(ACTIVATIONS)}")
         return ACTIVATIONS[int(kind)]
 
     def stack(self, side: str, *, is_scaled: bool = True, width: int = 0) -> Stack:
-        """All that is said of one side.
+        """Return the sizes and layer types of one side.
 
-        Unless `is_scaled`, scores of attention are not divided by the root of a head's size. `width` is that of the
-        layers where embeddings have another, or are none.
+        If not `is_scaled`, attention scores are not divided by sqrt(head size). `width` is the width of the layers if
+        that of the embeddings differs or there are none.
         """
         one = f"{side}/embeddings/weight"
         several = f"{side}/embeddings_0/weight"
@@ -171,7 +171,7 @@ class Parts:
         )
 
     def _is_scaled(self, side: str, width: int) -> bool:
-        """Whether embeddings are multiplied by the root of their size: a flag, or the factor itself."""
+        """Return whether embeddings are multiplied by sqrt(d_model); stored as a flag or as the factor."""
         name = f"{side}/scale_embeddings"
         root = math.sqrt(width)
         value = self.attribute(name, self.attribute(f"{side}/embeddings/multiply_by_sqrt_depth", 1))
@@ -182,7 +182,7 @@ class Parts:
         return value != 1
 
     def finish(self) -> None:
-        """`ConfigError` unless all attributes that nobody asked for change nothing."""
+        """Raise `ConfigError` unless all attributes that were not read have no effect."""
         for name, value in self._attributes.items():
             ending = name.rpartition("/")[2]
             if ending not in NEUTRAL or NEUTRAL[ending] not in (None, value):
@@ -190,20 +190,20 @@ class Parts:
 
 
 def whole(name: str, value: float) -> int:
-    """A number that counts."""
+    """Return a number as an int; raise `ConfigError` if it is not whole."""
     if value != int(value):
         raise ConfigError(f"{name} must be a whole number, got {value}")
     return int(value)
 
 
 def require_alike(what: str, first: object, second: object) -> None:
-    """`ConfigError` for two values that differ."""
+    """Raise `ConfigError` for two values that differ."""
     if first != second:
         raise ConfigError(f"{what} must be alike, got {first} and {second}")
 
 
 def refuse(stack: Stack, **words: str) -> None:
-    """`ConfigError` where a stack has what these words name."""
+    """Raise `ConfigError` if a stack has one of these features: name of the field -> words of the error."""
     for name, word in words.items():
         if getattr(stack, name):
             raise ConfigError(f"this model type does not support {word}")

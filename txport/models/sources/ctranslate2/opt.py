@@ -1,4 +1,4 @@
-"""OPT with embeddings of another width than the model, or with norms behind sublayers, as that of 350m has both."""
+"""OPT with a separate embedding size or with post-norm layers; OPT-350m has both."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from txport.models.sources.ctranslate2.tensors import ZEROS, Known
 from txport.models.sources.ctranslate2.vocabulary import read_vocabulary, token_of
 from txport.models.weights.rules import Rename, Rule
 
-UNUSED = 2  # rows at the beginning of OPT's table of positions, which CTranslate2 leaves out
+UNUSED = 2  # rows at the start of OPT's position table, which CTranslate2 leaves out
 POSITIONS = "decoder/position_encodings/encodings"
 RULES: tuple[Rule, ...] = (
     Rename(r"^decoder/project_in/weight$", "target_embedding.widen.weight"),
@@ -21,12 +21,12 @@ RULES: tuple[Rule, ...] = (
 
 
 def is_opt(parts: Parts) -> bool:
-    """Whether there are maps between two widths, or norms behind sublayers."""
+    """Return whether there are projections between two widths, or post-norm layers."""
     return parts.has("decoder/project_in/weight") or not parts.number("decoder/pre_norm", 1)
 
 
 def opt(parts: Parts, config: Published, folder: Path) -> Known:
-    """The model as `opt`; `ConfigError` for what that does not express."""
+    """Return the model as `opt`; raise `ConfigError` for unsupported features."""
     table = parts.shape("decoder/embeddings/weight")
     has_maps = parts.has("decoder/project_in/weight")
     if has_maps != parts.has("decoder/project_out/weight"):

@@ -1,4 +1,4 @@
-"""T5 and mT5, whose positions are biases of the scores of attention."""
+"""T5 and mT5, with relative position biases."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ BIAS = "self_attention/relative_attention_bias"
 SIDES = ("encoder", "decoder")
 ALIKE = ("vocabulary", "width", "heads", "inner", "activation", "is_gated")
 RULES: tuple[Rule, ...] = (
-    Drop(rf"(encoder|decoder)\.[1-9]\d*\.{BIAS}$"),  # that of the first layer again
+    Drop(rf"(encoder|decoder)\.[1-9]\d*\.{BIAS}$"),  # the same as in the first layer
     Rename(rf"\.{BIAS}$", ".attention.core.bias.weight"),
 )
 
 
 def is_t5(parts: Parts) -> bool:
-    """Whether scores have biases."""
+    """Return whether there are relative position biases."""
     return any(parts.has(f"{side}/layer_0/{BIAS}") for side in SIDES)
 
 
 def t5(parts: Parts, config: Published, folder: Path) -> Known:
-    """The model as `t5`; `ConfigError` for what that does not express."""
+    """Return the model as `t5`; raise `ConfigError` for unsupported features."""
     encoder, decoder = (parts.stack(side, is_scaled=False) for side in SIDES)
     parts.require("encoder/embeddings_merge", 0)
     parts.require("decoder/start_from_zero_embedding", 0)
@@ -84,7 +84,7 @@ def _head_size(parts: Parts, side: str, heads: int) -> int:
 
 
 def _distances(parts: Parts, side: str) -> tuple[int, int]:
-    """How many buckets of distances there are, and where the last begins; all layers must have the same biases."""
+    """Return the number of buckets and the maximum distance; all layers must share their biases."""
     names = [f"{side}/layer_{number}/{BIAS}" for number in range(parts.number_of_layers(side))]
     if not parts.are_one(*names):
         raise ConfigError(f"{names[-1]} differs from that of layer 0, as in UMT5, which is not supported")
@@ -93,7 +93,7 @@ def _distances(parts: Parts, side: str) -> tuple[int, int]:
 
 
 def _is_tied(parts: Parts, width: int) -> bool:
-    """Whether the projection is the embedding, which both sides share; its states are scaled then."""
+    """Return whether the projection is the embedding, which both sides share; then outputs are scaled."""
     source, target = (
         next((name for name in names if parts.has(name)), names[0])
         for names in (("encoder/embeddings/weight", "encoder/embeddings_0/weight"), ("decoder/embeddings/weight",))

@@ -1,4 +1,4 @@
-"""The weights of a CTranslate2 model as our architectures have them."""
+"""The weights of a CTranslate2 model in the layout of txport's architectures."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from txport.models.weights.values import Shape, Weights
 
 @dataclass(frozen=True)
 class Known:
-    """A model as our config has it.
+    """A model converted to txport's config.
 
-    `rows` are those of the vocabularies of sources and of targets, `grown` the weights that have a row more, for a
-    start from zeros.
+    `rows` are the sizes of the source and target vocabularies. `grown` are the weights that get one more row, for a
+    start token whose embedding is zeros.
     """
 
     architecture: str
@@ -30,13 +30,13 @@ class Known:
     rows: tuple[int, int]
     rules: tuple[Rule, ...] = ()
     grown: tuple[str, ...] = ()
-    cut: Mapping[str, int] = field(default_factory=dict)  # weights of which only so many rows are used
-    led: Mapping[str, int] = field(default_factory=dict)  # those that begin with so many more rows, which nothing uses
+    cut: Mapping[str, int] = field(default_factory=dict)  # weights of which only so many first rows are used
+    led: Mapping[str, int] = field(default_factory=dict)  # weights that get so many unused rows at the start
     generation: Callable[[Facts], Mapping[str, Any]] = no_defaults
 
 
 def opened(binary: Binary, known: Known) -> Weights:
-    """The weights by their names in the file; those of the start from zeros have a row more."""
+    """Return the weights by their names in the file, with the rows that `known` adds or removes."""
     shapes = binary.shapes
     bias = "decoder/projection/bias"
     made: Shape = (0,)
@@ -71,7 +71,7 @@ GATED: tuple[Rule, ...] = (
     Rename(r"\.feed_forward\.inner\.", ".feed_forward.gate."),
     Rename(r"\.noact\.", ".feed_forward.inner."),
 )
-ZEROS = Constant(r".*\.((cross_)?attention\.\w+|feed_forward\.\w+)\.bias")  # of linear maps that have none
+ZEROS = Constant(r".*\.((cross_)?attention\.\w+|feed_forward\.\w+)\.bias")  # of linear layers without a bias
 LAYERS: tuple[Rule, ...] = (
     Rename(r"^(encoder|decoder)/layer_(\d+)/", r"\1.\2."),
     Split(r"\.self_attention/linear_0/", (".attention.query.", ".attention.key.", ".attention.value.")),

@@ -1,4 +1,4 @@
-"""The vocabularies of CTranslate2: lists of tokens, of which it cuts none itself."""
+"""CTranslate2's vocabularies: lists of tokens. It has no tokenizer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from txport.models.tokenizers.trainers.texts import Files, texts_of
 from txport.models.tokenizers.trainers.words import Side, Words, numbered
 from txport.system.documents import read_text
 
-BLANK = "<blank>"  # the padding of OpenNMT, whose sources end with nothing unless the config says so
+BLANK = "<blank>"  # the padding of OpenNMT, whose sources have no end token unless the config states it
 SEQ2SEQ, CAUSAL = "TransformerSpec", "TransformerDecoderSpec"
 SPECIAL = ("<s>", "</s>", "<pad>", "<unk>", BLANK, "<mask>")
 
 
 def read_vocabulary(folder: Path, side: str) -> dict[str, int]:
-    """The tokens of a side by their numbers: of its own file, or of the one that both share."""
+    """Return the ids of a side's tokens, from its own file or from the one that both share."""
     return numbered(_tokens(_file(folder, side)))
 
 
@@ -36,10 +36,10 @@ def _file(folder: Path, side: str) -> Path:
 
 
 def texts(folder: Path, config: Mapping[str, Any], rows: tuple[int, int], specification: str, *, alike: bool) -> Files:
-    """The text files of a bundle, of a model that has so many rows for source and target, and a vocabulary for each.
+    """Return the text files of a bundle; `rows` are the sizes of the source and target vocabularies.
 
-    Prompts begin with the start token, what encoders read begins with it and ends with the end token, and sources end
-    with that, but for OpenNMT's: CTranslate2 leaves this to its caller unless its config says so.
+    Prompts begin with the start token. Inputs of encoder-only models begin with it and end with the end token. Sources
+    end with the end token, except OpenNMT's. CTranslate2 leaves this to its caller, unless its config states it.
     """
     names = ("source", "target") if specification == SEQ2SEQ else ("", "")
     unknown = str(config.get("unk_token"))
@@ -71,14 +71,14 @@ def texts(folder: Path, config: Mapping[str, Any], rows: tuple[int, int], specif
 
 
 def token_of(rows: Mapping[str, int], token: Any, name: str) -> int:
-    """The number of a token; `ConfigError` where the vocabulary has none."""
+    """Return the id of a token; raise `ConfigError` if it is not in the vocabulary."""
     if not isinstance(token, str) or token not in rows:
         raise ConfigError(f"{name} {quoted(token)} must be a token of the vocabulary")
     return rows[token]
 
 
 def any_of(rows: Mapping[str, int], what: str, *tokens: Any) -> int:
-    """The number of the first of these that the vocabulary has."""
+    """Return the id of the first of these tokens that is in the vocabulary; raise `ConfigError` if none is."""
     found = [rows[token] for token in tokens if isinstance(token, str) and token in rows]
     if not found:
         raise ConfigError(f"{what} must be one of {quoted([*tokens])}, of which the vocabulary has none")

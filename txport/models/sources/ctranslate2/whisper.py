@@ -1,4 +1,4 @@
-"""Whisper: what its tokens say of speech is told by their names in the vocabulary."""
+"""Whisper; its special tokens are found by their names in the vocabulary."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from txport.models.weights.rules import Rename, Rule
 END, START, NO_TIMES, PREVIOUS = "<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>", "<|startofprev|>"
 TASKS = ("transcribe", "translate")
 LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
-ENGLISH = 51864  # tokens of models that know English alone
-LATEST_FIRST = 50  # the time, in steps, before which the first token of time must lie
+ENGLISH = 51864  # vocabulary size of English-only models
+LATEST_FIRST = 50  # latest first timestamp, in steps
 RULES: tuple[Rule, ...] = (
     Rename(r"^encoder/conv1/", "source_embedding.first."),
     Rename(r"^encoder/conv2/", "source_embedding.second."),
@@ -32,7 +32,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def whisper(parts: Parts, config: Published, folder: Path) -> Known:
-    """The model as `whisper`; `ConfigError` for what that does not express."""
+    """Return the model as `whisper`; raise `ConfigError` for unsupported features."""
     convolution = parts.shapes.get("encoder/conv1/weight", ())
     if len(convolution) != 3:
         raise ConfigError(f"it must have a convolution 'encoder/conv1/weight', got the shape {convolution}")
@@ -79,7 +79,7 @@ def _require_plain(stack: Stack) -> None:
 
 
 def _speech(rows: Mapping[str, int], config: Published, size: int) -> dict[str, Any]:
-    """As `generation_config.json` has it."""
+    """Return languages, tasks and timestamp settings in the form of `generation_config.json`."""
     known = config.get("lang_ids") or rows.values()
     languages = {token: id_ for token, id_ in rows.items() if LANGUAGE.fullmatch(token) and id_ in known}
     tasks = {task: rows[f"<|{task}|>"] for task in TASKS if f"<|{task}|>" in rows}
@@ -94,6 +94,6 @@ def _speech(rows: Mapping[str, int], config: Published, size: int) -> dict[str, 
 
 
 def _generation(config: Published, facts: Facts) -> Mapping[str, Any]:
-    """What a search leaves out."""
+    """Return the tokens that a search suppresses."""
     names = {"suppress_tokens": "suppress_ids", "begin_suppress_tokens": "suppress_ids_begin"}
     return search_defaults({name: config.get(theirs) for name, theirs in names.items()}, facts)

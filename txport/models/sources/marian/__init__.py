@@ -1,1 +1,1 @@
-"""Models of Marian: a `.npz` with tensors and options, and vocabularies beside it."""
+"""Models of Marian: a `.npz` with tensors and options, next to vocabularies."""

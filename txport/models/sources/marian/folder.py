@@ -1,7 +1,7 @@
-"""Marian's models: a `.npz` with the tensors, and with the options as YAML in `special:model.yml`.
+"""Marian's models: a `.npz` with the tensors, and the options as YAML in `special:model.yml`.
 
-Its decoder starts from a vector of zeros, not from a token. The model has one token more than the vocabulary for it,
-whose row of the embedding is zeros, and whose bias in the projection keeps it from being written.
+Its decoder starts from a zero vector, not from a token. Therefore the model has one token more than the vocabulary, as
+its start token. The embedding of that token is zeros, and its bias in the projection prevents its generation.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from txport.models.weights.values import Weights
 FILES = "*.npz"
 SPECIAL = "special:"
 OPTIONS = f"{SPECIAL}model.yml"
-ACTIVATIONS = {"relu": "relu", "swish": "silu"}  # its gelu is x times the sigmoid of 1.702 x
-NORMS = {  # what is done before and after a sublayer and at the end of a stack, dropout left out -> norm, final_norm
+ACTIVATIONS = {"relu": "relu", "swish": "silu"}  # its gelu is x * sigmoid(1.702 x), which is not supported
+NORMS = {  # steps before and after a sublayer and at the end of a stack, without dropout -> norm, final_norm
     ("", "an", ""): ("post", False),
     ("", "an", "n"): ("post", True),
     ("n", "a", "n"): ("pre", True),
     ("n", "a", ""): ("pre", False),
 }
 EPSILON = 1e-6
-ROWS = (r"(encoder_|decoder_)?Wemb", r"decoder_ff_logit_out_Wt")  # matrices of which a token has a row
+ROWS = (r"(encoder_|decoder_)?Wemb", r"decoder_ff_logit_out_Wt")  # matrices with one row per token
 PARTS = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
 def recognises(folder: Path) -> bool:
-    """Whether there are `.npz` files, and no `config.json` that tells of another writer."""
+    """Return whether there are `.npz` files, and no `config.json`, which other formats have."""
     return not (folder / CONFIG).is_file() and any(folder.glob(FILES))
 
 
@@ -70,7 +70,7 @@ def read(folder: Path) -> Source:
 
 
 def _model(folder: Path) -> Path:
-    """The one file of a folder that holds a model; optimizers' files have no options in them."""
+    """Return the only file of a folder that has a model; optimizer files have no options."""
     files = sorted(folder.glob(FILES))
     models = [path for path in files if OPTIONS in names_in(path)]
     if len(models) > 1:
@@ -103,7 +103,7 @@ REQUIRED: dict[str, tuple[Any, ...]] = {
 
 
 def config(options: Published, end: int) -> dict[str, Any]:
-    """The keys of `TransformerConfig`; `end` is the end token."""
+    """Return the values of `TransformerConfig`; `end` is the id of the end token."""
     for name, allowed in REQUIRED.items():
         options.require(name, *allowed)
     feed_forward = options.get("transformer-dim-ffn")
@@ -142,7 +142,7 @@ def config(options: Published, end: int) -> dict[str, Any]:
 
 
 def _norms(options: Published) -> tuple[str, bool]:
-    """Where norms stand; `ConfigError` for a residual that nothing expresses."""
+    """Return `norm` and `final_norm`; raise `ConfigError` for unsupported residuals."""
     names = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
     steps = tuple(_steps(options, name, default) for name, default in zip(names, ("", "dan", ""), strict=True))
     if steps not in NORMS:
@@ -152,7 +152,7 @@ def _norms(options: Published) -> tuple[str, bool]:
 
 
 def _steps(options: Published, name: str, default: str) -> str:
-    """What is done in order, a letter each, without the dropout of training."""
+    """Return the steps in order, one letter each, without dropout."""
     value = options.get(name, default)
     if not isinstance(value, str):
         raise ConfigError(f"{name} must be letters, got {quoted(value)}")
@@ -160,7 +160,7 @@ def _steps(options: Published, name: str, default: str) -> str:
 
 
 def _tied(options: Published) -> str:
-    """Which matrices are one."""
+    """Return which matrices are tied."""
     for name in ("tied-embeddings", "tied-embeddings-src", "tied-embeddings-all"):
         options.require(name, False, True)
     sources = options.get("tied-embeddings-src", False)
@@ -172,7 +172,7 @@ def _tied(options: Published) -> str:
 
 
 def _rules(config: dict[str, Any]) -> Iterator[Rule]:
-    """Marian counts layers from 1; norms that come first say so."""
+    """Yield the rules for names; Marian counts layers from 1 and marks pre-norms."""
     for side in ("encoder", "decoder"):
         for number in range(config[f"{side}_layers"]):
             yield Rename(rf"^{side}_l{number + 1}_", f"{side}.{number}.")
@@ -205,10 +205,10 @@ def _rules(config: dict[str, Any]) -> Iterator[Rule]:
 
 
 def _tensors(path: Path, is_shared: bool, bias: NDArray[Any] | None) -> Weights:
-    """The tensors by their names in the file, with one token more, and biases as vectors.
+    """Return the tensors by their names in the file, with the start token added, and biases as vectors.
 
-    With `is_shared`, the matrix of both embeddings is not that of the projection; `bias` is what a projection without
-    one has.
+    With `is_shared`, source and target share an embedding that is not the projection's. `bias` is used if the
+    projection has none.
     """
     arrays = {name: each for name, each in read_npz(path).items() if not name.startswith(SPECIAL)}
     for name, array in arrays.items():
@@ -220,7 +220,7 @@ def _tensors(path: Path, is_shared: bool, bias: NDArray[Any] | None) -> Weights:
         arrays |= {f"{side}_Wemb": both for side in ("encoder", "decoder")}
     if bias is not None:
         arrays["decoder_ff_logit_out_b"] = bias
-    same = () if is_shared else ("encoder_Wemb",)  # where sources have no token more
+    same = () if is_shared else ("encoder_Wemb",)  # here, sources do not have the extra token
     found = {name: _with_start(name, _as_vector(each), name not in same) for name, each in arrays.items()}
     try:
         return held({name: torch.from_numpy(np.array(each)) for name, each in found.items()})
@@ -229,12 +229,12 @@ def _tensors(path: Path, is_shared: bool, bias: NDArray[Any] | None) -> Weights:
 
 
 def _as_vector(array: NDArray[Any]) -> NDArray[Any]:
-    """Biases, and what norms have, lie as matrices of one row."""
+    """Return biases and norm parameters as vectors; they are stored as matrices of one row."""
     return array[0] if array.ndim == 2 and len(array) == 1 else array
 
 
 def _with_start(name: str, array: NDArray[Any], has_start: bool) -> NDArray[Any]:
-    """What a token has a share in, with that of the start token at the end."""
+    """Add the start token at the end of a tensor that has a token dimension."""
     if name == "decoder_ff_logit_out_b" and array.ndim == 1:
         return np.append(array, np.array([NEVER], array.dtype))
     if name == "decoder_ff_logit_out_W" and array.ndim == 2:

@@ -1,4 +1,4 @@
-"""Arrays in NumPy's `.npz`, from a stranger: no pickles, and no array that is larger than its file says."""
+"""Reading untrusted NumPy `.npz` files: no pickles, and no array larger than its file states."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from txport.errors import CheckpointError, brief, quoted
 from txport.system import memory
 
 ENDING = ".npy"
-MOST_PACKED = 100  # times that arrays may be larger than the file; weights can hardly be packed
+MOST_PACKED = 100  # limit of size / file size; weights hardly compress
 BROKEN = (
     *(OSError, ValueError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error),
-    *(SyntaxError, tokenize.TokenError),  # of a header of .npy, which is Python
+    *(SyntaxError, tokenize.TokenError),  # of a .npy header, which is a Python literal
 )
 
 
 def names_in(path: Path) -> list[str]:
-    """The names of the arrays in a file; `CheckpointError` for one that is no `.npz`."""
+    """Return the names of the arrays in a file; raise `CheckpointError` if it is not a `.npz` file."""
     try:
         with zipfile.ZipFile(path) as archive:
             return [name.removesuffix(ENDING) for name in archive.namelist()]
@@ -36,7 +36,7 @@ def names_in(path: Path) -> list[str]:
 
 
 def read_npz(path: Path, wanted: Container[str] | None = None) -> dict[str, NDArray[Any]]:
-    """The arrays of a file by name, or those that are wanted; `CheckpointError` for a file that is not whole."""
+    """Return the arrays of a file by name, or only those in `wanted`; raise `CheckpointError` for an invalid file."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = [each for each in archive.infolist() if _is_wanted(each, wanted)]
@@ -64,13 +64,13 @@ def _arrays(archive: zipfile.ZipFile, entries: list[zipfile.ZipInfo]) -> Iterato
 
 
 def _array(stream: IO[bytes], entry: zipfile.ZipInfo) -> NDArray[Any]:
-    """One array, after a header that must promise as much as is there."""
+    """Return one array; raise `ValueError` if its header and its size do not agree."""
     version = npy.read_magic(stream)
     read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
     if read_header is None:
         raise ValueError(f"{quoted(entry.filename)} is of version {version} of .npy")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of headers as Python 2 wrote them
+        warnings.simplefilter("ignore", UserWarning)  # about headers written by Python 2
         shape, is_fortran, dtype = read_header(stream)
     if dtype.hasobject:
         raise ValueError(f"{quoted(entry.filename)} holds Python objects, which may be code")

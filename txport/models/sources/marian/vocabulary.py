@@ -1,4 +1,4 @@
-"""Marian's vocabularies, YAML, JSON or text, or models of SentencePiece: the end token, and what text is made of."""
+"""Marian's vocabularies, in YAML, JSON, text or SentencePiece: the end token, and the text files of a bundle."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from txport.models.tokenizers.trainers.words import Side, Words
 from txport.models.tokenizers.vocabularies import lines_of, read_ids
 from txport.system.documents import DocumentError, read_text
 
-DECODER = "*decoder.yml"  # which names the vocabularies
-NAMED = ("*vocab*.yml", "*vocab*.yaml", "*vocab*.json", "*vocab*.txt", "*vocab*.spm", "*.spm")  # the first there is
-END = 0  # where no vocabulary says another: all that Marian makes begin with the end token
-WRITTEN = ("</s>", "eos")  # as Marian and Nematus write it
-UNKNOWN = ("<unk>", "UNK")  # likewise
+DECODER = "*decoder.yml"  # it names the vocabularies
+NAMED = ("*vocab*.yml", "*vocab*.yaml", "*vocab*.json", "*vocab*.txt", "*vocab*.spm", "*.spm")  # by priority
+END = 0  # default: all vocabularies that Marian creates begin with the end token
+WRITTEN = ("</s>", "eos")  # names in Marian and Nematus
+UNKNOWN = ("<unk>", "UNK")  # names in Marian and Nematus
 SOURCE = re.compile(r"\b(src|source)\b")  # in names of files
 TARGET = re.compile(r"\b(trg|tgt|target)\b")  # in names of files
 MOST_DIGITS = 10
@@ -28,7 +28,7 @@ LARGEST = 24 << 20  # bytes
 
 
 def end_token(folder: Path) -> int:
-    """The number of the end token; `ConfigError` where vocabularies differ in it."""
+    """Return the id of the end token; raise `ConfigError` if vocabularies differ in it."""
     found = {path: _end(path) for path in vocabularies(folder)}
     if len(set(found.values())) > 1:
         told = " and ".join(f"{number} in {path.name}" for path, number in found.items())
@@ -37,7 +37,7 @@ def end_token(folder: Path) -> int:
 
 
 def vocabularies(folder: Path) -> list[Path]:
-    """Those that the options of a decoder name and that are beside it, or the ones named like vocabularies."""
+    """Return the existing vocabularies named in a decoder's options, or else files named like vocabularies."""
     for paths in _named(folder):
         if there := list(dict.fromkeys(path for path in paths if path.is_file())):
             return there
@@ -46,7 +46,7 @@ def vocabularies(folder: Path) -> list[Path]:
 
 
 def _named(folder: Path) -> Iterator[list[Path]]:
-    """The files that the options of each decoder name, of sources first, as if they lay in the folder."""
+    """Yield the files that each decoder's options name, sources first, as paths in the folder."""
     for path in sorted(folder.glob(DECODER)):
         try:
             named = read_yaml(read_text(path)).get("vocabs")
@@ -57,7 +57,7 @@ def _named(folder: Path) -> Iterator[list[Path]]:
 
 
 def sides(folder: Path) -> tuple[Path, Path] | None:
-    """The vocabularies of sources and of targets; None where some are missing, or nothing says which is which."""
+    """Return the vocabularies of sources and targets; None if some are missing or the sides are unknown."""
     for named in _named(folder):
         if len(named) == 2 and all(path.is_file() for path in named):
             return named[0], named[1]
@@ -72,9 +72,9 @@ def sides(folder: Path) -> tuple[Path, Path] | None:
 
 
 def texts(folder: Path, rows: tuple[int, int], *, alike: bool) -> Files:
-    """The text files of a bundle, of a model that has so many tokens for source and target.
+    """Return the text files of a bundle; `rows` are the numbers of source and target tokens of the model.
 
-    Of a vocabulary that is a model of SentencePiece, the ids are that model's own.
+    The ids of a SentencePiece vocabulary are those of its pieces.
     """
     files = as_they_are(folder)
     paths = sides(folder)
@@ -100,7 +100,7 @@ def _side(path: Path, rows: int) -> Side:
 
 
 def _ids(path: Path) -> dict[str, int]:
-    """The tokens of a vocabulary with their ids; `CheckpointError` for a file that is none."""
+    """Return the tokens of a vocabulary with their ids; raise `CheckpointError` for an invalid file."""
     if path.suffix == ".spm":
         return {piece.text: place for place, piece in enumerate(read_pieces(path).pieces)}
     if path.suffix in (".yml", ".yaml", ".json"):
@@ -114,7 +114,7 @@ def _ids(path: Path) -> dict[str, int]:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """The tokens of a vocabulary in YAML or JSON with their ids; in YAML, all of it is text, as Marian reads it."""
+    """Return the tokens of a YAML or JSON vocabulary with their ids; YAML scalars are always text, as in Marian."""
     if path.suffix == ".json":
         return read_ids(path)
     try:
@@ -132,6 +132,6 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def _end(path: Path) -> int:
-    """The number of the end token in one vocabulary."""
+    """Return the id of the end token in one vocabulary."""
     ids = _ids(path)
     return next((ids[written] for written in WRITTEN if written in ids), END)

@@ -1,4 +1,4 @@
-"""YAML that trainers write: no anchors, whose repetition grows without bound, no tags, no key twice."""
+"""Safe reading of trainers' YAML: anchors, tags and duplicate keys are refused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import yaml
 from txport.errors import brief, quoted
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # which has no types
-    """As PyYAML's safe loader, and an alias or a key that is there twice is refused."""
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+    """PyYAML's safe loader, which also refuses aliases and duplicate keys."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """See `yaml.composer.Composer`."""
@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # which has no types
 
 
 def read_yaml(text: str) -> dict[str, Any]:
-    """A mapping from names to values; `ValueError` for anything else, in one line."""
+    """Return a mapping from names to values; raise `ValueError`, with a one-line message, for anything else."""
     try:
         found = _Loader(text).get_single_data()
     except yaml.YAMLError as error:
@@ -38,7 +38,10 @@ def read_yaml(text: str) -> dict[str, Any]:
 
 
 def read_words(text: str) -> dict[str, str]:
-    """A mapping from words to words, whatever else they look like; `ValueError` for anything else, in one line."""
+    """Return a mapping from words to words; all scalars are read as text.
+
+    Raises `ValueError`, with a one-line message, for anything else.
+    """
     events: list[str] = []
     maps = 0
     try:

@@ -1,1 +1,1 @@
-"""Tokenizers of other trainers' checkpoints: their vocabularies give ids, files beside them cut words."""
+"""Tokenizers of other trainers' checkpoints: their vocabularies have the ids, files next to them split words."""

@@ -1,4 +1,4 @@
-"""Pairs that are merged, one after the other, cut words; a trainer's vocabulary gives the ids of what they make."""
+"""Tokenizers that merge pairs (BPE), with the ids of a trainer's vocabulary."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from txport.models.tokenizers.settings import Added
 from txport.models.tokenizers.trainers.words import Around, Side
 from txport.models.tokenizers.vocabularies import lines_of, read_ids, read_merges
 
-JOINED = "@@"  # behind a part of a word that goes on, as subword-nmt writes it
-LAST = "</w>"  # behind the last part, in its codes
+JOINED = "@@"  # after a part of a word that is not the last, in subword-nmt's tokens
+LAST = "</w>"  # after the last part, in subword-nmt's codes
 VERSION = "#version:"
 
 
 def by_codes(side: Side, path: Path, around: Around) -> str:
-    """Of subword-nmt or fastBPE: `path` has the pairs, the text comes as words that are apart by spaces."""
+    """Return the tokenizer of subword-nmt or fastBPE: `path` has the pairs, words are separated by spaces."""
     pairs = read_codes(path)
     slots: Slots = {id_: (_in_codes(token, around.special), 0.0) for token, id_ in side.ids.items()}
     made = [part for pair in pairs for part in (*pair, "".join(pair))]
@@ -37,7 +37,10 @@ def by_codes(side: Side, path: Path, around: Around) -> str:
 
 
 def by_bytes(side: Side, paths: tuple[Path, Path], around: Around) -> str:
-    """Of GPT-2: the first file numbers the parts of words, whose pairs the second has; tokens are these numbers."""
+    """Return the tokenizer of GPT-2's byte pairs as fairseq uses it: tokens of the vocabulary are GPT-2's ids.
+
+    The first file has the ids of word parts, the second has the pairs.
+    """
     numbers = read_ids(paths[0])
     names = {str(number): token for token, number in numbers.items()}
     slots: Slots = {
@@ -58,7 +61,10 @@ def by_bytes(side: Side, paths: tuple[Path, Path], around: Around) -> str:
 
 
 def read_codes(path: Path) -> list[tuple[str, str]]:
-    """The pairs of a file of codes, the first to be merged first; fastBPE has a number behind each."""
+    """Read a file of codes: pairs in merge order; fastBPE writes a count after each pair.
+
+    Raises `CheckpointError` for an invalid line, another version or an empty file.
+    """
     found: dict[tuple[str, str], None] = {}
     for number, line in enumerate(lines_of(path), 1):
         parts = line.rstrip("\r").split(" ")
@@ -79,14 +85,14 @@ def read_codes(path: Path) -> list[tuple[str, str]]:
 
 
 def _in_codes(token: str, special: frozenset[str]) -> str:
-    """What a token of a vocabulary is in the codes, where the last part of a word is marked, and not the others."""
+    """Convert a token of a vocabulary to the codes' form, which marks the last part of a word instead of the others."""
     if token in special:
         return token
     return token.removesuffix(JOINED) if token.endswith(JOINED) and token != JOINED else token + LAST
 
 
 def _with_outside(slots: Slots, made: Iterable[str], side: Side, around: Around) -> Vocabulary:
-    """A vocabulary in which all that pairs make has a place, behind its end what has no id."""
+    """Return a vocabulary with all results of the pairs; those without an id are placed after its end."""
     added = {id_: Added(token) for token, id_ in side.ids.items() if token in around.special}
     there = {text for text, _ in slots.values()}
     missing = [token for token in dict.fromkeys(made) if token not in there]

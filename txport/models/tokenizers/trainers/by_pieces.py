@@ -1,4 +1,4 @@
-"""SentencePiece cuts a text into pieces, a trainer's vocabulary gives their ids."""
+"""Tokenizers of SentencePiece models with the ids of a trainer's vocabulary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from txport.models.tokenizers.trainers.words import Around, Side
 
 
 def by_pieces(side: Side, found: Pieces, around: Around, *, reads: bool) -> str:
-    """The `tokenizer.json` of one side; only one that `reads` texts need cut them as the trainer does."""
+    """Return the `tokenizer.json` of one side; only if it `reads` texts must it split them as the trainer does."""
     scores = {piece.text: piece.score for piece in found.pieces}
     slots: Slots = {id_: (token, scores.get(token, BYTE_SCORE)) for token, id_ in side.ids.items()}
     users = {each.text: each for each in users_of(found, found.adds_prefix)}

@@ -1,4 +1,4 @@
-"""Languages that a trainer's vocabulary has tokens for."""
+"""Language tokens of a trainer's vocabularies."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Collection, Iterable
 from txport.models.tokenizers.trainers.words import Words
 from txport.models.tokenizers.usage import Languages
 
-FORCED = (  # how tokens of languages are written
+FORCED = (  # forms of language tokens
     re.compile(r"__([a-z]{2,3})__"),  # of M2M-100
     re.compile(r"__([a-z]{3}_[A-Z][a-z]{3})__"),  # of NLLB, by fairseq
     re.compile(r"([a-z]{3}_[A-Z][a-z]{3})"),  # of NLLB
     re.compile(r"\[?([a-z]{2}_[A-Z]{2})\]?"),  # of mBART-50
 )
-ENGLISH = ("en", "eng_Latn", "en_XX")  # in which sources are unless told otherwise
-TOLD = re.compile(r">>([^<>\s]+)<<")  # the target's, before a source of Marian's
+ENGLISH = ("en", "eng_Latn", "en_XX")  # default source languages
+TOLD = re.compile(r">>([^<>\s]+)<<")  # the target language, before a source of Marian's
 
 
 def languages_of(words: Words, pieces: Collection[str] | None) -> Languages | None:
-    """The languages of a checkpoint's vocabularies; None where there are none.
+    """Return the languages of a checkpoint's vocabularies; None if there are none.
 
-    Sources begin with the token of theirs, if the trainer puts one there; what else stands around them stays. Without
-    English, a source is in the first language that there is. `pieces` are the tokens that are cut from texts, None
-    where nothing says which: of these, no token is inferred to be one of a language.
+    Sources begin with their language's token if the trainer adds one; other tokens around them are kept. The default
+    source language is English, or else the first language. `pieces` are the tokens that are cut from texts: none of
+    them is assumed to be a language token. If `pieces` is None, likely language tokens are ignored.
     """
     told = {match[1]: match[0] for token in words.source.ids if (match := TOLD.fullmatch(token))}
     told = {name: token for name, token in told.items() if token not in (pieces or ())}
@@ -37,7 +37,7 @@ def languages_of(words: Words, pieces: Collection[str] | None) -> Languages | No
 
 
 def forced_in(tokens: Iterable[str]) -> dict[str, str]:
-    """The names of languages, and their tokens among these; nothing where there is one at most."""
+    """Return the names and tokens of languages among these tokens; {} if there is at most one."""
     tokens = list(tokens)
     found = ({match[1]: match[0] for token in tokens if (match := each.fullmatch(token))} for each in FORCED)
     return next((each for each in found if len(each) > 1), {})

@@ -1,4 +1,4 @@
-"""The text files of a bundle, made of a trainer's vocabularies and of the files beside them that cut words."""
+"""The text files of a bundle, made from a trainer's vocabularies and the files next to them that split words."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ Files = dict[str, Path | str]
 PAIRS = (("source.spm", "target.spm"), ("src.spm", "tgt.spm"), ("source.model", "target.model"))
 PAIRS_OF_CODES = (("source.bpe", "target.bpe"),)
 VOCABULARY = "vocab.json"
-NUMBERED = ("MarianTokenizer", "M2M100Tokenizer")  # classes that need it beside pieces
-PADDING = re.compile(r"madeupword\w*|<extra_id_\d+>")  # what trainers fill a vocabulary with
-RENAMED = {"<|nocaptions|>", "<|nospeech|>"}  # one token of Whisper, as its makers wrote it first and later
+NUMBERED = ("MarianTokenizer", "M2M100Tokenizer")  # classes that need `vocab.json` in addition to pieces
+PADDING = re.compile(r"madeupword\w*|<extra_id_\d+>")  # tokens that trainers use to fill a vocabulary
+RENAMED = {"<|nocaptions|>", "<|nospeech|>"}  # one token of Whisper, which was renamed
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What cuts words: its file, and what makes the tokenizers of sources and of targets with it.
+    """A word splitter: its file, and functions that make the tokenizers of sources and of targets with it.
 
-    `pieces` are the tokens that it cuts, where it says so: others of the vocabulary may be languages.
+    `pieces` are the tokens that it can output, if known: other tokens of the vocabulary may be languages.
     """
 
     file: Path
@@ -52,9 +52,10 @@ class Cut:
 
 
 def texts_of(words: Words) -> Files:
-    """What a bundle takes over from a trainer's folder; without a file that cuts words, text is token ids.
+    """Return the files that a bundle takes from a trainer's folder; without a word splitter, text is token ids.
 
-    Raises `CheckpointError` for a vocabulary that has more tokens than the model, and for files that don't fit it.
+    Raises `CheckpointError` for a vocabulary that has more tokens than the model, for files that don't fit it, and for
+    more than one word splitter.
     """
     files = as_they_are(words.folder)
     for side in (words.source, words.target):
@@ -74,13 +75,13 @@ def texts_of(words: Words) -> Files:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether files of a class of transformers' lie there, with the ids where the class has them in their own file."""
+    """Return whether the folder has the files of a transformers class, with ids if they are in a separate file."""
     kind = Settings(folder).kind
     return kind in CLASSES and (kind not in NUMBERED or (folder / VOCABULARY).is_file())
 
 
 def has_cuts(folder: Path) -> bool:
-    """Whether a file lies there that might cut words."""
+    """Return whether the folder has a file that might split words."""
     return any(path.is_file() for pattern in CUTTING for path in folder.glob(pattern))
 
 
@@ -105,7 +106,7 @@ def _made(words: Words, cut: Cut) -> Files:
 
 
 def _require_ids(path: Path, content: Path | str, side: Side) -> None:
-    """Raise `CheckpointError` for a tokenizer that has other ids than a vocabulary, or other tokens for its ids."""
+    """Raise `CheckpointError` if ids or tokens of a tokenizer differ from those of a vocabulary."""
     try:
         given = FileTokenizer(path, content=content if isinstance(content, str) else None).vocabulary
     except BundleError as error:
@@ -121,7 +122,7 @@ def _require_ids(path: Path, content: Path | str, side: Side) -> None:
 
 
 def _cuts(words: Words) -> Iterator[Cut]:
-    """The files of a folder that cut words, of each kind."""
+    """Yield the word splitters of a folder, one per kind."""
     source = words.source
     target = words.target
     folder = words.folder
@@ -139,7 +140,10 @@ def _cuts(words: Words) -> Iterator[Cut]:
 
 
 def _pair(folder: Path, pairs: Iterable[tuple[str, str]], shared: Iterable[str]) -> tuple[Path, Path] | None:
-    """The files of one of these pairs, else one file for both; `CheckpointError` for half a pair."""
+    """Return the files of one of these pairs, or one file for both sides; None if there are none.
+
+    Raises `CheckpointError` for half a pair.
+    """
     for names in pairs:
         there = [name for name in names if (folder / name).is_file()]
         if len(there) == 2:

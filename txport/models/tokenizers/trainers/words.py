@@ -1,4 +1,4 @@
-"""What a trainer's vocabularies say: which token has which id, and what stands around a source."""
+"""Vocabularies of a trainer: ids of tokens, and the tokens around a source."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 from txport.errors import CheckpointError, quoted
 
-UNKNOWN, END = "<unk>", "</s>"  # as most trainers write them
+UNKNOWN, END = "<unk>", "</s>"  # the names that most trainers use
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """The vocabulary of one side: where it lies, its tokens with their ids, and how many the model has rows for.
+    """The vocabulary of one side: its file, its tokens with their ids, and the number of the model's rows.
 
-    `size` is the length of its list, tokens that are there twice included; by default the ids say it. Of a trainer
-    whose models have a row for each token and no more, it is `exact`. `unknown` is the token of what it lacks. `pieces`
-    is the model of SentencePiece that cuts words for it, if the trainer says which.
+    `size` is the length of its list, including tokens that occur twice; None: the largest id plus one. `exact`: the
+    trainer's models have exactly one row per token. `unknown` is the unknown token. `pieces` is the SentencePiece model
+    of this side, if the trainer names one.
     """
 
     place: Path
@@ -29,7 +29,7 @@ class Side:
     pieces: Path | None = None
 
     def require(self, *tokens: str) -> None:
-        """`CheckpointError` for more tokens than rows, or fewer where each row has one, or without one of these."""
+        """Raise `CheckpointError` if the number of tokens does not fit the rows, or if one of `tokens` is missing."""
         size = 1 + max(self.ids.values(), default=-1) if self.size is None else self.size
         if size > self.rows or (self.exact and size < self.rows):
             raise CheckpointError(f"{self.place} has {size} tokens, the model {self.rows}: it belongs to another model")
@@ -43,10 +43,10 @@ class Side:
 class Words:
     """Both vocabularies of a checkpoint. `before` and `after` are the tokens around a source.
 
-    `languages` are the names and tokens of those that the trainer puts before sources and targets. Where the checkpoint
-    doesn't say whether it did, `likely_languages` are tokens that look so. `special` ones are
-    no text. `alike` says whether the model has as many ids for sources as for targets, `has_classes` that files of
-    transformers' may lie in the folder too.
+    `languages` are the names and tokens of the languages that the trainer puts before sources and targets. If the
+    checkpoint does not state whether it did, `likely_languages` are tokens with the form of language tokens. `special`
+    tokens are not text. `alike`: the model has as many ids for sources as for targets. `has_classes`: the folder may
+    also have files of transformers tokenizers.
     """
 
     folder: Path
@@ -62,7 +62,7 @@ class Words:
 
 
 def numbered(tokens: Iterable[str]) -> dict[str, int]:
-    """Tokens by their places; of one that is there twice, the first."""
+    """Return the index of each token; the first for a token that occurs twice."""
     found: dict[str, int] = {}
     for number, token in enumerate(tokens):
         found.setdefault(token, number)
@@ -71,7 +71,7 @@ def numbered(tokens: Iterable[str]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Around:
-    """The tokens that stand before and after each source, and all that are no text, these included."""
+    """The tokens before and after each source, and all special tokens, these included."""
 
     before: tuple[str, ...]
     after: tuple[str, ...]
