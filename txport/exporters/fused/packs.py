@@ -31,7 +31,7 @@ class Map(NamedTuple):
 
 
 def pack_projections(model: ir.Model, graph: Graph) -> int:
-    """Replace linear layers of one input with concatenated results by one linear layer; return the number of packs."""
+    """Replace linear layers with the same input and concatenated outputs by one; return the count."""
     fired = 0
     for node in list(model.graph):
         parts = [map_of(value) for value in node.inputs] if node.op_type == "Concat" else []
@@ -53,7 +53,7 @@ def pack_projections(model: ir.Model, graph: Graph) -> int:
 
 
 def map_of(value: ir.Value | None) -> Map | None:
-    """Return the linear layer that computes a value (Gemm, or FusedMatMul with an optional Add of the bias), or None."""
+    """Return the linear layer that computes a value: Gemm, or FusedMatMul and an optional Add; otherwise None."""
     node = None if value is None else value.producer()
     if node is None:
         return None

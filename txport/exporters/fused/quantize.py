@@ -59,7 +59,7 @@ class Quantized:
 
 
 def quantize(matrix: Array, form: Form, scales_in: np.dtype[Any] = FLOAT32) -> Quantized:
-    """Quantise a matrix (out, in) with scales of dtype `scales_in`; large matrices are processed some rows at a time."""
+    """Quantise a matrix (out, in), in parallel if it is large; scales have the dtype `scales_in`."""
     rows = max(1, PIECE // matrix.shape[1])
     pieces = [matrix[start : start + rows] for start in range(0, len(matrix), rows)]
     if len(pieces) == 1:
