@@ -75,7 +75,7 @@ def export_graphs(
 
     `opset`: default is `DEFAULT_OPSET`, or the later one that the target prefers for the model. `keep`: names of
     weights that are not quantised. `rows`: use the fastest kernels of quantised weights for a step of this number of
-    rows; None: use kernels for which no row depends on the others. `external_above`: bytes of a graph above which the
+    rows; None: use kernels for which no row depends on the others. `external_above`: bytes of weights above which the
     portable target stores weights in a separate file. `weights=False`: write graphs without weights, which state only
     the location of each weight. `single`: also write a single graph that contains the search. Raises
     `UnsupportedError` for options that can't be combined or that the model does not support.

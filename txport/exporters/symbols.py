@@ -16,7 +16,7 @@ from txport.errors import UnsupportedError
 from txport.models.weights.streamed import Read
 
 NOWHERE = "meta"  # PyTorch's device of tensors without values
-FEW = 1 << 22  # examples with more elements have no values
+FEW = 1 << 22  # weights with more elements have no values in examples
 Pair = tuple[int, int]
 Form = Callable[..., Any]
 

@@ -39,7 +39,7 @@ from txport.version import __version__
 
 # Two lengths for each dynamic dim: a size that differs between the two runs is dynamic. The lengths are chosen so that
 # no dim, and no sum, difference or product of two dims, has the two lengths of another dim or the same length twice.
-# The only exception is `ALL_ROWS` = batch x beams.
+# Exceptions: `ALL_ROWS` is batch x beams, and the last entry is a sum.
 SIZES = {
     BATCH: (3, 2),
     TARGET: (7, 25),

@@ -194,7 +194,7 @@ def _silu(tracer: Tracer, x: Symbol, inplace: bool = False) -> Symbol:
 
 
 def _softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: None = None) -> Symbol:
-    """Return the softmax in fp32. A Cast or Max before it prevents fusion with the mask, which needs another library."""
+    """Return the softmax in fp32. A Cast or Max before it prevents fusion with a mask, which needs another library."""
     require(dtype is None, "softmax in another type")
     lowest = tracer.constant(np.array(np.finfo(np.float32).min, np.float32))
     narrow = x.dtype != torch.float32

@@ -60,7 +60,7 @@ class Block:
         return root._known[key]
 
     def named(self, name: str, array: NDArray[Any]) -> ir.Value:
-        """Return a constant with a name of its own, `search/{name}`."""
+        """Return a constant with the name `search/{name}`, created once."""
         root = self.root
         name = f"search/{name}"
         if name not in root.initializers:

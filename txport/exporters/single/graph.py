@@ -1,7 +1,8 @@
 """Encoder, decoder and search as one graph: a loop of standard operators, whose body is the portable decoder.
 
-What no step changes is computed once, around the loop: the keys and values of the source, masks, transposed weights.
-Letters: B sources, K beams, R rows (B x K), S places of a source or prompt, P tokens of a prefix.
+Values that are the same in all steps are computed once, outside the loop: cross-attention keys and values, masks,
+transposed weights.
+Letters: B sources, K beams, R rows (B x K), S positions of a source or prompt, P tokens of a prefix.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from txport.bundles.manifest import Manifest
 from txport.errors import UnsupportedError, quoted
 from txport.models.facts import Facts
 
-# Options of a search that are inputs of the graph, so that a call gives them anew.
+# Options of a search that are inputs of the graph: each call passes them.
 ASKED = frozenset({"beams", "length_penalty", "max_new_tokens", "max_length"})
 BUILT_IN = frozenset(
     {

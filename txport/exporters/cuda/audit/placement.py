@@ -15,7 +15,7 @@ from txport.exporters.cuda.audit.kernels import HOST_INPUTS, HOST_OUTPUTS
 from txport.exporters.cuda.audit.values import Values, operator_of
 
 SMALL = 100  # maximum number of elements of a constant that a node on the host may read
-NARROW = ("float16", "bfloat16", "float8", "float4")  # types that are never moved to the host
+NARROW = ("float16", "bfloat16", "float8", "float4")  # a node that reads these types is never moved
 
 
 def moved_to_host(nodes: Sequence[NodeProto], kernels: Sequence[bool], values: Values) -> set[int]:
