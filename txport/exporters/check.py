@@ -1,4 +1,4 @@
-"""What every exported graph must satisfy before it may ship."""
+"""Checks that each exported graph must pass."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ from txport.exporters.cuda.audit.graph import audit_port
 
 PORTABLE_IR = 10
 OWN = {"com.microsoft": 1}
-DOMAINS: dict[str, dict[str, int]] = {"portable": {}, "cpu": OWN, "cuda": OWN}  # beyond the standard, by target
+DOMAINS: dict[str, dict[str, int]] = {"portable": {}, "cpu": OWN, "cuda": OWN}  # non-standard domains, by target
 CONTROL = {"If", "Loop", "Scan"}
-CONTROL_FLOW = {"portable": CONTROL, "cpu": CONTROL - {"If"}, "cuda": CONTROL}  # what must not occur, by target
+CONTROL_FLOW = {"portable": CONTROL, "cpu": CONTROL - {"If"}, "cuda": CONTROL}  # forbidden operators, by target
 ABSOLUTE_PATH = re.compile(r"(?:(?<![\w./-])|\bfile://)(?:/[^/\s\"']+){2,}|[A-Za-z]:\\\\?\w")
 
 
 class GraphError(TxportError, AssertionError):
-    """A graph that breaks its contract: a fault of the exporter, never of the user."""
+    """An exported graph does not match its ports or target: a bug of the exporter, not a user error."""
 
     exit_code = 1
 
 
 def check_graph(path: Path, graph: Graph, manifest: Manifest) -> None:
-    """Run the ONNX checker with full shape inference, then hold the file against the contract."""
+    """Run the ONNX checker with full shape inference, then compare the file with its ports and target.
+
+    Raises `GraphError` with all differences.
+    """
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
@@ -56,18 +59,18 @@ def check_graph(path: Path, graph: Graph, manifest: Manifest) -> None:
 
 
 def operators(path: Path) -> Counter[str]:
-    """How often each operator stands in a graph, its branches included."""
+    """Count each operator of a graph, including its branches."""
     model = read_model(path, weights=False)
     return Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in nodes(model.graph))
 
 
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Every node of a graph, those in the branches of others included."""
+    """Yield each node of a graph, including nodes in branches."""
     return (node for each in _graphs(graph) for node in each.node)
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph and the branches of its nodes, and theirs."""
+    """Yield a graph and, recursively, the branches of its nodes."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -110,7 +113,7 @@ def _versions(model: ModelProto, opset: int, domains: Mapping[str, int]) -> Iter
 
 
 def _unread(model: ModelProto) -> Iterator[str]:
-    """What an initializer holds that nothing reads is bytes for nothing, and ONNX Runtime warns of it."""
+    """Yield a problem for unused initializers: they waste space, and ONNX Runtime warns about them."""
     graphs = list(_graphs(model.graph))
     read = {name for node in nodes(model.graph) for name in node.input}
     read |= {value.name for graph in graphs for value in graph.output}
@@ -126,14 +129,14 @@ def _metadata(model: ModelProto, role: str, manifest: Manifest) -> Iterator[str]
 
 
 def _paths(model: ModelProto, metadata: Mapping[str, str]) -> Iterator[str]:
-    """Those of the machine; labels, which the metadata holds as they are, may look like paths."""
+    """Yield a problem for absolute paths; labels are excluded, since the metadata contains them unchanged."""
     found = [text for text in _strings(model) if ABSOLUTE_PATH.search(text) and text not in metadata.values()]
     if found:
         yield f"absolute paths, such as {found[0][:120]!r}"
 
 
 def _strings(message: Message) -> Iterator[str]:
-    """Every string in a protobuf message, tensors' raw bytes left out."""
+    """Yield each string of a protobuf message, except the raw bytes of tensors."""
     for descriptor, value in message.ListFields():
         values: Any = [value] if isinstance(value, str | bytes | int | float | Message) else value
         if descriptor.type == FieldDescriptor.TYPE_MESSAGE:

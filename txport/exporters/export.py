@@ -1,4 +1,4 @@
-"""Checkpoint -> the files of a bundle: graphs for one target, the tokenizer, and whatever goes with them."""
+"""Checkpoint -> the files of a bundle: graphs for one target, the tokenizer and other companion files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPSETS = range(DEFAULT_OPSET, 26)
 
 
 def _require_fit(checkpoint: Checkpoint, target: str, precision: str, opset: int | None, rows: int | None) -> None:
-    """Raise `UnsupportedError` for choices that do not go together, or not with the model."""
+    """Raise `UnsupportedError` for options that can't be combined, or that the model does not support."""
     if opset is not None and opset not in OPSETS:
         raise UnsupportedError(f"opset must lie in {OPSETS.start} to {OPSETS.stop - 1}, got {opset}")
     require_offer(target, precision)
@@ -45,7 +45,7 @@ def _require_fit(checkpoint: Checkpoint, target: str, precision: str, opset: int
 
 
 def _require_single(checkpoint: Checkpoint, target: str, *, weights: bool) -> None:
-    """Raise `UnsupportedError` for what has no single graph."""
+    """Raise `UnsupportedError` if the export can't have a single graph."""
     if isinstance(checkpoint.outline, Adapted):
         why = "its loop is made of what txport itself traces, and PyTorch's exporter traces adapters"
         raise UnsupportedError(f"single is for architectures, and this is an adapter: {why}; leave single out")
@@ -71,12 +71,14 @@ def export_graphs(
     weights: bool = True,
     single: bool = False,
 ) -> Manifest:
-    """Write the files of a bundle into `folder`, checked, all but the manifest; -> the manifest, not sealed yet.
+    """Write and check all files of a bundle in `folder`, except the manifest; return the unsealed manifest.
 
-    Without an `opset`, it is `DEFAULT_OPSET`, or the later one that the target prefers for the model. Weights named in
-    `keep` are not quantised. The kernels of the others are the fastest for a step of `rows` rows, or, for None, those
-    by which no row depends on the others. Without `weights`, the graphs say where these would lie. A `single` graph
-    that searches by itself goes beside the others.
+    `opset`: default is `DEFAULT_OPSET`, or the later one that the target prefers for the model. `keep`: names of
+    weights that are not quantised. `rows`: use the fastest kernels of quantised weights for a step of this number of
+    rows; None: use kernels for which no row depends on the others. `external_above`: bytes of weights above which the
+    portable target stores weights in a separate file. `weights=False`: write graphs without weights, which state only
+    the location of each weight. `single`: also write a single graph that contains the search. Raises
+    `UnsupportedError` for options that can't be combined or that the model does not support.
     """
     _require_fit(checkpoint, target, precision, opset, rows)
     if single:

@@ -1,4 +1,4 @@
-"""Modules of the portable target: their inputs and outputs are exactly its ports, in their order."""
+"""Graph modules of the portable target: inputs and outputs are its ports, in the same order."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ from txport.models.model import Memory, Model
 
 
 class EncoderGraph(nn.Module):
-    """input_ids, attention_mask -> last_hidden_state; or input_features, which have no mask."""
+    """input_ids, attention_mask -> last_hidden_state; or input_features (without a mask) -> last_hidden_state."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, source: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(B, S) int64 twice, or (B, M, F) -> (B, S, D)."""
+        """(B, S) and (B, S) int64, or (B, M, F) -> (B, S, D)."""
         return self.model.encode_masked(source, None if attention_mask is None else attention_mask.bool()).states
 
 
 class DecoderGraph(nn.Module):
-    """input_ids, the encoder's output and mask, the state -> logits, the grown state, and attention over the source.
+    """input_ids, encoder output, its mask, state -> logits, extended state, cross-attention weights.
 
-    Of a model that reads features, there is no mask.
-
-    The same graph serves the first step, with caches of length 0, and every later one.
+    A model with audio features has no mask. The same graph runs all steps; the first has caches of length 0.
     """
 
     def __init__(self, model: Model) -> None:
@@ -36,7 +34,7 @@ class DecoderGraph(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, encoder_hidden_states: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        """(B, T), (B, S, D), (B, S), then (B, G, past, H) each -> logits (B, T, V), the caches, and (B, N, T, S)."""
+        """(B, T), (B, S, D), (B, S), caches (B, G, past, H) -> logits (B, T, V), caches, weights (B, N, T, S)."""
         facts = self.model.facts
         mask, past = (rest[0].bool(), rest[1:]) if facts.masks_source else (None, rest)
         memory = Memory(encoder_hidden_states, mask)
@@ -46,7 +44,7 @@ class DecoderGraph(nn.Module):
 
 
 class CausalGraph(nn.Module):
-    """input_ids, attention_mask, position_ids, the state -> logits, the grown state; rows are padded at the left."""
+    """input_ids, attention_mask, position_ids, state -> logits, extended state; rows are left-padded."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -55,7 +53,7 @@ class CausalGraph(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, *past: Tensor
     ) -> tuple[Tensor, ...]:
-        """(B, T), (B, P + T), (B, T), then (B, G, P, H) each -> logits (B, T, V), and the caches."""
+        """(B, T), (B, P + T), (B, T), caches (B, G, P, H) -> logits (B, T, V), caches."""
         state = dict(zip(self.model.facts.state, past, strict=True))
         found = self.model.extend(input_ids, attention_mask.bool(), position_ids, state)
         return (found.logits, *found.state.values())
@@ -69,7 +67,7 @@ class EncodeGraph(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-        """(B, S) int64 twice -> one tensor an output."""
+        """(B, S) and (B, S) int64 -> one tensor per output."""
         return self.model.infer(input_ids, attention_mask.bool())
 
 

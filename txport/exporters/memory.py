@@ -1,4 +1,4 @@
-"""Graphs without weights, which move a decoder's state on the device where it lies."""
+"""Graphs without weights that move a decoder's state on its device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tensors = Sequence[ir.Value]
 
 
 def memory_model(graph: Graph, opset: int) -> ir.Model:
-    """The graph that picks rows of tensors, lengthens them, or lets rows of others in, as its role says."""
+    """Return the graph of a role: select rows of tensors, extend tensors, or write rows of other tensors into them."""
     inputs, outputs = ([value_of(port) for port in side] for side in (graph.inputs, graph.outputs))
     moved = inputs[: len(outputs)]
     (requested,) = [each for each in inputs if each.name in (ROWS, MORE)]
@@ -34,7 +34,7 @@ def memory_model(graph: Graph, opset: int) -> ir.Model:
 
 
 def _grow(tape: ir.tape.Tape, moved: Tensors, more: ir.Value, outputs: Tensors) -> None:
-    """Zeros behind each tensor, as many as its rows and the number say, without a shape that a host would compute."""
+    """Append zeros to each tensor along axis 1; no shape is computed on the host."""
     assert moved[0].dtype is not None
     kind = moved[0].dtype.numpy()
     zeros = tape.op("Expand", [_constant(tape, "zero", np.zeros(1, kind)), more])
@@ -42,12 +42,12 @@ def _grow(tape: ir.tape.Tape, moved: Tensors, more: ir.Value, outputs: Tensors) 
     never = _constant(tape, "never", np.zeros((1, 1, 1), np.bool_))
     ends = [_constant(tape, name, np.array([at])) for name, at in (("first", 0), ("second", 1), ("axis", 1))]
     for value, grown in zip(moved, outputs, strict=True):
-        like = tape.op("Slice", [value, *ends])  # (R, 1, D), of which no number is taken
+        like = tape.op("Slice", [value, *ends])  # (R, 1, D), only for its shape
         tape.op("Concat", [value, tape.op("Where", [never, like, room])], {"axis": 1}, output=grown)
 
 
 def _admit(tape: ir.tape.Tape, moved: Tensors, others: Tensors, rows: ir.Value, outputs: Tensors) -> None:
-    """Rows of others at their numbers; all else stays where it is, where output and input are bound to one memory."""
+    """Write rows of `others` at the indices `rows`; other rows stay in place if output and input share memory."""
     places = tape.op("Unsqueeze", [rows, _constant(tape, "last", np.array([-1]))])
     for value, other, admitted in zip(moved, others, outputs, strict=True):
         tape.op("ScatterND", [value, places, other], output=admitted)
@@ -60,7 +60,7 @@ def _constant(tape: ir.tape.Tape, name: str, array: np.ndarray) -> ir.Value:
 
 
 def _lifted(tape: ir.tape.Tape) -> Iterator[ir.Value]:
-    """Constants as initializers."""
+    """Turn Constant nodes into initializers and yield them."""
     for node in tape.nodes:
         if node.op_type == "Constant":
             value = node.outputs[0]

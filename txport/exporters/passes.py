@@ -1,4 +1,4 @@
-"""What happens to a graph between its trace and the disk: a list of passes, each saying how often it fired."""
+"""Graph passes between the trace and the file. Each pass returns the number of its changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Pass = Callable[[ir.Model, Graph], int]
 
 
 def library(make: Callable[[], PassBase]) -> Pass:
-    """A pass of the ONNX libraries; it counts the nodes that it took away."""
+    """Wrap a pass of onnx_ir; it returns the number of nodes removed."""
 
     def run(model: ir.Model, graph: Graph) -> int:
         before = len(model.graph)
@@ -28,12 +28,12 @@ def library(make: Callable[[], PassBase]) -> Pass:
 
 
 def fold_constants(model: ir.Model, graph: Graph) -> int:
-    """Compute what is known, but keep the weights as the checkpoint has them: their transposes stay nodes."""
+    """Fold constants. Transposes stay nodes, so that weights keep the layout of the checkpoint."""
     if not any(map(_is_known, model.graph)):
         return 0
     from onnxscript import optimizer
 
-    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it tells of each node that it leaves alone
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it logs each node that it does not fold
 
     before = len(model.graph)
     optimizer.fold_constants(model, should_fold=lambda node: False if node.op_type == "Transpose" else None)
@@ -41,7 +41,7 @@ def fold_constants(model: ir.Model, graph: Graph) -> int:
 
 
 def _is_known(node: ir.Node) -> bool:
-    """Whether what a node gives follows from constants and weights alone."""
+    """True if all inputs of a node are constants or weights, except for Transpose."""
     given = [value for value in node.inputs if value is not None]
     known = all(each.is_initializer() or _is_constant(each.producer()) for each in given)
     return bool(given) and known and node.op_type != "Transpose"
@@ -52,7 +52,7 @@ def _is_constant(node: ir.Node | None) -> bool:
 
 
 def name_dims(model: ir.Model, graph: Graph) -> int:
-    """Write the contract's dims on the outputs."""
+    """Set the dims of the ports on the outputs."""
     for value, port in zip(model.graph.outputs, graph.outputs, strict=True):
         value.shape = ir.Shape(port.dims)
     return len(graph.outputs)

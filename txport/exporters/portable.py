@@ -1,4 +1,4 @@
-"""The portable target: standard operators only, in the files that Optimum and transformers.js look for."""
+"""The portable target: standard operators only, with the file names that Optimum and transformers.js expect."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from txport.models.hugging_face import label_config, write_tokenizers
 from txport.models.weights.copies import copied
 from txport.system.documents import write_json
 
-EXTERNAL_ABOVE = 600_000_000  # bytes of weights; protobuf ends at 2 GiB, and holds three times as much to write it
+EXTERNAL_ABOVE = 600_000_000  # bytes of weights; protobuf is limited to 2 GiB and needs three times the memory to write
 
 Counts = dict[str, dict[str, int]]
 
 
 def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, external_above: int = EXTERNAL_ABOVE) -> Manifest:
-    """Write the graphs, checked, and the JSON that other programs read; -> the manifest with what was done to them."""
+    """Write and check the graphs and the JSON files of other programs; return the manifest with pass counts."""
     models, counts = _build(checkpoint, manifest)
-    lies_beside = manifest.weightless or manifest.single  # a single graph reads what the others hold
+    lies_beside = manifest.weightless or manifest.single  # a single graph reads the weights of the other graphs
     external = lies_beside or any(_weight_bytes(model) > external_above for model in models.values())
     for role, model in models.items():
         graph = manifest.graphs[role]
@@ -63,7 +63,7 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, external_abo
 
 
 def _write_single(manifest: Manifest, folder: Path) -> None:
-    """Write the graph that searches by itself; its weights are those in the files of the others."""
+    """Write the single graph, which contains the search; it reads the weight files of the other graphs."""
     graph = manifest.graphs[GENERATE]
     model = single_model({role: ir.load(folder / each.file) for role, each in manifest.driven.items()}, manifest)
     sign(model, GENERATE, manifest)
@@ -98,7 +98,7 @@ def _weight_bytes(model: ir.Model) -> int:
 
 
 def token_config(facts: Facts) -> dict[str, Any]:
-    """What any `config.json` says of special tokens; one end token, as a number, where there is one."""
+    """Return the special tokens for `config.json`; a single end token is a number, several are a list."""
     tokens = facts.writes
     ends = tokens.ends or tokens.after
     found: dict[str, Any] = {"pad_token_id": tokens.pad}
@@ -112,12 +112,12 @@ def token_config(facts: Facts) -> dict[str, Any]:
 
 
 def transformers_js_config(precision: str, external: bool) -> dict[str, Any]:
-    """What transformers.js must know; its "fp32" means the file names without a suffix, whatever is in them."""
+    """Return the settings of transformers.js; its "fp32" means file names without a suffix, for any precision."""
     return {"dtype": "fp32", "kv_cache_dtype": PRECISIONS[precision], "use_external_data_format": external}
 
 
 def generation_config(facts: Facts) -> dict[str, Any]:
-    """`generation_config.json` where a checkpoint has none: greedy, up to an end token."""
+    """Return the default `generation_config.json`: greedy search up to an end token."""
     start = 1 if facts.task == "seq2seq" else 0  # the start token counts too
     speech = {} if facts.speech is None else speech_config(facts.speech)
     return {**token_config(facts), "max_length": facts.writes.longest + start, "num_beams": 1, **speech}

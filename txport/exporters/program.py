@@ -1,4 +1,4 @@
-"""One module of the user's own -> one graph, by PyTorch's exporter: its code may use any function."""
+"""A user's module -> one graph, with PyTorch's exporter: the module may use any function of PyTorch."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from txport.models.adapters.adapter import SHORTEST
 from txport.models.facts import Facts
 from txport.system.machine import is_out_of_memory
 
-# The lengths of a trace: 2 or more, since PyTorch takes 0 and 1 for constants, and within the shortest model.
+# Lengths of dims in a trace: at least 2, since PyTorch treats 0 and 1 as constants, and within the shortest model.
 LENGTHS = {BATCH: 6, SOURCE: 7, PAST_SOURCE: 4, TARGET: 3, PAST_TARGET: SHORTEST - 3, TOKENS: 3, PAST: SHORTEST - 3}
-PREFIX = re.compile(r"^(model\.)?(module\.)?")  # of what wraps the user's module
+PREFIX = re.compile(r"^(model\.)?(module\.)?")  # prefix of names in modules that wrap the user's module
 CONTROL = {"If", "Loop", "Scan"}
 FIXED = re.compile(r"L\['(\w+)'\](?:\[(\d+)\])?\.size\(\)\[(\d+)\].*?constant \((\d+)\)", re.DOTALL)
 TARGET_OF = re.compile(r"translating node .*?target=(torch[\w.]+)", re.DOTALL)
@@ -46,10 +46,10 @@ NOISY = ("torch.fx", "torch.onnx", "torch.export", "torch._export", "onnxscript"
 
 @torch.no_grad()
 def trace_program(module: nn.Module, graph: Graph, opset: int, facts: Facts) -> ir.Model:
-    """A module whose arguments are the inputs of `graph`, as ONNX, every dynamic dim of its ports kept open.
+    """Export a module to ONNX. Its arguments are the inputs of `graph`; all dynamic dims of the ports stay dynamic.
 
-    Weights have the names that the user's module has for them. Raises `UnsupportedError` for code that PyTorch can't
-    export, that looks at values to choose what to compute, or that holds only for some lengths.
+    Weights have the names of the user's module. Raises `UnsupportedError` for code that PyTorch can't export, for
+    control flow that depends on values, and for code that is valid only for some lengths.
     """
     program = _exported(module, graph, facts)
     with _quiet(), _refusals(graph, "can't be written as ONNX"):
@@ -68,7 +68,7 @@ def trace_program(module: nn.Module, graph: Graph, opset: int, facts: Facts) -> 
 
 
 def lengths_of(graph: Graph) -> dict[str, int]:
-    """The length of each dynamic dim of a graph's inputs in a trace."""
+    """Return dim -> its length in a trace, for all dynamic dims of the inputs."""
     return {dim: _length(dim) for port in graph.inputs for dim in port.dims if isinstance(dim, str)}
 
 
@@ -77,8 +77,8 @@ def _length(dim: str) -> int:
 
 
 def _exported(module: nn.Module, graph: Graph, facts: Facts) -> Any:
-    """The module as PyTorch's exporter sees it, which runs it once."""
-    module = copy.deepcopy(module).eval()  # code may leave on it what it made of a trace
+    """Return the exported program of a module, which PyTorch runs once."""
+    module = copy.deepcopy(module).eval()  # code may store results of the trace on the module
     examples = [_example(port) for port in graph.inputs]
     dims = [_open_dims(port) for port in graph.inputs]
     kinds = [each.kind for each in inspect.signature(module.forward).parameters.values()]
@@ -95,7 +95,7 @@ def _exported(module: nn.Module, graph: Graph, facts: Facts) -> Any:
 
 
 def _example(port: Port) -> Tensor:
-    """Every input is a tensor of its own: the exporter takes one that comes twice for one input."""
+    """Return a new tensor for each input: the exporter treats the same tensor passed twice as one input."""
     dims = [_length(dim) if isinstance(dim, str) else dim for dim in port.dims]
     return torch.ones(dims, dtype=getattr(torch, port.dtype))
 
@@ -105,7 +105,7 @@ def _open_dims(port: Port) -> dict[int, Any]:
 
 
 def _require_open(program: Any, graph: Graph, facts: Facts) -> None:
-    """Raise `UnsupportedError` where the code took a way that only some lengths take."""
+    """Raise `UnsupportedError` if the exported program is valid only for some lengths."""
     longest = {BATCH: 1 << 20, SOURCE: facts.reads.longest, PAST_SOURCE: facts.reads.longest}
     values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"][-len(graph.inputs) :]
     for port, value in zip(graph.inputs, values, strict=True):
@@ -116,7 +116,7 @@ def _require_open(program: Any, graph: Graph, facts: Facts) -> None:
                 raise UnsupportedError(_fixed(graph, port.name, dim, size))
             bounds = program.range_constraints.get(size.node.expr)
             most = longest.get(dim, facts.writes.longest)
-            # to PyTorch, what is past and what is new are 2 tokens or more
+            # PyTorch assumes at least 2 past and at least 2 new tokens
             if bounds is not None and (bounds.lower > 4 or bounds.upper < most - 2):
                 what = f"only for {bounds.lower} to {bounds.upper} as the {dim} of {port.name}, of up to {most}"
                 fix = "compute the same for every length, without an `if` on it"
@@ -124,7 +124,7 @@ def _require_open(program: Any, graph: Graph, facts: Facts) -> None:
 
 
 def _require_outputs(program: Any, graph: Graph) -> None:
-    """Raise `UnsupportedError` for outputs of another type than their ports', and for weights named as a port is."""
+    """Raise `UnsupportedError` if an output's dtype differs from its port's, or if a weight has the name of a port."""
     outputs = next(node.args[0] for node in program.graph.nodes if node.op == "output")
     for port, node in zip(graph.outputs, outputs, strict=True):
         dtype = str(node.meta["val"].dtype).removeprefix("torch.")
@@ -143,12 +143,12 @@ def _fixed(graph: Graph, name: str, dim: str, size: object) -> str:
 
 @contextlib.contextmanager
 def _refusals(graph: Graph, what: str) -> Iterator[None]:
-    """What PyTorch's exporter raises, in one line, with that of the user's code that it names."""
+    """Turn errors of PyTorch's exporter into a one-line `UnsupportedError` that names the line of the user's code."""
     try:
         yield
     except (UnsupportedError, MemoryError):
         raise
-    except Exception as error:  # of many kinds
+    except Exception as error:  # the exporter raises many types
         if is_out_of_memory(error):
             raise
         if found := FIXED.search(str(error)):
@@ -163,7 +163,7 @@ def _refusals(graph: Graph, what: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first sentence; of code that looks at values, what it is that can't be done."""
+    """Return the reason of an error: txport's explanation for known errors, otherwise the start of its message."""
     if type(error).__name__ == "GuardOnDataDependentSymNode":
         return "the code chooses what to compute by values that only a run knows (if, int, .item())"
     if found := TARGET_OF.search(str(error)):
@@ -173,7 +173,7 @@ def _reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter warns of its own doings, and writes whole programs to standard error before it refuses them."""
+    """Suppress warnings, logs and standard error: PyTorch's exporter prints whole programs when it fails."""
     loggers = [logging.getLogger(name) for name in NOISY]
     levels = [each.level for each in loggers]
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
@@ -188,9 +188,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _bound(model: ir.Model) -> None:
-    """Give each Clip without a lower bound the lowest number there is: a bundle's nodes leave out no input."""
+    """Add the lowest value of the dtype to each Clip without a lower bound: nodes have all their inputs."""
     for node in model.graph:
-        while node.inputs and node.inputs[-1] is None:  # what comes last is left out by not being there
+        while node.inputs and node.inputs[-1] is None:  # trailing inputs that are None are removed
             node.resize_inputs(len(node.inputs) - 1)
     for node in [each for each in model.graph if each.op_type == "Clip" and len(each.inputs) > 1]:
         dtype = node.inputs[0].dtype if node.inputs[0] is not None else None
@@ -204,7 +204,7 @@ def _bound(model: ir.Model) -> None:
 
 
 def _require_standard(model: ir.Model, graph: Graph) -> None:
-    """Only standard operators with all their inputs, and no branches or loops, as of code that looks at values."""
+    """Raise `UnsupportedError` for non-standard operators, control flow and omitted inputs."""
     foreign = {f"{node.domain}.{node.op_type}" for node in model.graph if node.domain not in ("", "ai.onnx")}
     if foreign or model.functions:
         names = ", ".join(sorted(foreign)) or "functions of its own"
@@ -216,7 +216,7 @@ def _require_standard(model: ir.Model, graph: Graph) -> None:
 
 
 def _name(model: ir.Model, graph: Graph) -> None:
-    """Ports as the contract has them, weights as the user's module."""
+    """Name inputs and outputs after the ports, and weights after the user's module."""
     body = model.graph
     if len(body.inputs) != len(graph.inputs) or len(body.outputs) != len(graph.outputs):
         found, wanted = ((len(each.inputs), len(each.outputs)) for each in (body, graph))
@@ -241,7 +241,7 @@ def _name(model: ir.Model, graph: Graph) -> None:
         if made is not None and made.op_type == "Identity" and made.inputs[0] is not None:
             value = body.outputs[at] = made.inputs[0]
         if id(value) in known or value.is_initializer():
-            # no Identity: taken away, it would give one of the outputs the name of the other
+            # an Identity would be removed, which would give two outputs the same name
             value = body.outputs[at] = _reshaped(value, [0] * len(port.dims), f"copy_{at}")
             body.extend(_nodes_of(value))
         known.add(id(value))
@@ -250,7 +250,7 @@ def _name(model: ir.Model, graph: Graph) -> None:
 
 
 def _reshaped(value: ir.Value, shape: list[Any], name: str) -> ir.Value:
-    """The same tensor by a Reshape, in which 0 stands for a dim as it is, whatever it is."""
+    """Return a Reshape of a value; a 0 in `shape` keeps the dim."""
     constant = ir.node("Constant", [], attributes={"value": ir.tensor(np.array(shape, np.int64))}, name=f"{name}_shape")
     node = ir.node("Reshape", [value, constant.outputs[0]], name=name)
     constant.outputs[0].name = f"/{constant.name}"
@@ -260,7 +260,7 @@ def _reshaped(value: ir.Value, shape: list[Any], name: str) -> ir.Value:
 
 
 def _nodes_of(value: ir.Value) -> list[ir.Node]:
-    """The two nodes of what `_reshaped` gave."""
+    """Return the two nodes of a value made by `_reshaped`."""
     node = value.producer()
     assert node is not None
     shape = node.inputs[1]
@@ -269,7 +269,7 @@ def _nodes_of(value: ir.Value) -> list[ir.Node]:
 
 
 def _strip(model: ir.Model) -> None:
-    """Leave out what tells of the trace and of this machine, and dims that have names of the exporter's own."""
+    """Remove metadata and doc strings of the trace, and dim names chosen by PyTorch's exporter."""
     ports = {id(value) for value in (*model.graph.inputs, *model.graph.outputs)}
     for each in (model, model.graph, *model.graph, *model.graph.initializers.values()):
         each.metadata_props.clear()
@@ -282,9 +282,9 @@ def _strip(model: ir.Model) -> None:
 
 
 def _part_rotations(model: ir.Model) -> None:
-    """Put a Reshape to the same shape, which costs nothing, between a product and a transpose of its leading dims.
+    """Insert a Reshape to the same shape, without cost, between a MatMul and a Transpose that moves the first dim.
 
-    ONNX Runtime 1.31 fuses the two, and in fp16 it crashes on what it made: so on PyTorch's own encoder layers.
+    ONNX Runtime 1.31 fuses the two and then crashes in fp16, for example on PyTorch's encoder layers.
     """
     for node in [each for each in model.graph if each.op_type == "MatMul"]:
         for at, value in enumerate(node.inputs):
@@ -299,7 +299,7 @@ def _part_rotations(model: ir.Model) -> None:
 
 
 def _is_rotated(value: ir.Value) -> bool:
-    """Whether an fp16 tensor has its first dim moved behind all but the last, whose size is known."""
+    """True if an fp16 value is a Transpose that moves the first dim before the last, and the last dim is static."""
     made = value.producer()
     if made is None or made.op_type != "Transpose" or value.shape is None or value.dtype != ir.DataType.FLOAT16:
         return False

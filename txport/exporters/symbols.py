@@ -1,4 +1,4 @@
-"""Tensors that write down what is done to them, and the graph that comes of it."""
+"""Tensors that record the operations applied to them, and the tracer that builds the graph."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch.overrides import TorchFunctionMode
 from txport.errors import UnsupportedError
 from txport.models.weights.streamed import Read
 
-NOWHERE = "meta"  # PyTorch's device of tensors without numbers
-FEW = 1 << 22  # numbers of a tensor that examples are computed with
+NOWHERE = "meta"  # PyTorch's device of tensors without values
+FEW = 1 << 22  # weights with more elements have no values in examples
 Pair = tuple[int, int]
 Form = Callable[..., Any]
 
 
 class Size(int):
-    """A length that only a run of the graph knows: an example of it, and the graph's own scalar (int64)."""
+    """A length known only when the graph runs: the int is an example, `value` is the int64 scalar in the graph."""
 
     tracer: Tracer
     pair: Pair
@@ -51,7 +51,7 @@ class Size(int):
 def _refuse(name: str) -> Any:
     def method(self: Size, *others: object) -> Any:
         if any(isinstance(each, Symbol | Tensor) for each in others):
-            return NotImplemented  # the tensor's own operator takes a length as it takes a number
+            return NotImplemented  # the tensor's operator accepts a length like a number
         raise UnsupportedError(f"a trace can't depend on a length by {name}; lengths can be added and subtracted")
 
     return method
@@ -66,7 +66,7 @@ for _name in f"rsub {UNARY} {BINARY} {REFLECTED} {COMPARISONS}".split():
 
 
 class Symbol:
-    """A tensor that only a run of the graph knows: its value there, and what it looks like for two sets of lengths."""
+    """A tensor that is known only when the graph runs: its value in the graph, and examples for two sets of lengths."""
 
     def __init__(self, tracer: Tracer, value: ir.Value, examples: tuple[Tensor, Tensor]) -> None:
         self.tracer = tracer
@@ -75,21 +75,21 @@ class Symbol:
 
     @property
     def dtype(self) -> torch.dtype:
-        """As of a tensor."""
+        """Return the dtype, like `Tensor.dtype`."""
         return self.examples[0].dtype
 
     @property
     def device(self) -> torch.device:
-        """Where tensors that are made beside it belong."""
+        """Return the device for new tensors used with this one: always the CPU."""
         return torch.device("cpu")
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of a tensor; each dynamic dim is a `Size`."""
+        """Return the shape, like `Tensor.shape`; each dynamic dim is a `Size`."""
         return tuple(self.tracer.length(self, axis) for axis in range(self.dim()))
 
     def dim(self) -> int:
-        """As of a tensor."""
+        """Return the number of dims, like `Tensor.dim`."""
         return self.examples[0].dim()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -100,7 +100,7 @@ class Symbol:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
-        """What PyTorch's own functions do with a tensor that is none of its own."""
+        """Record a PyTorch function that is called with a symbol."""
         tracer = next(each.tracer for each in flat(args) if isinstance(each, Symbol))
         return tracer.call(function, args, options or {})
 
@@ -117,13 +117,13 @@ def _refuse_content(name: str) -> Any:
 
 
 for _name in f"add radd sub rsub matmul rmatmul getitem neg abs invert {BINARY} {REFLECTED} {COMPARISONS}".split():
-    setattr(Symbol, f"__{_name}__", _operator(_name))  # set here, `__eq__` leaves a symbol's hash as it is
+    setattr(Symbol, f"__{_name}__", _operator(_name))  # set here, `__eq__` keeps the default hash
 for _name in ["bool", "int", "float", "complex", "index", "len", "iter", "contains", "setitem"]:
     setattr(Symbol, f"__{_name}__", _refuse_content(f"__{_name}__"))
 
 
 class Tracer(TorchFunctionMode):
-    """The graph that is being written."""
+    """Builds a graph: nodes and initializers of the functions called while it is active."""
 
     def __init__(
         self, forms: Mapping[str, Form], weights: Mapping[int, str], opset: int, read: Read | None = None
@@ -139,14 +139,14 @@ class Tracer(TorchFunctionMode):
         self._names = dict[str, int]()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
-        """Functions that make a tensor from lengths alone have no `Symbol` to tell of them."""
+        """Record functions that create a tensor from lengths only, without a `Symbol` argument."""
         given = flat([*args, *(options or {}).values()])
         if any(isinstance(each, Size) for each in given) and not any(isinstance(each, Symbol) for each in given):
             return self.call(function, args, options or {})
         return function(*args, **(options or {}))
 
     def call(self, function: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
-        """One function of PyTorch, or of ours, as nodes; `UnsupportedError` for one that has no form."""
+        """Add the nodes of one function of PyTorch or txport; raise `UnsupportedError` if it has no ONNX conversion."""
         name = str(getattr(function, "__name__", function)).strip("_")
         if name not in self._forms:
             raise UnsupportedError(f"the exporter has no ONNX form of PyTorch's {name}: see exporters/forms")
@@ -154,13 +154,13 @@ class Tracer(TorchFunctionMode):
             return self._forms[name](self, *args, **options)
 
     def op(self, name: str, operator: str, inputs: Sequence[ir.Value | None], domain: str = "", **how: Any) -> ir.Value:
-        """Add one node of one output, named after the function that it stands for."""
+        """Add one node with one output, named after the function that it implements; return the output."""
         return self.ops(name, operator, inputs, 1, domain, **how)[0]
 
     def ops(
         self, name: str, operator: str, inputs: Sequence[ir.Value | None], count: int, domain: str = "", **how: Any
     ) -> Sequence[ir.Value]:
-        """Add one node."""
+        """Add one node with `count` outputs; return the outputs."""
         unique = self._unique(name)
         outputs = [ir.Value(name=f"{unique}/{each}" if each else unique) for each in range(count)]
         node = ir.node(operator, inputs, attributes=how, domain=domain, outputs=outputs, name=unique)
@@ -168,13 +168,13 @@ class Tracer(TorchFunctionMode):
         return outputs
 
     def _unique(self, name: str) -> str:
-        """A name that no other node has, and no weight."""
+        """Return a name that no other node and no weight has."""
         number = self._names[name] = self._names.get(name, -1) + 1
         unique = f"{name}_{number}" if number else name
         return self._unique(name) if unique in self._weights.values() else unique
 
     def symbol(self, value: ir.Value, function: Any, *args: Any, **options: Any) -> Symbol:
-        """A value that looks like what a function of PyTorch makes of the examples."""
+        """Return a symbol whose examples are the results of a PyTorch function on its arguments' examples."""
         one, other = (
             _computed(function, [_example(each, at) for each in args], {k: _example(v, at) for k, v in options.items()})
             for at in (0, 1)
@@ -182,14 +182,14 @@ class Tracer(TorchFunctionMode):
         return self.given(value, (one, other))
 
     def given(self, value: ir.Value, examples: tuple[Tensor, Tensor]) -> Symbol:
-        """A value that looks like two examples."""
+        """Return a symbol with these two examples, and set the type and shape of its value."""
         value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(str(examples[0].dtype).removeprefix("torch."))))
         dims = zip(*(each.shape for each in examples), strict=True)
         value.shape = ir.Shape([one if one == other else None for one, other in dims])
         return Symbol(self, value, examples)
 
     def size(self, pair: Pair, make: Callable[[], ir.Value]) -> Size:
-        """The length with these two examples; equal lengths are computed once."""
+        """Return the length with these two examples; `make` is called only for a new pair."""
         if pair not in self._sizes:
             size = Size(pair[0])
             size.tracer = self
@@ -199,7 +199,7 @@ class Tracer(TorchFunctionMode):
         return self._sizes[pair]
 
     def length(self, symbol: Symbol, axis: int) -> int:
-        """One dim of a tensor: a number if it is the same in both examples."""
+        """Return the length of an axis: a plain int if it is the same in both examples, otherwise a `Size`."""
         one, other = (int(each.shape[axis]) for each in symbol.examples)
         if one == other:
             return one
@@ -211,7 +211,7 @@ class Tracer(TorchFunctionMode):
         return self.size((one, other), make)
 
     def known_length(self, given: Symbol, result: Symbol, axis: int) -> int:
-        """One dim of what a view of `given` gives: as some tensor has it, or -1, which a view itself finds out."""
+        """Return the length of an axis of a view of `given`: a known `Size`, otherwise -1 (inferred)."""
         pair = (int(result.examples[0].shape[axis]), int(result.examples[1].shape[axis]))
         if pair in self._sizes:
             return self._sizes[pair]
@@ -219,18 +219,18 @@ class Tracer(TorchFunctionMode):
         return self.length(given, shapes.index(pair)) if pair in shapes else -1
 
     def scalar(self, number: int) -> ir.Value:
-        """A length, or a number, as an int64 without dims."""
+        """Return a length or a number as an int64 scalar in the graph."""
         return number.value if isinstance(number, Size) else self.constant(np.array(number, np.int64))
 
     def constant(self, array: np.ndarray) -> ir.Value:
-        """A number, or several, that never change."""
+        """Add a Constant node with these values."""
         value = self.op("constant", "Constant", [], value=ir.Tensor(array))
         value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
         value.shape = ir.Shape(array.shape)
         return value
 
     def tensor(self, tensor: Tensor) -> ir.Value:
-        """A weight of the module under its own name, or any other tensor as a constant."""
+        """Return a weight of the module as a named initializer, any other tensor as a constant."""
         if id(tensor) not in self._weights:
             return self.constant(array_of(tensor))
         if id(tensor) not in self.initializers:
@@ -243,7 +243,7 @@ class Tracer(TorchFunctionMode):
         return self.initializers[id(tensor)]
 
     def _later(self, name: str, tensor: Tensor) -> ir.LazyTensor:
-        """A weight that is read when the graph is written."""
+        """Return a weight on the meta device as a tensor that is read when the graph is written."""
         read = self._read
         dtype = tensor.dtype
         if read is None:
@@ -253,7 +253,7 @@ class Tracer(TorchFunctionMode):
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
-    """The numbers of a tensor; NumPy has no bf16 of its own, so PyTorch gives it none."""
+    """Return a tensor as a NumPy array; bf16 has the type of ml_dtypes, since PyTorch can't convert it to NumPy."""
     tensor = tensor.detach()
     if tensor.dtype != torch.bfloat16:
         found: np.ndarray = tensor.numpy()
@@ -262,7 +262,7 @@ def array_of(tensor: Tensor) -> np.ndarray:
 
 
 def _example(value: Any, at: int) -> Any:
-    """What stands for an argument in one of the two examples."""
+    """Return an argument with symbols and lengths replaced by example `at` (0 or 1)."""
     if isinstance(value, Symbol):
         return value.examples[at]
     if isinstance(value, Size):
@@ -275,9 +275,10 @@ def _example(value: Any, at: int) -> Any:
 
 
 def _computed(function: Any, args: Sequence[Any], options: dict[str, Any]) -> Tensor:
-    """What a function makes of an example; beside a tensor that has no numbers, only what it looks like.
+    """Return the result of a function on an example; with meta tensors, only its shape and dtype are correct.
 
-    Without numbers, PyTorch computes some functions by its compiler, which takes a second to load.
+    On the meta device, PyTorch computes some functions with its compiler, which takes a second to load. Therefore small
+    results become zeros on the CPU.
     """
     given = [each for each in flat([*args, *options.values()]) if isinstance(each, Tensor)]
     if not any(each.is_meta for each in given):
@@ -290,14 +291,14 @@ def _computed(function: Any, args: Sequence[Any], options: dict[str, Any]) -> Te
 
 
 def _nowhere(value: Any) -> Any:
-    """The same without numbers."""
+    """Move tensors to the meta device, including those in lists."""
     if isinstance(value, list | tuple):
         return type(value)(map(_nowhere, value))
     return value.to(NOWHERE) if isinstance(value, Tensor) else value
 
 
 def flat(values: Any) -> list[Any]:
-    """Arguments, those in lists among them."""
+    """Flatten nested lists and tuples of arguments."""
     if isinstance(values, list | tuple):
         return list(chain.from_iterable(map(flat, values)))
     return [values]

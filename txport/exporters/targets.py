@@ -1,6 +1,6 @@
-"""The targets of an export, a record each: what models become, and the stages that each graph goes through.
+"""Export targets. Each is one record: graph modules, ONNX conversions and stages.
 
-Export runs all stages of a graph; the search for the culprit of an error runs them one by one.
+Export runs all stages of a graph; bisect runs them one by one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from txport.models.model import Model
 from txport.models.parts import RMSNorm
 from txport.models.weights.streamed import Read
 
-IN_PLACE_OPSET = 24  # of the operators that write caches in place and read them up to a length
+IN_PLACE_OPSET = 24  # first opset with operators that write caches in place and read them up to a length
 QUANTISE, TOP, CONDITION = "quantise", "choose the best tokens", "make attention conditional"
 
 
@@ -50,15 +50,15 @@ QUANTISE, TOP, CONDITION = "quantise", "choose the best tokens", "make attention
 class Job:
     """State of one graph during export.
 
-    `weights` says how each initializer is stored. `read` loads weights by name, of a model on the meta device.
-    `quantised` matrices are shared by the graphs of a bundle; `unrounded` loads weights in full precision if the model
-    is in 16 bits.
+    `weights` states how each initializer is stored. `read` loads weights by name if the model is on the meta device.
+    `quantised` contains the quantised matrices, shared by the graphs of a bundle. `unrounded` loads weights in full
+    precision if the model is in 16 bits.
     """
 
     model: Model
     manifest: Manifest
     role: str
-    counts: dict[str, int] = field(default_factory=dict)  # stage -> how often it fired
+    counts: dict[str, int] = field(default_factory=dict)  # stage -> number of changes
     weights: dict[str, Stored] = field(default_factory=dict)
     read: Read | None = None
     quantised: Matrices = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Job:
 
     @property
     def ports(self) -> Graph:
-        """The graph as the bundle has it."""
+        """The inputs and outputs of the graph in the bundle."""
         return self.manifest.graphs[self.role]
 
 
@@ -77,9 +77,10 @@ Stage = Callable[[ir.Model, Job], int]
 class Target:
     """An export target.
 
-    `modules` are the graph modules by task and role; their arguments are the ports that `traced` returns. `forms` are
-    the ONNX conversions of torch functions. `stages` are passes after the trace, `last` those after the storage form
-    of each weight is chosen. `prefers` gives the default opset for a model, `least` is the minimum opset.
+    `modules`: graph modules by task and role; their arguments are the ports that `traced` returns. `forms`: ONNX
+    conversions of torch functions. `stages`: passes after the trace; `last`: passes after the storage form of each
+    weight is chosen. `require`: raise `UnsupportedError` for a model that the target does not support. `prefers`:
+    default opset for a model; `least`: minimum opset.
     """
 
     modules: Mapping[Task, Mapping[str, Callable[[Model], nn.Module]]]
@@ -92,7 +93,7 @@ class Target:
     least: int = 0
 
     def module(self, job: Job) -> nn.Module:
-        """The module of a graph."""
+        """Return the graph module of the job."""
         return self.modules[job.manifest.facts.task][job.role](job.model)
 
     def trace(self, job: Job) -> ir.Model:
@@ -100,18 +101,18 @@ class Target:
         if not job.ports.has_weights:
             return memory_model(job.ports, job.manifest.opset)
         if isinstance(job.model, Adapted):
-            job.model.probe()  # a trace does not see that types do not fit
+            job.model.probe()  # a trace does not detect mismatched dtypes
             return trace_program(self.module(job), self.traced(job.ports), job.manifest.opset, job.manifest.facts)
         return trace(self.module(job), self.traced(job.ports), job.manifest.opset, self.forms, job.read)
 
     def run(self, graph: ir.Model, job: Job) -> None:
-        """Run the stages that do not need the forms of weights, in place."""
+        """Run the stages that do not need the storage forms of weights; the graph is modified in place."""
         for name, stage in self.stages.items() if job.ports.has_weights else ():
             job.counts[name] = stage(graph, job)
         job.weights = packs(graph)
 
     def finish(self, graph: ir.Model, job: Job, forms: Mapping[str, Form] | None) -> None:
-        """Run the rest; `forms` are those of quantised weights, None where the precision has none."""
+        """Run the remaining stages. `forms`: storage forms of quantised weights, None if the precision has none."""
         for name, stage in self.last(job, forms).items():
             job.counts[name] = stage(graph, job)
 
@@ -119,9 +120,9 @@ class Target:
 def stages(
     target: Target, job: Job, forms_of: Callable[[ir.Model], Mapping[str, Form] | None]
 ) -> Iterator[tuple[str, ir.Model]]:
-    """One graph as each step of the export leaves it, changed in place; the name of each step.
+    """Yield (name, graph) after each step of the export; the graph is modified in place.
 
-    `forms_of` gives the forms of its weights, once they are packed.
+    `forms_of` returns the storage forms of the weights after they are packed.
     """
     graph = target.trace(job)
     yield "the trace of the model", graph
@@ -143,7 +144,7 @@ def _condition(graph: ir.Model, job: Job) -> int:
 
 
 def _check(check: Callable[..., None], graph: ir.Model, job: Job) -> int:
-    """Hold the graph against what its parts became; -> how many parts that were."""
+    """Compare the graph with the operators counted in its trace; return the number of parts."""
     became = parts_of_trace(graph)
     packed = job.counts.get(passes.PACK, became.get(PACKED, 0))
     check(graph, became, kinds_of_trace(graph), packed, job.role)
@@ -167,7 +168,7 @@ def _quantise(how: Quantising, forms: Mapping[str, Form], tables: Collection[str
 
 
 def _choose(graph: ir.Model, job: Job) -> int:
-    """Add the choice of the best tokens; -> whether screening finds them."""
+    """Add top-k to a step; return 1 if screening is used, otherwise 0."""
     screened = screens(job.manifest.facts, job.manifest.precision) and not job.manifest.weightless
     add_top(graph, job.ports, shorten=screened)
     return int(screened)
@@ -189,7 +190,7 @@ def _last_of_cuda(job: Job, forms: Mapping[str, Form] | None) -> Mapping[str, St
 
 
 def _prefers_of_cpu(model: Model) -> int:
-    """The opset in which each norm is one operator, whatever an engine fuses when it loads a graph."""
+    """Return the opset with a single RMSNormalization operator, independent of runtime fusions; 0 without RMSNorm."""
     return RMS_OPSET if any(isinstance(each, RMSNorm) for each in model.modules()) else 0
 
 

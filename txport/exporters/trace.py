@@ -1,7 +1,7 @@
-"""One module -> one graph: the module runs once on tensors that write down what is done to them.
+"""One module -> one graph: the module runs once on tensors that record the operations applied to them.
 
-`torch.onnx.export` gives the same nodes, but reasons about every symbolic stride on the way: a decoder of six layers
-takes it half a minute, and this a few milliseconds. What has no form in `forms` is refused, not inferred.
+`torch.onnx.export` produces the same nodes, but also reasons about every symbolic stride: a decoder of six layers takes
+it half a minute, and this tracer a few milliseconds. A function without an entry in `forms` raises an error.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from txport.exporters.symbols import Form, Symbol, Tracer
 from txport.models.weights.streamed import Read
 from txport.version import __version__
 
-# Two lengths for each dynamic dim: what differs between the two is dynamic. They are chosen so that no dim, no sum, no
-# difference and no product of two has the lengths of another, or one length twice. Only the rows are batch x beams.
+# Two lengths for each dynamic dim: a size that differs between the two runs is dynamic. The lengths are chosen so that
+# no dim, and no sum, difference or product of two dims, has the two lengths of another dim or the same length twice.
+# Exceptions: `ALL_ROWS` is batch x beams, and the last entry is a sum.
 SIZES = {
     BATCH: (3, 2),
     TARGET: (7, 25),
@@ -61,12 +62,12 @@ IR_VERSION = 10
 def trace(
     module: nn.Module, graph: Graph, opset: int, forms: Mapping[str, Form] = FORMS, read: Read | None = None
 ) -> ir.Model:
-    """A module whose arguments are the inputs of `graph`, as ONNX, every dynamic dim of its ports kept open.
+    """Trace a module to ONNX. Its arguments are the inputs of `graph`; all dynamic dims of the ports stay dynamic.
 
-    Weights have the names of the checkpoint; `forms` say what becomes of each function. Those without numbers are read
-    by their names when the graph is written.
+    Weights have the names of the checkpoint. `forms`: the ONNX conversion of each function. `read`: loads weights on
+    the meta device by name when the graph is written.
 
-    Raises `UnsupportedError` for a function that has no ONNX form.
+    Raises `UnsupportedError` for a function without an ONNX conversion.
     """
     tracer = Tracer(forms, weight_names(module), opset, read)
     values = [value_of(port) for port in graph.inputs]
@@ -90,38 +91,41 @@ def trace(
 
 
 def parts_of_trace(model: ir.Model) -> dict[str, int]:
-    """What the parts of the model became in a trace, as its ops counted: operator -> parts."""
+    """Return operator -> number of model parts that became this operator, as counted in the trace."""
     found: dict[str, int] = model.meta.get(PARTS, {})
     return found
 
 
 def kinds_of_trace(model: ir.Model) -> dict[Any, int]:
-    """Of which kind the attentions were that became operators, as ops counted them."""
+    """Return kind -> number of attentions of this kind that became operators, as counted in the trace."""
     found: dict[Any, int] = model.meta.get(KINDS, {})
     return found
 
 
 def weight_names(module: nn.Module) -> dict[int, str]:
-    """The checkpoint's name of each weight and table of a module that wraps the model; the last one of a tied one."""
+    """Return id -> checkpoint name of each parameter and buffer of a module that wraps the model.
+
+    A tied weight has the last of its names.
+    """
     named = chain(module.named_buffers(), module.named_parameters(remove_duplicate=False))
     return {id(tensor): name.removeprefix("model.") for name, tensor in named}
 
 
 def examples(port: Port) -> tuple[Tensor, Tensor]:
-    """What a port's tensor looks like for two sets of lengths."""
+    """Return zero tensors of a port for the two sets of lengths."""
     dtype = getattr(torch, port.dtype)
     one, other = ([SIZES[dim][at] if isinstance(dim, str) else dim for dim in port.dims] for at in (0, 1))
     return torch.zeros(one, dtype=dtype), torch.zeros(other, dtype=dtype)
 
 
 def value_of(port: Port) -> ir.Value:
-    """A graph's input or output, as its port says."""
+    """Return a graph input or output with the name, type and dims of the port."""
     dtype = ir.DataType.from_numpy(np.dtype(port.dtype))
     return ir.Value(name=port.name, type=ir.TensorType(dtype), shape=ir.Shape(port.dims))
 
 
 def sign(model: ir.Model, role: str, manifest: Manifest) -> None:
-    """Say in the file what it is and what it was made from."""
+    """Write producer, role and metadata of the manifest into the model."""
     model.producer_name = "txport"
     model.producer_version = __version__
     model.graph.name = role

@@ -1,4 +1,4 @@
-"""The one file that holds the weights of all graphs of a bundle, each once, and what comes out of it again."""
+"""The weight file of a bundle, shared by all graphs, and functions that read weights from graphs."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from txport.models.weights.plan import first_names
 Array = NDArray[Any]
 
 FILE = "weights.bin"
-NORMS = {  # which input is a norm's weight
+NORMS = {  # index of the weight input
     "LayerNormalization": 1,
     "RMSNormalization": 1,
     "SkipLayerNormalization": 2,
     "SkipSimplifiedLayerNormalization": 2,
 }
-INLINE_BELOW = 256  # bytes; what shape inference reads stays in the graph
-PAGE = 4096  # a tensor of several pages starts on one, so that it can be mapped into memory
+INLINE_BELOW = 256  # bytes; small tensors stay in the graph, since shape inference reads them
+PAGE = 4096  # bytes; larger tensors are aligned to it, so that they can be mapped into memory
 
 
 class WeightFile:
-    """Tensors one after the other in a file, equal ones once; or only their places, of graphs without weights.
+    """A file of consecutive tensors; equal tensors are written once. Without a file, only offsets are assigned.
 
-    One tensor is in memory at a time. Those that are read when they are written are told apart by their names, which
-    stand for one tensor in all graphs of a bundle.
+    One tensor is in memory at a time. Lazy tensors are identified by name, size and type: a name stands for one tensor
+    in all graphs of a bundle.
     """
 
     def __init__(self, file: IO[bytes] | None) -> None:
@@ -54,7 +54,7 @@ class WeightFile:
         self._named: dict[tuple[str, int, str], int] = {}
 
     def place(self, name: str, tensor: ir.TensorProtocol) -> int:
-        """Where a tensor lies; it is written if it is new."""
+        """Return the offset of a tensor in bytes; write it if it is new."""
         key = (name, tensor.nbytes, str(tensor.dtype))
         if key not in self._named or not (self._file is None or isinstance(tensor, ir.LazyTensor)):
             self._named[key] = self._add(tensor)
@@ -73,22 +73,23 @@ class WeightFile:
         return self._places[key]
 
     def _next(self, size: int) -> int:
-        """The next place for so many bytes, which it takes."""
+        """Reserve `size` bytes and return their offset."""
         start = self._end + -self._end % (PAGE if size >= PAGE else 64)
         self._end = start + size
         return start
 
 
 def _bytes_of(tensor: ir.TensorProtocol) -> memoryview:
-    """The content of a tensor as files have it, without a copy."""
+    """Return the little-endian content of a tensor, without a copy where possible."""
     array: Array = tensor.numpy()
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).reshape(-1).view(np.uint8).data
 
 
 def share_weights(models: dict[str, ir.Model], folder: Path) -> dict[str, dict[str, Any]]:
-    """Write the weights of all graphs to `folder`, equal ones once, and let the graphs refer to them.
+    """Write the weights of all graphs to one file in `folder`, equal ones once, and make the graphs refer to it.
 
-    -> those that have one name in several graphs, and where they lie, so that sessions can hold them once.
+    Return the location of each weight that has the same name in several graphs (file, offset, dtype, dims), so that
+    sessions can share it.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     with (folder / FILE).open("wb") as file:
@@ -112,7 +113,7 @@ def share_weights(models: dict[str, ir.Model], folder: Path) -> dict[str, dict[s
 
 @contextlib.contextmanager
 def standing_in(path: Path, needed: bool) -> Iterator[None]:
-    """An empty file at a path while a graph without weights is checked, which asks for theirs."""
+    """Create an empty file at `path` while a graph without weights is checked: the ONNX checker requires one."""
     if needed:
         path.touch()
     try:
@@ -123,7 +124,7 @@ def standing_in(path: Path, needed: bool) -> Iterator[None]:
 
 
 def leave_out(models: Iterable[ir.Model], folder: Path, file: str) -> None:
-    """Let graphs say where their weights would lie in one file, one after the other."""
+    """Make graphs without weights state the location that each weight would have in one file."""
     places = WeightFile(None)
     for model in models:
         for value in model.graph.initializers.values():
@@ -134,14 +135,14 @@ def leave_out(models: Iterable[ir.Model], folder: Path, file: str) -> None:
 
 
 def outside(tensor: ir.TensorProtocol, name: str, folder: Path, file: str, offset: int) -> ir.ExternalTensor:
-    """A tensor as a graph holds it whose content lies in another file."""
+    """Return an external tensor of a graph, whose content is in `file` at `offset`."""
     shape = ir.Shape(tensor.shape.numpy())
     return ir.ExternalTensor(file, offset, tensor.nbytes, tensor.dtype, shape=shape, name=name, base_dir=folder)
 
 
 @dataclass(frozen=True)
 class Held:
-    """A weight as a graph holds it, under the checkpoint's name; one in fewer bits also as it is stored."""
+    """A weight read from a graph, with the checkpoint's name; a quantised one also has its stored form."""
 
     name: str
     values: Array
@@ -149,20 +150,20 @@ class Held:
 
     @property
     def form(self) -> Form | None:
-        """The form of one that is quantised."""
+        """Return the storage form of a quantised weight, None for others."""
         return None if self.quantized is None else self.quantized.form
 
 
 def graph_weights(path: Path, maps: Maps | None = None) -> dict[str, Array]:
-    """Every tensor that a graph holds, by name: initializers and constants, those of its branches too.
+    """Return all tensors of a graph by name: initializers and constants, including those of its branches.
 
-    What lies in another file is mapped into memory; with `maps`, what several graphs read there is one array.
+    Tensors in another file are mapped into memory; graphs that pass the same `maps` share the arrays.
     """
     return dict(_tensors(read_model(path, weights=False).graph, path, {} if maps is None else maps))
 
 
 def graph_epsilons(path: Path) -> list[tuple[str, float]]:
-    """The name of the weight of each norm of a graph, and the norm's epsilon."""
+    """Return (weight name, epsilon) for each norm of a graph."""
     graph = read_model(path, weights=False).graph
     norms = [node for node in graph.node if node.op_type in NORMS]
     found = [
@@ -173,7 +174,7 @@ def graph_epsilons(path: Path) -> list[tuple[str, float]]:
 
 
 def _plain_epsilons(graph: onnx.GraphProto, path: Path) -> Iterator[tuple[str, float]]:
-    """Those of norms in plain operators: x / Sqrt(mean + epsilon) * weight, or x / (Sqrt(mean) + epsilon) * weight."""
+    """Yield those of norms in plain operators: x / Sqrt(mean + eps) * weight, or x / (Sqrt(mean) + eps) * weight."""
     made = {node.output[0]: node for node in graph.node}
     held = dict(_tensors(graph, path, {}))
     for node in (node for node in graph.node if node.op_type == "Mul" and len(node.input) == 2):
@@ -183,13 +184,13 @@ def _plain_epsilons(graph: onnx.GraphProto, path: Path) -> Iterator[tuple[str, f
 
 
 def _beside_root(made: Mapping[str, onnx.NodeProto], value: str) -> onnx.NodeProto | None:
-    """The sum that a value is divided by, if it is of a root."""
+    """Return the Add of a Sqrt that is the divisor of a value, otherwise None."""
     added = _chain(made, value, "Div", "Add")
     return added if added is not None and _chain(made, added.input[0], "Sqrt") is not None else None
 
 
 def _chain(made: Mapping[str, onnx.NodeProto], value: str, *operators: str) -> onnx.NodeProto | None:
-    """The last of several nodes, each of which makes the last input of the one before, casts left out."""
+    """Follow `operators` from a value through last inputs, skipping Casts; return the last node or None."""
     node = None
     for operator in operators:
         node = made.get(value)
@@ -215,7 +216,7 @@ def _tensors(graph: onnx.GraphProto, path: Path, maps: Maps, place: str = "") ->
 
 
 def held_weights(initializers: Mapping[str, Array], table: Mapping[str, Stored]) -> Iterator[Held]:
-    """The weights among the tensors of a graph, dequantised and unpacked; `table` says what they are."""
+    """Yield the weights of a graph, dequantised and unpacked; `table` states how each initializer is stored."""
     for name, values in initializers.items():
         stored = table.get(name, Stored((name,)))
         if stored.form is None or not stored.is_quantised:
@@ -228,7 +229,7 @@ def held_weights(initializers: Mapping[str, Array], table: Mapping[str, Stored])
 
 
 def read_scales(stored: Stored, tensors: Mapping[str, Array]) -> Array | None:
-    """The scales of a stored matrix among the tensors of a graph, those of a lookup if it has no others; else None."""
+    """Return the scales of a stored matrix from the tensors of a graph, otherwise those of its lookup, or None."""
     if stored.scales is not None and stored.scales in tensors:
         return tensors[stored.scales]
     lookup = tensors.get(stored.lookup_scales) if stored.lookup_scales else None
@@ -243,7 +244,7 @@ def _unpack(stored: Stored, values: Array) -> Iterator[Held]:
 
 
 def parts_of(stored: Stored, rows: int) -> Iterator[tuple[str, slice]]:
-    """The weights in an initializer of so many rows, and which rows are theirs."""
+    """Yield (weight, its rows) for each weight in an initializer with `rows` rows."""
     count = len(stored.weights)
     start = 0
     for name, size in zip(stored.weights, stored.sizes or [rows // count] * count, strict=True):
@@ -252,11 +253,12 @@ def parts_of(stored: Stored, rows: int) -> Iterator[tuple[str, slice]]:
 
 
 def holding(bundle: Bundle, checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with the weights that a quantised bundle holds in their place; any other checkpoint as it is.
+    """Return the checkpoint with its weights replaced by those of a quantised bundle; otherwise return it unchanged.
 
-    What such a bundle does not quantise is in its type, 16 bits on the device.
-    Random weights of a large preset are read from the bundle too where it holds them as they are: that takes less time
-    than to draw them again, and proof compares them first.
+    Weights that such a bundle does not quantise are rounded to its dtype (16 bits on the device).
+    For a large preset, the random weights that the bundle stores unquantised are read from it too: this is faster than
+    generating them again, and proof compares them first. Raises `ParityError` if shapes or names of quantised weights
+    differ.
     """
     if not bundle.manifest.quantization and not (_is_large_preset(checkpoint) and bundle.manifest.precision == "fp32"):
         return checkpoint
@@ -274,7 +276,7 @@ def holding(bundle: Bundle, checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _rounded(checkpoint: Checkpoint, dtype: torch.dtype) -> Checkpoint:
-    """A checkpoint whose numbers are those of a type, still in 32 bits."""
+    """Return a checkpoint with weights rounded to a dtype but stored in fp32."""
     if dtype == torch.float32:
         return checkpoint
     outline = copied(checkpoint.outline, dtype).float()
@@ -288,7 +290,7 @@ def _is_large_preset(checkpoint: Checkpoint) -> bool:
 
 
 def _held_parts(bundle: Bundle, model: nn.Module, *, plain: bool) -> dict[str, Callable[[], Array]]:
-    """What reads each weight, by its first name, that a bundle holds in fewer bits, or, if `plain`, as it is."""
+    """Return first name -> function that reads the weight: quantised weights of a bundle and, if `plain`, others."""
     found: dict[str, Callable[[], Array]] = {}
     first = first_names(model)
     shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
@@ -308,5 +310,5 @@ def _held_parts(bundle: Bundle, model: nn.Module, *, plain: bool) -> dict[str, C
             elif plain and not stored.is_quantised:
                 for held in _unpack(stored, values):
                     if shapes.get(first.get(held.name, "")) == held.values.shape:
-                        found[first[held.name]] = partial(np.array, held.values)  # which may be written to
+                        found[first[held.name]] = partial(np.array, held.values)  # a writable copy
     return found

@@ -1,4 +1,4 @@
-"""Which form each matrix of the graphs takes, by what it does, the precision and the rows of a step."""
+"""Choice of the storage form of each matrix, by its purpose, the precision and the rows of a step."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from txport.exporters.fused.packs import is_linear, parts_of
 from txport.exporters.trace import weight_names
 from txport.models.parts import Linear
 
-ALIKE = (32, 16)  # blocks whose sums, in 4 bits, do not depend on how many rows there are
-FEW_ROWS = 2  # up to here, reading weights is all the work
-# Weights of a step, beyond what last-level caches hold. From memory, dynamic int8 streams as fast as blocks and has
-# fewer scales to read; see docs/cpu-target.md.
+ALIKE = (32, 16)  # block sizes whose 4-bit sums do not depend on the number of rows
+FEW_ROWS = 2  # up to this number of rows, the time is that of reading the weights
+# Number of weights of a step that exceeds last-level caches. From memory, dynamic int8 streams as fast as blocks and
+# reads fewer scales; see docs/cpu-target.md.
 STREAMED = 64_000_000
-# Linear maps of the encoder, which works on many rows at once, that are held in 4 bits to save space: those with the
-# most bytes for the time that they lose.
+# Linear layers of the encoder that are stored in 4 bits to save space, although the encoder has many rows: those that
+# save the most bytes for the time lost.
 FOUR_BITS = frozenset({"ffn_out", "cross_key", "cross_value"})
 
 
 def tags_of(module: nn.Module) -> dict[str, str]:
-    """What each linear map of a module is for: the name that a trace gives its weight -> its tag."""
+    """Return weight name -> tag for each linear layer of a module, with the names of a trace."""
     names = weight_names(module)
     return {names[id(each.weight)]: each.tag for each in module.modules() if isinstance(each, Linear)}
 
@@ -33,10 +33,10 @@ def tags_of(module: nn.Module) -> dict[str, str]:
 def choose_form(
     shape: Sequence[int], precision: str, rows: int | None, *, role: str, small: bool = False, streamed: bool = False
 ) -> Form:
-    """The form for a matrix (out, in) of one graph: the fastest for a step of so many rows.
+    """Return the form for a matrix (out, in) of one graph: the fastest for a step of `rows` rows.
 
-    For None, the fastest in which no row depends on the others, nor on how many there are. `small` says that space
-    counts more than time, `streamed` that a step reads more than caches hold.
+    `rows` None: the fastest form for which no row depends on the others or on their number. `small`: prefer less space
+    to less time. `streamed`: a step reads more weights than fit into caches.
     """
     block = next((size for size in (ALIKE if rows is None else BLOCKS) if shape[1] % size == 0), None)
     if block and precision == "int4" and (role == STEP or small):
@@ -57,10 +57,10 @@ def choose_forms(
     tables: Collection[str],
     keep: Collection[str] = (),
 ) -> dict[str, Form]:
-    """Initializer -> form. A weight that several nodes or graphs read has one form, fit for all of them.
+    """Return initializer -> form. A weight that several nodes or graphs read has one form, suitable for all of them.
 
-    `tags` say what linear maps are for, `tables` which weights tokens are looked up in, by the checkpoint's names.
-    Those named in `keep` stay in fp32, and what is packed with them.
+    `tags`: weight -> tag of its linear layer; `tables`: embedding tables; `keep`: weights that stay in fp32, together
+    with the weights that they are packed with. All names are the checkpoint's.
     """
     forms: dict[str, Form] = {}
     kept: set[str] = set()
@@ -83,7 +83,7 @@ def choose_forms(
 
 
 def _weights_of_step(model: ir.Model) -> int:
-    """How many weights a step multiplies with, each once."""
+    """Return the number of weights in the linear layers of a step, each counted once."""
     weights = {str(node.inputs[1].name): node.inputs[1] for node in model.graph if is_linear(node) and node.inputs[1]}
     return sum(math.prod(_shape(each)) for each in weights.values())
 

@@ -1,4 +1,4 @@
-"""An output that costs nothing unless it is asked for: what only it needs moves into a branch."""
+"""Conditional outputs: nodes that only one output needs move into a branch of an If."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from txport.exporters.trace import value_of
 
 
 def make_conditional(model: ir.Model, graph: Graph) -> int:
-    """Let the input `align` say whether a step gives its attention; -> how many nodes wait for it."""
+    """Compute the cross-attention output of a step only if the input `align` is true; return the nodes moved."""
     place, wanted = next((at, each) for at, each in enumerate(model.graph.outputs) if each.name == CROSS_ATTENTION)
     port = graph.port(CROSS_ATTENTION)
     requested = value_of(graph.port(ALIGN))
@@ -34,7 +34,7 @@ def make_conditional(model: ir.Model, graph: Graph) -> int:
 
 
 def exclusive(graph: ir.Graph, output: ir.Value) -> list[ir.Node]:
-    """The nodes that nothing but one output needs, in the order of the graph."""
+    """Return the nodes that only this output needs, in graph order."""
     found: list[ir.Node] = []
     for node in reversed(list(graph)):
         given = [value for value in node.outputs if value.is_graph_output()]

@@ -1,4 +1,4 @@
-"""The graphs of the cpu target as modules, whose arguments and results are exactly the ports that are traced."""
+"""Graph modules of the cpu target: arguments and results are the traced ports, in the same order."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from txport.models.model import Model
 
 
 class CpuEncoder(nn.Module):
-    """input_ids or input_features, source_lengths -> the keys and values of the source for each decoder layer."""
+    """input_ids or input_features, source_lengths -> cross-attention keys and values of each decoder layer."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, source: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:
-        """(B, S) int64 or (B, M, F), (B,) int32 -> two of (B, G, S, H) a layer."""
+        """(B, S) int64 or (B, M, F), (B,) int32 -> two of (B, G, S, H) per layer."""
         facts = self.model.facts
         length = source.shape[1] if facts.masks_source else facts.reads.longest
         self.ops = ops = EncoderOps(source.shape[0], length, source_lengths)
@@ -41,15 +41,15 @@ class CpuModel(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:
-        """(B, S) int64, (B,) int32 -> one tensor an output."""
+        """(B, S) int64, (B,) int32 -> one tensor per output."""
         self.ops = ops = EncoderOps(input_ids.shape[0], input_ids.shape[1], source_lengths)
         return self.model.outputs(self.model.encoder_states(input_ids, ops), ops)
 
 
 class CpuPrefill(nn.Module):
-    """Prompts of a causal model, padded at the right, or the next part of a prompt, into the caches: the caches.
+    """Write right-padded prompts of a causal model, or the next part of one prompt, to the caches; return the caches.
 
-    No token sees what comes after it, so padding needs no mask; what it leaves in the caches is written over.
+    Tokens do not attend to later tokens, therefore padding needs no mask; its cache entries are overwritten later.
     """
 
     def __init__(self, model: Model) -> None:
@@ -57,9 +57,9 @@ class CpuPrefill(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, last_places: Tensor, size: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
-        """(B, S) after P others, (B,) that are P + S - 1, (1,) that is P + S, (B, G, M, H) twice a layer -> these.
+        """(B, S) after P tokens, (B,) with P + S - 1, (1,) with P + S, two of (B, G, M, H) per layer -> caches.
 
-        Of several prompts at once, P is 0.
+        P is 0 if there are several prompts.
         """
         state = dict(zip(self.model.facts.state, caches, strict=True))
         self.ops = ops = PromptOps(input_ids, last_places, size, state)
@@ -68,10 +68,10 @@ class CpuPrefill(nn.Module):
 
 
 class CpuStep(nn.Module):
-    """One token of every row: ids, lengths, the source's keys and values, and the rows' own -> logits.
+    """One token of each row: ids, lengths, cross-attention and self-attention keys and values -> logits, caches.
 
-    The rows' own keys and values lie in buffers of a fixed capacity M; the outputs are the same buffers
-    with the new token's written at its place. Last comes the attention over the source, if there is one.
+    Self-attention keys and values are in buffers of a fixed capacity M; the outputs are the same buffers with those of
+    the new token written at its position. The last output is the cross-attention of the alignment layer, if any.
     """
 
     def __init__(self, model: Model) -> None:
@@ -81,9 +81,9 @@ class CpuStep(nn.Module):
     def forward(
         self, input_ids: Tensor, past_lengths: Tensor, cache_capacity: Tensor, *rest: Tensor
     ) -> tuple[Tensor, ...]:
-        """(B, K), (R,), (1,), of a seq2seq model (B,) and (B, G, S, H) twice a layer, then (R, G, M, H) twice a layer.
+        """(B, K), (R,), (1,), for seq2seq (B,) and two of (B, G, S, H) per layer, two of (R, G, M, H) per layer.
 
-        -> logits (R, V), the caches, and the mean attention of the heads of the alignment layer (R, S).
+        Return logits (R, V), the caches, and the attention of the alignment layer, averaged over heads (R, S).
         """
         facts = self.model.facts
         has_source = facts.task == "seq2seq"

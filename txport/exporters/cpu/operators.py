@@ -1,7 +1,7 @@
-"""The attention of ONNX Runtime's operators: in PyTorch what they compute, in a trace the operators themselves.
+"""Attention by ONNX Runtime's operators: in PyTorch an equivalent computation, in a trace the operators.
 
-In PyTorch the same parts compute it, so the modules of the cpu target are their own reference.
-Letters: as in `ops`.
+In PyTorch, the parts of the model compute the attention, so the modules of the cpu target are their own reference.
+Letters: see `ops`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from txport.exporters.symbols import Form, Symbol, Tracer
 from txport.models.ops import padding_mask
 from txport.models.parts import Attention, additive
 
-MASKED = -3e38  # MultiHeadAttention's own -10000 would let padding through where scores are large
+MASKED = -3e38  # MultiHeadAttention's default of -10000 does not mask padding if scores are large
 MULTI_HEAD, GROUPED = "MultiHeadAttention", "GroupQueryAttention"
 
 
 def source_mask(lengths: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores of places within and beyond lengths (B,): (B, 1, 1, size)."""
+    """Return the additive mask of positions at or beyond `lengths` (B,): (B, 1, 1, size)."""
     return additive(padding_mask(lengths, size), dtype)[:, None, None, :]
 
 
@@ -39,11 +39,11 @@ def multi_head_attention(
     distances: Tensor | None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Queries (B, T, N x H) over keys and values (B, S, N x H) or (B, N, S, H), `lengths` of them real -> as queries.
+    """Queries (B, T, N x H), keys and values (B, S, N x H) or (B, N, S, H), valid `lengths` (B,) -> (B, T, N x H).
 
-    Fewer heads of keys and values than N are repeated, each N / G times in a row.
+    Fewer than N key/value heads are repeated, each N / G times in a row.
 
-    `distances` (T, S) are wanted where positions add to the scores; a trace computes this `bias` of them once.
+    `distances` (T, S): relative positions, required by a position bias; `bias` is computed from them once per trace.
     """
     if has_torch_function((query,)):
         bias = bias_of(part, distances) if bias is None else bias
@@ -68,12 +68,12 @@ def grouped_query_attention(
     distances: Tensor | None,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """New tokens over buffers (R, G, M, H), into which their keys and values are written at their places.
+    """Attention of new tokens over buffers (R, G, M, H), to which their keys and values are written.
 
-    `new` is query, key and value side by side (R, T, (N + 2 G) x H), or each by itself, normalised. `past` (R,) tokens
-    lie in the buffers, `last` (R,) is the place of each row's last real token. -> (R, T, N x H), and the buffers.
-    `distances` (R or 1, T, M) are wanted where positions add to the scores; a trace computes this `bias` of them
-    once.
+    `new`: concatenated query, key and value (R, T, (N + 2 G) x H), or three normalised tensors. `past` (R,): number of
+    tokens in the buffers; `last` (R,): position of each row's last real token. Return (R, T, N x H) and the buffers.
+    `distances` (R or 1, T, M): relative positions, required by a position bias; `bias` is computed from them once per
+    trace.
     """
     if has_torch_function(new):
         bias = bias_of(part, distances) if bias is None else bias
@@ -96,10 +96,10 @@ def grouped_query_attention(
 
 
 class Kind(NamedTuple):
-    """What an operator of an attention does beyond its scores, under the names of the operator's attributes."""
+    """Kind of an attention operator: its optional features, with the names of the operator's attributes."""
 
     operator: str
-    local_window_size: int = 0  # 0: sees all
+    local_window_size: int = 0  # 0: no window
     softcap: float = 0.0  # 0: none
     do_rotary: bool = False
 
@@ -113,14 +113,14 @@ class Kind(NamedTuple):
 
 
 def kind_of_part(part: Attention) -> Kind:
-    """What `GROUPED` must do for an attention."""
+    """Return the kind of GroupQueryAttention that an attention requires."""
     cap = cap_of(part)
     size = 0 if part.window is None else part.window.size
     return Kind(GROUPED, size, 0.0 if cap is None else float32(cap.limit), part.rotary is not None)
 
 
 def kind_of_node(node: ir.Node) -> Kind:
-    """What a node does."""
+    """Return the kind of a node."""
     attributes = node.attributes
     window = attributes.get_int("local_window_size", 0)
     cap = attributes.get_float("softcap", 0.0)
@@ -128,14 +128,14 @@ def kind_of_node(node: ir.Node) -> Kind:
 
 
 def written(cache: Tensor, new: Tensor, places: Tensor) -> Tensor:
-    """A buffer (R, G, M, H) with heads (R, G, T, H) at places (R, T)."""
+    """Return a buffer (R, G, M, H) with `new` heads (R, G, T, H) written at positions (R, T)."""
     cache = cache.clone()
     cache[torch.arange(len(places))[:, None], :, places] = new.transpose(1, 2)
     return cache
 
 
 def write_at(cache: Tensor, new: Tensor, places: Tensor) -> Tensor:
-    """A buffer (R, G, M, H) with heads (R, G, 1, H) of one token a row at places (R,)."""
+    """Return a buffer (R, G, M, H) with heads (R, G, 1, H) of one token per row written at positions (R,)."""
     if has_torch_function((cache,)):
         found: Tensor = handle_torch_function(write_at, (cache,), cache, new, places)
         return found
@@ -152,7 +152,7 @@ def _multi_head_attention(
     distances: Symbol | None,
     bias: Symbol | None,
 ) -> Symbol:
-    """As ONNX Runtime's operator; `MASKED` is where its own value would let padding through."""
+    """Return ONNX Runtime's MultiHeadAttention; `MASKED` replaces its default mask value."""
     inputs = [query.value, key.value, value.value, None, lengths.value]
     if bias is not None:
         inputs.append(FORMS["unsqueeze"](tracer, bias, 0).value)
@@ -173,7 +173,7 @@ def _grouped_query_attention(
     distances: Symbol | None,
     bias: Symbol | None,
 ) -> tuple[Symbol, Symbol, Symbol]:
-    """As ONNX Runtime's operator, which writes into the buffers."""
+    """Return ONNX Runtime's GroupQueryAttention, which writes to the buffers."""
     given = [each.value for each in new] if len(new) > 1 else [new[0].value, None, None]
     inputs = [*given, key.value, value.value, last.value, total.value]
     how: dict[str, Any] = {"num_heads": part.core.heads, "kv_num_heads": part.core.key_heads, **scale_of(part)}
@@ -183,7 +183,7 @@ def _grouped_query_attention(
     if (cap := cap_of(part)) is not None:
         how["softcap"] = float(cap.limit)
     if part.window is not None:
-        how["local_window_size"] = part.window.size  # of keys, the query's own counted
+        how["local_window_size"] = part.window.size  # number of keys, including the query's own
     if bias is not None:
         added = bias.value if last is past else _first(tracer, bias.value, total)
         inputs += [None] * (10 - len(inputs)) + [added]
@@ -195,14 +195,14 @@ def _grouped_query_attention(
 
 
 def _first(tracer: Tracer, bias: ir.Value, total: Symbol) -> ir.Value:
-    """What is added to the scores of the first `total` places of a buffer, which is what the operator wants."""
+    """Slice a bias to the first `total` positions of a buffer, as the operator requires."""
     ends = [tracer.constant(np.array([number])) for number in (0, -1)]
     size = tracer.op("first/size", "Cast", [total.value], to=ir.DataType.INT64.value)
     return tracer.op("first", "Slice", [bias, ends[0], size, ends[1]])
 
 
 def _write_at(tracer: Tracer, cache: Symbol, new: Symbol, places: Symbol) -> Symbol:
-    """One ScatterND, which leaves all else of a buffer in place where output and input are bound to one memory."""
+    """Return a ScatterND; other positions stay in place if output and input share memory."""
     heads = int(cache.examples[0].shape[1])
     rows = tracer.op("write/rows", "Range", [tracer.scalar(each) for each in (0, cache.shape[0], 1)])
     place = tracer.op("write/places", "Cast", [places.value], to=7)

@@ -1,6 +1,6 @@
-"""The cpu target's ops: parts become ONNX Runtime's fused operators, and plain nodes where there is none.
+"""Ops of the cpu target: parts become ONNX Runtime's fused operators, or plain nodes if there is none.
 
-Activations are (rows, D) between the operators, so that every linear map becomes one Gemm.
+Activations are (rows, D) between the operators, so that each linear layer becomes one Gemm.
 Letters: B sources, K beams, R = B x K rows, S source or prompt length, N heads, G key/value heads, H head size,
 M capacity of the caches.
 """
@@ -30,7 +30,7 @@ from txport.models.model import Model
 from txport.models.ops import State
 from txport.models.parts import Attention, Linear
 
-HEAD_SIZE_STEP, ROTARY_STEP = 8, 16  # GroupQueryAttention takes head sizes that are multiples of it; if it turns them
+HEAD_SIZE_STEP, ROTARY_STEP = 8, 16  # GroupQueryAttention requires multiples of these: without and with rotary
 NO_PROMPTS = "the cpu target has no form of this attention for prompts; export --target portable"
 NO_WINDOW = "the cpu target has no form of this attention with a window; export --target portable"
 
@@ -55,13 +55,13 @@ def require_fusable(model: Model) -> None:
 
 
 def is_multi_head(part: Attention) -> bool:
-    """Whether MultiHeadAttention computes an attention: as many key heads as query heads, no norms, no cap."""
+    """True if MultiHeadAttention supports an attention: as many key heads as query heads, no norms, no soft cap."""
     plain = part.query_norm is None and part.key_norm is None and cap_of(part) is None
     return part.core.has_operator and plain and part.core.heads == part.core.key_heads
 
 
 class FusedOps(Counted):
-    """What all runs of the cpu target have in common: activations (B x T, D), and a count of what parts became."""
+    """Base of all ops of the cpu target: activations (B x T, D), and counts of the operators that parts became."""
 
     def __init__(self, batch: int, length: int) -> None:
         super().__init__()
@@ -83,16 +83,16 @@ class FusedOps(Counted):
         return (self.whole(x) + rows).flatten(0, 1)
 
     def together(self, x: Tensor, *maps: Linear) -> tuple[Tensor, ...]:
-        """See `Ops`; one product gives them all."""
+        """See `Ops`; computed by one product."""
         return self.packed(x, *maps).split([each.out_features for each in maps], 1)
 
     def packed(self, x: Tensor, *maps: Linear) -> Tensor:
-        """What several linear maps make of the same activations, side by side."""
+        """Return the concatenated outputs of several linear layers for the same input."""
         self.became[PACKED] += 1
         return torch.cat([each(x) for each in maps], 1)
 
     def projected(self, part: Attention, x: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values of new tokens, for `grouped_query_attention`; normalised ones are apart."""
+        """Return `new` of `grouped_query_attention`: one packed tensor, or three if heads are normalised."""
         if part.query_norm is None and part.key_norm is None:
             return (self.packed(x, part.query, part.key, part.value),)
         query, key, value = self.together(x, part.query, part.key, part.value)
@@ -105,21 +105,21 @@ class FusedOps(Counted):
     def plain(
         self, part: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, distances: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Heads attended to by plain nodes -> activations (B x T, N x H), and the weights."""
+        """Compute an attention with plain nodes; return (B x T, N x H) and the attention weights."""
         mixed, weights = super().plain(part, query, key, value, mask, distances)
         return mixed.flatten(0, 1), weights
 
 
 def repeated(x: Tensor, heads: int) -> Tensor:
-    """Heads (B, G, S, H), each as often as query heads read it -> (B, N, S, H)."""
+    """Repeat key/value heads for the query heads: (B, G, S, H) -> (B, N, S, H)."""
     groups = heads // x.shape[1]
     return x if groups == 1 else torch.cat([x[:, :, None]] * groups, 2).flatten(1, 2)
 
 
 class EncoderOps(FusedOps):
-    """All places of sources at once, each of which sees the whole of its source.
+    """All positions of sources at once; each attends to its whole source.
 
-    Norms of heads, rotary positions and repeated heads are plain nodes before MultiHeadAttention.
+    Norms of heads, rotary embeddings and repeated heads are plain nodes before MultiHeadAttention.
     """
 
     def __init__(self, batch: int, length: int, lengths: Tensor) -> None:
@@ -144,7 +144,7 @@ class EncoderOps(FusedOps):
 
 
 class PromptOps(FusedOps):
-    """Many tokens of prompts at once, over caches that hold those before them, which the run fills in place."""
+    """Many tokens of prompts at once; the caches contain the earlier tokens and are extended in place."""
 
     def __init__(self, input_ids: Tensor, last: Tensor, total: Tensor, state: State) -> None:
         super().__init__(input_ids.shape[0], input_ids.shape[1])
@@ -152,7 +152,7 @@ class PromptOps(FusedOps):
         self.total = total
         self.state = state
         self.places = torch.arange(self.length) + (total.long() - self.length)  # (T,), the same in all rows
-        self.is_filled = False  # whether all caches are
+        self.is_filled = False  # True when the last cache is written
 
     def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
         """See `Ops`."""
@@ -179,14 +179,14 @@ class PromptOps(FusedOps):
         return mixed
 
     def packed(self, x: Tensor, *maps: Linear) -> Tensor:
-        """See `FusedOps`; what follows the last cache is in no graph, since nothing needs it."""
+        """See `FusedOps`; nodes after the last cache are not counted, since the graph does not need them."""
         found = super().packed(x, *maps)
         self.became[PACKED] -= self.is_filled
         return found
 
 
 class StepOps(FusedOps):
-    """One token of every row: its place is the number of tokens before it, its caches are written in place."""
+    """One token of each row: its position is the number of past tokens; caches are written in place."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class StepOps(FusedOps):
         return self.over_source(part, x, layer) if part.over == "source" else self.over_own(part, x, layer)
 
     def over_own(self, part: Attention, x: Tensor, layer: int) -> Tensor:
-        """The row's own tokens, this one the last: (R, D) -> (R, N x H)."""
+        """Self-attention over the tokens of the row, including the new one: (R, D) -> (R, N x H)."""
         caches = own_caches(self.state, layer)
         key, value = (self.state[each] for each in caches)
         distances = None
@@ -239,7 +239,7 @@ class StepOps(FusedOps):
         return mixed
 
     def over_source(self, part: Attention, x: Tensor, layer: int) -> Tensor:
-        """The source, whose keys and values are held once for all of its beams: (R, D) -> (R, N x H)."""
+        """Cross-attention; keys and values of a source are shared by its beams: (R, D) -> (R, N x H)."""
         assert self.source_lengths is not None
         key, value = (self.state[each] for each in self.state if (each.layer, each.owner) == (layer, "source"))
         query = self.whole(part.query(x))  # (B, K, N x H)
@@ -258,5 +258,5 @@ class StepOps(FusedOps):
 
 
 def own_caches(state: State, layer: int) -> list[Any]:
-    """The row's own keys and values of a layer."""
+    """Return the self-attention key and value caches of a layer."""
     return [each for each in state if (each.layer, each.owner) == (layer, "row")]

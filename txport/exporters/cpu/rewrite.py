@@ -1,4 +1,4 @@
-"""The operators that read a matrix in fewer bits on the CPU, in each of its forms."""
+"""Operators of quantised matrices on the CPU, for each storage form."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from txport.bundles.forms import DYNAMIC, Stored
 from txport.exporters.fused.packs import MICROSOFT, is_linear
 from txport.exporters.fused.rewrite import Matrix, Quantising, in_blocks, looked_up, once
 
-MIDDLE, TINY = 128, 1e-30  # what stands for zero in 8 bits; more than nothing, for rows of zeros
+MIDDLE, TINY = 128, 1e-30  # zero point in 8 bits; smallest divisor, for rows of zeros
 
 
 def _linear(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, matrix: Matrix) -> Iterator[ir.Node]:
-    """X @ weight.T + bias in the operator of the form."""
+    """Yield the nodes of x @ weight.T + bias for the form of the weight."""
     form = stored.form
     assert form is not None
     x = node.inputs[0]
@@ -36,13 +36,13 @@ def _linear(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, ma
 
 
 def _all_rows(_: ir.Model, x: ir.Value | None, weight: Sequence[ir.Value]) -> list[ir.Node]:
-    """X @ weight.T, the activations quantised with one scale for all rows."""
+    """Return the nodes of x @ weight.T; activations are quantised with one scale for all rows."""
     ready = ir.node("DynamicQuantizeLinear", [x], num_outputs=3)
     return [ready, ir.node("QGemm", [*ready.outputs, *weight], attributes={"transB": 1}, domain=MICROSOFT)]
 
 
 def _each_row(model: ir.Model, x: ir.Value | None, weight: Sequence[ir.Value]) -> list[ir.Node]:
-    """X @ weight.T, each row of the activations divided by its largest value before it is quantised."""
+    """Return the nodes of x @ weight.T; each row of activations is divided by its maximum, then quantised."""
     axes, tiny, step, middle = (
         once(model, f"row.{name}", np.array(value, dtype))
         for name, value, dtype in (
@@ -68,12 +68,12 @@ def _zeros(model: ir.Model, size: int) -> ir.Value:
 
 
 def zeros_name(size: int) -> str:
-    """The initializer of the zero points of matrices with so many outputs."""
+    """Return the name of the zero points of matrices with `size` outputs."""
     return f"zeros.{size}"
 
 
 def _lookup(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, matrix: Matrix) -> Iterator[ir.Node]:
-    """Rows of an embedding by token: (R,) -> (R, D)."""
+    """Yield nodes that look up rows of an embedding: (R,) -> (R, D)."""
     tokens = node.inputs[1]
     assert stored.form is not None
     if not stored.form.has_row_scales:

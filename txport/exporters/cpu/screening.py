@@ -1,15 +1,15 @@
-"""Screening: the likeliest tokens from a set of candidates, and yet those of all logits, up to their rounding.
+"""Screening: exact top-k tokens (up to rounding of logits) from a small set of candidates.
 
-A copy of the projection in 8 bits, a quarter of the bytes, gives each logit but for an error that has a bound.
-For a row x of the decoder's output and the weights w of a token, and what 8 bits make of them, x' and w':
+An 8-bit copy of the projection, a quarter of the bytes, computes each logit with a bounded error.
+For a row x of the decoder's output, the weights w of a token, and their quantised versions x' and w':
 
     |w x - w' x'|  <=  |w' (x - x')| + |(w - w') x|  <=  |w'| |x - x'| + |w - w'| |x|      (Cauchy-Schwarz)
 
-with the largest |w'| and |w - w'| of any token. No token can be among the n likeliest if its coarse logit lies more
-than twice the bound below that of n others; the few that can get their logits in fp32. The coarse logits are compared
-in blocks, first by the largest of each, which is all that has to be looked at for most of them.
+with the largest |w'| and |w - w'| of any token. A token whose coarse logit is more than twice the bound below those of
+n others can't be among the top n. The logits of the other tokens, the candidates, are computed in fp32. Coarse logits
+are compared in blocks: first the maximum of each block, which excludes most blocks.
 
-Shape comments: R rows, V tokens, G blocks, S their size, n wanted, D the model's size, C candidates.
+Shape comments: R rows, V tokens, G blocks, S block size, n requested tokens, D model width, C candidates.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from txport.exporters.fused.quantize import Quantized, dequantize, quantize, sum
 from txport.exporters.fused.rewrite import add_initializer
 
 ROWS_AT_ONCE = 1024
-BLOCK = 64  # in the smallest vocabulary that is worth it, more blocks than tokens can be asked for
-SHARE = 16  # beyond one in so many logits the whole product is computed
-MOST = 1 << 16  # and beyond so many candidates
+BLOCK = 64  # tokens; small enough for more blocks than requested tokens
+SHARE = 16  # above V x R / SHARE candidates, all logits are computed
+MOST = 1 << 16  # and above this number of candidates
 INITIALIZERS = ("screening.weight", "screening.scale", "screening.zeros")
 
 
 @dataclass(frozen=True)
 class Screening:
-    """What is known of a projection (V, D) in 8 bits: its values and scales, in whole blocks, and twice the bounds."""
+    """A projection (V, D) in 8 bits: values and scales, padded to whole blocks, and twice the error bounds."""
 
     values: NDArray[np.int8]
     scales: NDArray[np.float32]
@@ -44,15 +44,15 @@ class Screening:
 
 
 def initializers_of(screening: Screening) -> dict[str, NDArray[Any]]:
-    """The arrays that a graph holds of a screening, by name: values, scales and zero points."""
+    """Return the initializers of a screening by name: values, scales and zero points."""
     zeros = np.zeros(len(screening.values), np.int8)
     return dict(zip(INITIALIZERS, (screening.values, screening.scales, zeros), strict=True))
 
 
 def shorten(matrix: NDArray[np.float32]) -> Screening:
-    """Quantise a projection (V, D); the last block is filled up with its last token."""
+    """Quantise a projection (V, D); the last block is padded with copies of the last token."""
     quantized = quantize(matrix, ROWS)
-    longest = [0.0, 0.0, 0.0]  # of the matrix, of what 8 bits make of it, of their difference
+    longest = [0.0, 0.0, 0.0]  # largest row norms: matrix, quantised matrix, difference
     for start in range(0, len(matrix), ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)
         coarse = dequantize(Quantized(ROWS, quantized.values[part], quantized.scales[part])).astype(np.float64)
@@ -75,9 +75,9 @@ def _longest(matrix: NDArray[np.floating]) -> float:
 def add_candidates(
     model: ir.Model, tape: ir.tape.Tape, x: ir.Value, weight: ir.Value, wanted: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """-> the row and the token of each candidate (C,), and whether they are few enough: bool.
+    """Return the row and the token of each candidate, (C,) each, and whether they are few enough (bool).
 
-    `wanted` (1,) is n. The candidates of a row stand together, their tokens rising.
+    `wanted` (1,) is n. Candidates are ordered by row, then by token.
     """
     assert weight.const_value is not None
     matrix = weight.const_value.numpy()
@@ -100,7 +100,7 @@ def add_candidates(
     worst = op("Gather", [best, op("Sub", [wanted, constant(tape, [1])])], {"axis": 1})  # (R, 1)
     least = op("Sub", [worst, op("Add", bounds)])  # (R, 1)
 
-    kept = op("NonZero", [op("GreaterOrEqual", [highest, least])])  # row and block of each: (2, blocks)
+    kept = op("NonZero", [op("GreaterOrEqual", [highest, least])])  # row and block of each kept block: (2, blocks)
     rows, places = (op("Gather", [kept, constant(tape, part)]) for part in (0, 1))
     starts = op("Mul", [places, constant(tape, BLOCK)])
     tokens = op("Add", [op("Unsqueeze", [starts, last]), constant(tape, np.arange(BLOCK))])  # (blocks, S)
@@ -119,7 +119,7 @@ def add_candidates(
 def choose(
     tape: ir.tape.Tape, x: ir.Value, weight: ir.Value, row: ir.Value, token: ir.Value, wanted: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """The candidates -> logits and tokens (R, n) of the likeliest."""
+    """Candidates -> logits and tokens (R, n) of the most probable ones."""
     op = tape.op
     last = constant(tape, [1])
     products = op("Mul", [op("Gather", [x, row]), op("Gather", [weight, token])])
@@ -133,6 +133,6 @@ def choose(
 
 
 def constant(tape: ir.tape.Tape, value: object) -> ir.Value:
-    """A constant in the graph."""
+    """Add a Constant node."""
     array = np.asarray(value)
     return tape.op("Constant", [], {"value": ir.tensor(array)})

@@ -1,7 +1,7 @@
-"""The choice of the best tokens behind a step's logits, in the same graph, so that the vocabulary need not leave it.
+"""Top-k after the logits of a step, in the same graph, so that all logits need not be copied from it.
 
-What the input `k` asks for is done, and nothing else: the k best tokens with their log-probabilities, the -k likeliest
-with their logits, or, for 0, the logits alone. A projection in fp32 is left out where screening can take its place.
+The input `k` selects the outputs: k > 0: the k best tokens with log-probabilities; k < 0: the -k best tokens with their
+logits; 0: only the logits. With screening, the fp32 projection is skipped if there are few candidates.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ BEST = (ir.DataType.FLOAT, ir.DataType.INT64)
 
 
 def without_top(graph: Graph) -> Graph:
-    """The ports that are traced: all but those that `add_top` and `make_conditional` add."""
+    """Return the traced ports: all except those that `add_top` and `make_conditional` add."""
     inputs, outputs = (tuple(port for port in side if port.name not in ADDED) for side in (graph.inputs, graph.outputs))
     return dataclasses.replace(graph, inputs=inputs, outputs=outputs)
 
 
 def add_top(model: ir.Model, graph: Graph, *, shorten: bool) -> None:
-    """Let the graph choose tokens; with `shorten`, the likeliest by screening in place of all logits."""
+    """Add top-k to the graph; with `shorten`, by screening where possible, without computing all logits."""
     place, logits = next((at, each) for at, each in enumerate(model.graph.outputs) if each.name == LOGITS)
     count = value_of(graph.port(COUNT))
     outputs = [value_of(graph.port(name)) for name in (LOG_PROBS, IDS)]
@@ -45,7 +45,7 @@ def add_top(model: ir.Model, graph: Graph, *, shorten: bool) -> None:
 
 
 def _projection(logits: ir.Value) -> tuple[ir.Node, ir.Value, ir.Value]:
-    """The one product that makes logits, its input and its matrix; `GraphError` if there is more to them."""
+    """Return the product that computes the logits, its input and its matrix; raise `GraphError` for other logits."""
     node = logits.producer()
     x, weight, *bias = (None, None) if node is None or not is_linear(node) else node.inputs
     if node is None or x is None or weight is None or any(each is not None for each in bias):
@@ -60,7 +60,7 @@ def _projection(logits: ir.Value) -> tuple[ir.Node, ir.Value, ir.Value]:
 def _shorten(
     model: ir.Model, x: ir.Value, weight: ir.Value, count: ir.Value, outputs: Sequence[ir.Value]
 ) -> Sequence[ir.Node]:
-    """Candidates where tokens alone are wanted; all logits, unless these are few; then the choice."""
+    """Return the nodes: candidates if only tokens are requested; all logits unless candidates are few; top-k."""
     tape, seeking, projecting, choosing = (ir.tape.Tape() for _ in range(4))
     logits, *best = outputs
     wanted = tape.op("Neg", [count])
@@ -84,7 +84,7 @@ def _shorten(
 
 
 def _request(count: ir.Value, logits: ir.Value, outputs: Sequence[ir.Value]) -> Sequence[ir.Node]:
-    """The best of all logits, as log-probabilities or as they are; nothing for 0."""
+    """Return the nodes of top-k over all logits, with log-probabilities or logits as scores; empty outputs for 0."""
     tape = ir.tape.Tape()
     best = ir.tape.Tape()
     positive = best.op("Greater", [count, constant(best, [0])])
@@ -118,7 +118,7 @@ def _branch(name: str, tape: ir.tape.Tape, outputs: Sequence[ir.Value]) -> ir.Gr
 
 
 def _named(name: str, tape: ir.tape.Tape) -> Sequence[ir.Node]:
-    """The nodes of a tape, their values named after it: a name may occur only once over all branches."""
+    """Return the nodes of a tape with values named after it: names must be unique over all branches."""
     nodes = list(tape.nodes)
     for number, value in enumerate(value for node in nodes for value in node.outputs):
         value.name = value.name or f"{name}.{number}"

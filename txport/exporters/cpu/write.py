@@ -14,7 +14,7 @@ from txport.models.checkpoint import Checkpoint
 
 
 def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, keep: Collection[str] = ()) -> Manifest:
-    """Write the graphs, checked, and their weights, those in `keep` in fp32; -> the manifest with what was done."""
+    """Write and check the graphs and their weights, those in `keep` in fp32; return the completed manifest."""
     target = TARGETS[manifest.target]
     source = checkpoint.outline
     target.require(source)

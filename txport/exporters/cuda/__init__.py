@@ -1,1 +1,1 @@
-"""The cuda target: operators that have a kernel on the device, caches written in place, nothing that asks the host."""
+"""The cuda target: operators with a kernel on the device, caches written in place, no work on the host."""

@@ -1,4 +1,4 @@
-"""Graphs whose operators compute several parts at once, as graphs that show each part: what fusions did is undone."""
+"""Reversal of fusions: operators that compute several parts are split, so that each part is visible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Values = list[ir.Value | None]
 
 
 def take_apart(model: ir.Model) -> None:
-    """Put the nodes in the place of each fused operator that it stands for."""
+    """Replace each fused operator by separate nodes, in place."""
     for node in list(model.graph):
         if node.domain == MICROSOFT and node.op_type in APART:
             APART[node.op_type](model, node)
@@ -34,7 +34,7 @@ def _norm(operator: str, bias_at: int) -> Callable[[ir.Model, ir.Node], None]:
         operands: Values = list(node.inputs[:2])
         made: list[ir.Node] = []
         bias = node.inputs[bias_at] if len(node.inputs) > bias_at else None
-        if bias is not None:  # of the product among the two
+        if bias is not None:  # the bias belongs to the operand that is a product
             at = next((at for at, each in enumerate(operands) if each is not None and _is_of_product(each)), 0)
             made.append(ir.node("Add", [operands[at], bias]))
             operands[at] = made[-1].outputs[0]
@@ -53,7 +53,7 @@ def _is_of_product(value: ir.Value) -> bool:
 
 
 def _replace(model: ir.Model, node: ir.Node, made: list[ir.Node], outputs: dict[int, ir.Value]) -> None:
-    """Nodes in the place of one, whose outputs keep their names."""
+    """Replace a node by others; its outputs keep their names."""
     model.graph.insert_before(node, made)
     for at, new in outputs.items():
         if at < len(node.outputs) and node.outputs[at].name:

@@ -1,4 +1,4 @@
-"""Sums that the operator after them computes itself: biases before a gelu, residuals before a norm."""
+"""Fusion of sums with the next operator: biases with a following GELU, residuals with a following norm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NORMS = {"LayerNormalization": "SkipLayerNormalization", "RMSNormalization": "Sk
 
 
 def fuse_biases(model: ir.Model, graph: Graph) -> int:
-    """A bias that is added before a gelu becomes the gelu's own."""
+    """Fuse the Add of a bias with the following GELU; return the number of fusions."""
     fired = 0
     for node in list(model.graph):
         if node.op_type not in GELUS or len(node.inputs) > 1 or not _is_fusable(node):
@@ -29,12 +29,15 @@ def fuse_biases(model: ir.Model, graph: Graph) -> int:
 
 
 def _is_fusable(node: ir.Node) -> bool:
-    """Whether a gelu is the one that its fused operator computes."""
+    """True if the fused operator supports the approximation of a GELU node."""
     return node.op_type == "FastGelu" or node.attributes.get_string("approximate", "none") == "none"
 
 
 def fuse_residuals(model: ir.Model, graph: Graph) -> int:
-    """A sum that a norm reads becomes the norm's own, and with it the bias of what is added; others may read it too."""
+    """Fuse a residual sum, and the bias of one operand, with the following norm; return the number of fusions.
+
+    Other nodes may read the sum too.
+    """
     fired = 0
     for node in list(model.graph):
         total = node.inputs[0] if node.op_type in NORMS else None
@@ -77,7 +80,7 @@ def fuse_residuals(model: ir.Model, graph: Graph) -> int:
 
 
 def _only_reader(value: ir.Value | None, operator: str) -> ir.Node | None:
-    """The node of an operator that gives a value which nothing else reads."""
+    """Return the producer of a value if it is the operator and the value has a single reader, otherwise None."""
     node = None if value is None else value.producer()
     if value is None or node is None or node.op_type != operator or value.is_graph_output():
         return None
@@ -85,7 +88,7 @@ def _only_reader(value: ir.Value | None, operator: str) -> ir.Node | None:
 
 
 def _adds_bias(node: ir.Node) -> bool:
-    """Whether a sum is that of a product and the product's bias."""
+    """True if a node adds a bias to a product."""
     product = node.inputs[0]
     bias = node.inputs[1]
     made = None if product is None else product.producer()
@@ -94,13 +97,13 @@ def _adds_bias(node: ir.Node) -> bool:
 
 
 def _are_alike(values: Sequence[ir.Value | None]) -> bool:
-    """Whether values have the same dims, so that a sum repeats nothing."""
+    """True if both values have the same dims, so that the sum does not broadcast."""
     one, other = map(_dims, values)
     return one is not None and one == other
 
 
 def _dims(value: ir.Value | None) -> list[int | None] | None:
-    """Its dims, None for a dynamic one; none at all of a weight."""
+    """Return the dims of a value (None for a dynamic dim), or None for a weight or an unknown shape."""
     if value is None or value.shape is None or value.is_initializer():
         return None
     return [dim if isinstance(dim, int) else None for dim in value.shape]
@@ -113,7 +116,7 @@ def _readers(value: ir.Value, operators: dict[str, str]) -> list[ir.Node]:
 def _take_place(
     model: ir.Model, place: ir.Node, fused: ir.Node, outputs: dict[ir.Value, ir.Value], gone: Sequence[ir.Node]
 ) -> None:
-    """Put a node before another, its outputs where others were, and take away what it stands for."""
+    """Insert `fused` before `place`, replace the old outputs by its outputs, and remove the fused nodes."""
     model.graph.insert_before(place, fused)
     named = {new: old.name for old, new in outputs.items() if old.is_graph_output()}
     for old, new in outputs.items():
@@ -121,5 +124,5 @@ def _take_place(
         new.shape = old.shape
         old.replace_all_uses_with(new, replace_graph_outputs=True)
     model.graph.remove(list(gone), safe=True)
-    for new, name in named.items():  # as the ports say
+    for new, name in named.items():  # graph outputs keep the names of the ports
         new.name = name

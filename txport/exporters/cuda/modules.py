@@ -1,4 +1,4 @@
-"""The graphs of the cuda target as modules, whose arguments and results are exactly the ports."""
+"""Graph modules of the cuda target: arguments and results are the ports, in the same order."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from txport.models.model import Model
 
 
 class DeviceEncoder(nn.Module):
-    """input_ids or input_features, source_lengths -> the keys and values of the source for each decoder layer."""
+    """input_ids or input_features, source_lengths -> cross-attention keys and values of each decoder layer."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, source: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:
-        """(B, S) int64 or (B, M, F), (B,) int64 -> two of (B, S, G x H) a layer."""
+        """(B, S) int64 or (B, M, F), (B,) int64 -> two of (B, S, G x H) per layer."""
         facts = self.model.facts
         if not facts.masks_source:
             source = source.to(next(self.model.parameters()).dtype)
@@ -45,15 +45,15 @@ class DeviceModel(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:
-        """(B, S) int64, (B,) int64 -> one tensor an output."""
+        """(B, S) int64, (B,) int64 -> one tensor per output."""
         self.ops = ops = EncoderOps(input_ids, source_lengths, None)
         return tuple(map(wide, self.model.outputs(self.model.encoder_states(input_ids, ops), ops)))
 
 
 class DevicePrefill(nn.Module):
-    """Prompts of a causal model, padded at the right, or the next part of prompts, into the caches: the caches.
+    """Write right-padded prompts of a causal model, or the next part of prompts, to the caches; return the caches.
 
-    No token sees what comes after it, so padding needs no mask; what it leaves in the caches is written over.
+    Tokens do not attend to later tokens, therefore padding needs no mask; its cache entries are overwritten later.
     """
 
     def __init__(self, model: Model) -> None:
@@ -61,17 +61,17 @@ class DevicePrefill(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, past_lengths: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
-        """(B, T) after (B,) others, as many in each row, and (B, M, G x H) twice a layer -> these."""
+        """(B, T), (B,) past lengths (equal in all rows), two of (B, M, G x H) per layer -> the caches."""
         self.ops = ops = PromptOps(input_ids, past_lengths, dict(zip(self.model.facts.state, caches, strict=True)))
         self.model.decoder_states(input_ids, ops)
         return tuple(ops.state.values())
 
 
 class DeviceStep(nn.Module):
-    """One token of every row -> the best tokens that may follow, all logits, and what the next step reads.
+    """One token of each row -> the best next tokens, all logits, and the inputs of the next step.
 
-    The rows' own keys and values lie in buffers of a fixed capacity M; the outputs are the same buffers with the new
-    token's written at its place. Last comes the attention over the source, if there is one.
+    Self-attention keys and values are in buffers of a fixed capacity M; the outputs are the same buffers with those of
+    the new token written at its position. The last output is the cross-attention of the alignment layer, if any.
     """
 
     def __init__(self, model: Model) -> None:
@@ -79,10 +79,10 @@ class DeviceStep(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, past_lengths: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        """(B, K), (R,), of a seq2seq model (B,) and (B, S, G x H) twice a layer, (R, M, G x H) twice a layer, (1,).
+        """(B, K), (R,), for seq2seq (B,) and two of (B, S, G x H) per layer, two of (R, M, G x H) per layer, (1,).
 
-        -> log-probabilities and tokens (R, k), the best token of each row (B, K), logits (R, V), lengths (R,), the
-        caches, and the mean attention of the heads of the alignment layer (R, S).
+        Return log-probabilities and tokens (R, k), the best token of each row (B, K), logits (R, V), lengths (R,), the
+        caches, and the attention of the alignment layer, averaged over heads (R, S).
         """
         facts = self.model.facts
         (*caches, count) = rest

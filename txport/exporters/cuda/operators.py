@@ -1,8 +1,8 @@
-"""The operators of the cuda target: in PyTorch what they compute, in a trace the operators themselves.
+"""Operators of the cuda target: in PyTorch an equivalent computation, in a trace the operators.
 
-In PyTorch the same parts compute it, so the modules of the target are their own reference. No node asks for a shape,
-which would be the host's: numbers of places and rows are counted on the device (`places`).
-Letters: as in `ops`.
+In PyTorch, the parts of the model compute the attention, so the modules of the target are their own reference. No node
+reads a shape, which would be on the host: position and row numbers are counted on the device (`places`).
+Letters: see `ops`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def attention(
     causal: bool = False,
     added: Tensor | None = None,
 ) -> Tensor:
-    """Queries (B, T, N x H) over keys and values (B, L, G x H), of which `lengths` (B,) are real -> as queries.
+    """Queries (B, T, N x H), keys and values (B, L, G x H), valid `lengths` (B,) -> (B, T, N x H).
 
-    If `causal`, the queries are the last of what is real, and none sees what comes after it. `distances` (T, L) or
-    (B, T, L), how far each key lies behind each query, are wanted where positions or a window add to the scores; a
-    trace computes once what they add.
+    `causal`: the queries are the last valid positions and do not attend to later ones. `distances` (T, L) or (B, T, L):
+    relative positions key - query, required by a position bias or a window; a trace computes `added`, the sum of both,
+    once.
     """
     if has_torch_function((query,)):
         added = added_of(part, distances, query.dtype)
@@ -65,7 +65,7 @@ def attention(
 
 
 def added_of(part: Attention, distances: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """What positions and a window add to the scores of an attention: (B or 1, N or 1, T, L)."""
+    """Return the position bias plus the window mask of an attention, (B or 1, N or 1, T, L), or None."""
     if distances is None:
         return None
     rows = distances[None] if distances.dim() == 2 else distances  # (B or 1, T, L)
@@ -77,7 +77,7 @@ def added_of(part: Attention, distances: Tensor | None, dtype: torch.dtype) -> T
 
 
 def rotated(part: Attention, x: Tensor, places: Tensor) -> Tensor:
-    """Projected queries or keys (B, T, N x H) as rotary positions leave them at places (B, T)."""
+    """Apply the rotary embedding to queries or keys (B, T, N x H) at positions (B, T)."""
     if has_torch_function((x,)):
         turned: Tensor = handle_torch_function(rotated, (x,), part, x, places)
         return turned
@@ -85,7 +85,7 @@ def rotated(part: Attention, x: Tensor, places: Tensor) -> Tensor:
 
 
 def write_at(cache: Tensor, new: Tensor, places: Tensor) -> Tensor:
-    """Buffers (R, M, D) with what is new (R, T, D) from each row's place (R,) on."""
+    """Return buffers (R, M, D) with `new` (R, T, D) written from each row's position (R,) on."""
     if has_torch_function((cache,)):
         found: Tensor = handle_torch_function(write_at, (cache,), cache, new, places)
         return found
@@ -95,7 +95,7 @@ def write_at(cache: Tensor, new: Tensor, places: Tensor) -> Tensor:
 
 
 def likeliest(scores: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """The best of scores (R, V), so many as `count` (1,) says: their scores and their tokens (R, k)."""
+    """Return the k = `count` (1,) largest of scores (R, V): scores and tokens, (R, k) each."""
     if has_torch_function((scores,)):
         found: tuple[Tensor, Tensor] = handle_torch_function(likeliest, (scores,), scores, count)
         return found
@@ -104,7 +104,7 @@ def likeliest(scores: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Kind(NamedTuple):
-    """What an operator of an attention does beyond its scores."""
+    """Kind of an attention operator: its optional features."""
 
     operator: str
     is_causal: bool = False
@@ -119,14 +119,14 @@ class Kind(NamedTuple):
 
 
 def kind_of_part(part: Attention, *, causal: bool = False) -> Kind:
-    """What the operator must do for an attention."""
+    """Return the kind of operator that an attention requires."""
     cap = cap_of(part)
     adds = part.window is not None or part.uses_distances
     return Kind(ATTENTION, causal, adds, 0.0 if cap is None else float32(cap.limit))
 
 
 def kind_of_node(node: ir.Node) -> Kind:
-    """What a node does."""
+    """Return the kind of a node."""
     attributes = node.attributes
     masked = len(node.inputs) > 3 and node.inputs[3] is not None
     return Kind(
@@ -179,7 +179,7 @@ def _likeliest(tracer: Tracer, scores: Symbol, count: Symbol) -> tuple[Symbol, S
 
 
 def _linear(tracer: Tracer, x: Symbol, weight: Tensor, bias: Tensor | None = None) -> Symbol:
-    """One product over any dims, with the weight as it stands in the checkpoint, and what adds the bias."""
+    """Return a FusedMatMul with the untransposed weight of the checkpoint, for any dims, and an Add of the bias."""
     value = tracer.op("linear/product", "FusedMatMul", [x.value, tracer.tensor(weight)], MICROSOFT, transB=1)
     found = tracer.symbol(value, torch.nn.functional.linear, x, weight)
     return (
@@ -194,7 +194,7 @@ def _silu(tracer: Tracer, x: Symbol, inplace: bool = False) -> Symbol:
 
 
 def _softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: None = None) -> Symbol:
-    """In 32 bits. A node stands between it and a mask: fused with the mask, it would need another library."""
+    """Return the softmax in fp32. A Cast or Max before it prevents fusion with a mask, which needs another library."""
     require(dtype is None, "softmax in another type")
     lowest = tracer.constant(np.array(np.finfo(np.float32).min, np.float32))
     narrow = x.dtype != torch.float32
@@ -205,7 +205,7 @@ def _softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: N
 
 
 def _log_softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: None = None) -> Symbol:
-    """In 32 bits: there is no kernel for bf16."""
+    """Return the log-softmax in fp32: there is no kernel for bf16."""
     require(dtype is None, "log_softmax in another type")
     wide = cast(tracer, "log_softmax/wide", x, torch.float32)
     value = tracer.op("log_softmax", "LogSoftmax", [wide], axis=dim)
@@ -218,7 +218,7 @@ def _log_softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtyp
 
 
 def _times(tracer: Tracer, x: Any, y: Any) -> Symbol:
-    """A product; that with a number which 16 bits do not hold is made in 32, else all results would be off one way."""
+    """Return a product; in fp32 if the dtype does not represent a factor exactly, since all results would be biased."""
     number, tensor = (x, y) if isinstance(x, float) else (y, x)
     narrow = isinstance(tensor, Symbol) and tensor.dtype in (torch.float16, torch.bfloat16)
     if not (narrow and isinstance(number, float)) or float(torch.tensor(number, dtype=tensor.dtype)) == number:

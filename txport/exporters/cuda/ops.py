@@ -1,7 +1,7 @@
-"""The cuda target's ops: parts become operators of the device, and plain nodes where there is none.
+"""Ops of the cuda target: parts become operators of the device, or plain nodes if there is none.
 
-Activations keep their dims, (B, T, D), and a step's are (R, 1, D): every linear map is one product over the last. No
-length is asked of a host.
+Activations keep their dims, (B, T, D), in a step (R, 1, D): each linear layer is one product over the last dim. No
+length is read from the host.
 Letters: B sources, K beams, R = B x K rows, S source or prompt length, T new tokens, N heads, G key/value heads,
 H head size, M capacity of the caches.
 """
@@ -24,13 +24,13 @@ from txport.models.model import Model
 from txport.models.ops import State
 from txport.models.parts import Attention, Linear, additive
 
-HEAD_SIZE_STEP, LARGEST_HEAD = 8, 256  # of the fast kernels of attention
-WEIGHTS = "weights of attention"  # of the layer that tells where a token comes from
+HEAD_SIZE_STEP, LARGEST_HEAD = 8, 256  # required by the fast attention kernels
+WEIGHTS = "weights of attention"  # of the alignment layer
 INSTEAD = "export --target portable, which --provider cuda runs too"
 
 
 def require_device(model: Model) -> None:
-    """Raise `UnsupportedError` for a model that the operators can't compute, or only by slow kernels."""
+    """Raise `UnsupportedError` for a model that the operators can't compute, or only with slow kernels."""
     for part in (each for each in model.modules() if isinstance(each, Attention)):
         if part.core.has_operator and (part.head_size % HEAD_SIZE_STEP or part.head_size > LARGEST_HEAD):
             need = f"a head size that is a multiple of {HEAD_SIZE_STEP} and at most {LARGEST_HEAD}"
@@ -42,7 +42,7 @@ def require_device(model: Model) -> None:
 
 
 class DeviceOps(Counted):
-    """What all runs of the cuda target have in common; of those that have one, `state` holds the caches."""
+    """Base of all ops of the cuda target; `state` contains the caches of a decoder."""
 
     def __init__(self, state: State | None = None) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class DeviceOps(Counted):
         self._room: dict[Owner, Tensor] = {}
 
     def room(self, owner: Owner) -> Tensor:
-        """The places of caches (M,), or of sources (S,), counted once for all layers."""
+        """Return the positions of caches (M,) or of sources (S,), computed once for all layers."""
         if owner not in self._room:
             self._room[owner] = places_of(next(self._held[each] for each in self._held if each.owner == owner))
         return self._room[owner]
@@ -65,7 +65,7 @@ class DeviceOps(Counted):
         return x
 
     def together(self, x: Tensor, *maps: Linear) -> tuple[Tensor, ...]:
-        """See `Ops`; neighbours of one size come of one product, since only equal parts are cut without the host."""
+        """See `Ops`; neighbours of equal size share a product, since only equal parts are split without the host."""
         found: list[Tensor] = []
         for size, some in groupby(maps, key=lambda each: each.out_features):
             alike = list(some)
@@ -74,12 +74,12 @@ class DeviceOps(Counted):
         return tuple(found)
 
     def packed(self, x: Tensor, maps: Sequence[Linear]) -> Tensor:
-        """What several linear maps make of the same activations, side by side."""
+        """Return the concatenated outputs of several linear layers for the same input."""
         self.became[PACKED] += 1
         return torch.cat([each(x) for each in maps], -1)
 
     def projected(self, part: Attention, x: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of tokens at places (B, T), as they meet and as they are kept: (B, T, ...) each."""
+        """Return queries, keys and values at positions (B, T), normalised and rotated: (B, T, ...) each."""
         query, key, value = self.together(x, part.query, part.key, part.value)
         query = part.normalised(query, part.query_norm)
         key = part.normalised(key, part.key_norm)
@@ -90,7 +90,7 @@ class DeviceOps(Counted):
         return query, key, value
 
     def written(self, layer: int, new: Sequence[Tensor], slots: Tensor) -> tuple[Tensor, Tensor]:
-        """The row's own keys and values of a layer, with new ones from each row's slot (R,) on."""
+        """Write new keys and values from each row's slot (R,) on; return the self-attention caches of a layer."""
         key, value = (each for each in self.state if (each.layer, each.owner) == (layer, "row"))
         for cache, each in zip((key, value), new, strict=True):
             self.state[cache] = write_at(self.state[cache], each, slots)
@@ -100,7 +100,7 @@ class DeviceOps(Counted):
     def by_nodes(
         self, part: Attention, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, distances: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """An attention without an operator, over keys of which (B, T or 1, L) are `seen` -> (B, T, N x H), weights."""
+        """Compute an attention with plain nodes; `seen` (B, T or 1, L): mask of keys. -> (B, T, N x H), weights."""
         heads = (part.split(each) for each in (query, key, value))
         query, key, value = heads
         return self.plain(part, query, key, value, additive(seen, query.dtype)[:, None], distances)
@@ -111,7 +111,7 @@ class DeviceOps(Counted):
 
 
 class EncoderOps(DeviceOps):
-    """All places of sources at once, each of which sees the whole of its source."""
+    """All positions of sources at once; each attends to its whole source."""
 
     def __init__(self, source: Tensor, lengths: Tensor, length: int | None) -> None:
         super().__init__()
@@ -137,14 +137,14 @@ class EncoderOps(DeviceOps):
 
 
 class PromptOps(DeviceOps):
-    """Tokens of prompts, after those that the caches hold, which the run fills in place."""
+    """Tokens of prompts; the caches contain the earlier tokens and are extended in place."""
 
     def __init__(self, input_ids: Tensor, past_lengths: Tensor, state: State) -> None:
         super().__init__(state)
         self.past_lengths = past_lengths
         self.places = places_of(input_ids) + past_lengths[:, None]  # (B, T)
         self.lengths = self.places[:, -1] + 1  # (B,)
-        self.is_filled = False  # whether all caches are
+        self.is_filled = False  # True when the last cache is written
 
     def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
         """See `Ops`."""
@@ -158,10 +158,10 @@ class PromptOps(DeviceOps):
         far = None
         if part.uses_distances or part.window is not None:
             far = self.room("row") - self.places[:, :, None]  # (B, T, M)
-        if not self.is_filled:  # what follows the last cache is in no graph, since nothing needs it
+        if not self.is_filled:  # nodes after the last cache are not in the graph, since nothing needs them
             self.count(kind_of_part(part, causal=True))
         elif part.rotary is not None:
-            self.became[ROTARY] -= 1  # of the queries
+            self.became[ROTARY] -= 1  # the rotation of the queries, which is not needed
         return attention(part, query, key, value, self.lengths, far, causal=True)
 
     def packed(self, x: Tensor, maps: Sequence[Linear]) -> Tensor:
@@ -172,7 +172,7 @@ class PromptOps(DeviceOps):
 
 
 class StepOps(DeviceOps):
-    """One token of every row: its place is the number of tokens before it, its caches are written in place."""
+    """One token of each row: its position is the number of past tokens; caches are written in place."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class StepOps(DeviceOps):
         aligned: int | None = None,
     ) -> None:
         super().__init__(state)
-        self.lengths = past_lengths + 1  # which may lie where those before lay, so that nothing else reads these
+        self.lengths = past_lengths + 1  # may overwrite `past_lengths` in memory, so nothing else reads them
         self.slots = self.lengths - 1  # (R,)
         self.places = self.slots[:, None]  # (R, 1)
         self.rows = row_numbers(input_ids)  # (B, K)
@@ -204,7 +204,7 @@ class StepOps(DeviceOps):
         return self.over_source(part, x, layer) if part.over == "source" else self.over_own(part, x, layer)
 
     def over_own(self, part: Attention, x: Tensor, layer: int) -> Tensor:
-        """The row's own tokens, this one the last: (R, 1, D) -> (R, 1, N x H)."""
+        """Self-attention over the tokens of the row, including the new one: (R, 1, D) -> (R, 1, N x H)."""
         query, *new = self.projected(part, x, self.places)
         key, value = self.written(layer, new, self.slots)
         far = None
@@ -216,7 +216,7 @@ class StepOps(DeviceOps):
         return self.by_nodes(part, query, key, value, self.room("row") < self.lengths[:, None, None], far)[0]
 
     def over_source(self, part: Attention, x: Tensor, layer: int) -> Tensor:
-        """The source, whose keys and values are held once for all of its beams: (R, 1, D) -> (R, 1, N x H)."""
+        """Cross-attention; keys and values of a source are shared by its beams: (R, 1, D) -> (R, 1, N x H)."""
         assert self.source_lengths is not None
         key, value = (self.state[each] for each in self.state if (each.layer, each.owner) == (layer, "source"))
         query = part.normalised(part.query(x), part.query_norm)

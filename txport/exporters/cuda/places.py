@@ -1,6 +1,6 @@
-"""Numbers of places and rows, counted on the device: what a host would learn from a shape.
+"""Position and row numbers, computed on the device instead of from shapes on the host.
 
-In PyTorch what they are; in a trace a few operators over as many numbers as there are places.
+In PyTorch they come from the shape; in a trace from a few operators over as many elements as there are positions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def places_of(x: Tensor) -> Tensor:
-    """0, 1, ... for each place of ids (B, L) or of a tensor (B, L, D): (L,) int64."""
+    """Return the positions 0 ... L - 1 of ids (B, L) or of a tensor (B, L, D): (L,) int64."""
     if has_torch_function((x,)):
         found: Tensor = handle_torch_function(places_of, (x,), x)
         return found
@@ -25,7 +25,7 @@ def places_of(x: Tensor) -> Tensor:
 
 
 def row_numbers(ids: Tensor) -> Tensor:
-    """0, 1, ... for each row, K to a source: of ids (B, K), (B, K) int64."""
+    """Return the row numbers 0 ... B x K - 1 of ids (B, K): (B, K) int64."""
     if has_torch_function((ids,)):
         found: Tensor = handle_torch_function(row_numbers, (ids,), ids)
         return found
@@ -33,7 +33,7 @@ def row_numbers(ids: Tensor) -> Tensor:
 
 
 def by_source(x: Tensor, numbers: Tensor) -> Tensor:
-    """What rows have (R, ...), those of one source side by side: at numbers (B, K), (B, K, ...)."""
+    """Group rows by source: x (R, ...), row numbers (B, K) -> (B, K, ...)."""
     if has_torch_function((x,)):
         found: Tensor = handle_torch_function(by_source, (x,), x, numbers)
         return found
@@ -41,12 +41,12 @@ def by_source(x: Tensor, numbers: Tensor) -> Tensor:
 
 
 def wide(x: Tensor) -> Tensor:
-    """In 32 bits, if it is in 16."""
+    """Convert fp16 and bf16 to fp32."""
     return x.to(torch.float32) if x.dtype in HALVES else x
 
 
 def mean_of_heads(weights: Tensor) -> Tensor:
-    """The weights of heads (B, N, K, S), in 32 bits or more, as the rows' mean: (R, S)."""
+    """Return the mean over heads of attention weights (B, N, K, S), in fp32 or more: (R, S)."""
     if has_torch_function((weights,)):
         found: Tensor = handle_torch_function(mean_of_heads, (weights,), weights)
         return found
@@ -54,7 +54,7 @@ def mean_of_heads(weights: Tensor) -> Tensor:
 
 
 def _ones(tracer: Tracer, x: ir.Value, dtype: torch.dtype) -> ir.Value:
-    """1 in each place, whatever lies there."""
+    """Return ones (int64) with the shape of a value, computed without reading its shape."""
     whole = x if dtype == torch.int64 else tracer.op("places/whole", "Cast", [x], to=ir.DataType.INT64.value)
     zeros = tracer.op("places/zeros", "Mul", [whole, tracer.constant(np.array(0))])
     return tracer.op("places/ones", "Add", [zeros, tracer.constant(np.array(1))])
@@ -77,7 +77,7 @@ def _places_of(tracer: Tracer, x: Symbol) -> Symbol:
 
 
 def _row_numbers(tracer: Tracer, ids: Symbol) -> Symbol:
-    """Those before it of its source, and all of the sources before."""
+    """Return row numbers: the preceding rows of the same source plus all rows of preceding sources."""
     ones = _ones(tracer, ids.value, ids.dtype)
     own = _running_sum(tracer, "places", ones, 1, exclusive=1)
     beams = tracer.op("places/beams", "Add", [own, _running_sum(tracer, "places", ones, 1, reverse=1)])  # K, everywhere
@@ -94,9 +94,9 @@ def _by_source(tracer: Tracer, x: Symbol, numbers: Symbol) -> Symbol:
 
 
 def _mean_of_heads(tracer: Tracer, weights: Symbol) -> Symbol:
-    """The last of the running sums over heads, of which each kernel is ONNX Runtime's own.
+    """Return the mean over heads as the last running sum divided by their number; these kernels need no cuDNN.
 
-    A mean would need cuDNN where sums are to come out alike each time.
+    ReduceMean would need cuDNN if sums must be deterministic.
     """
     heads = int(weights.examples[0].shape[1])
     last = tracer.constant(np.array(heads - 1))

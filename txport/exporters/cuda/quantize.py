@@ -1,8 +1,8 @@
-"""Weights in 8 and 4 bits on the device: which matrices, in which blocks, and the operators that read them.
+"""Weights in 8 and 4 bits on the device: choice of matrices and blocks, and their operators.
 
-Products read weights in blocks, whose scales are in 16 bits, and compute in 16 bits (MatMulNBits); rows of embeddings
-are looked up in the same blocks, so that a tied matrix is held once. A lookup says what stands for zero: without that,
-kernels of some versions of ONNX Runtime take 0 (microsoft/onnxruntime#31692). Those of products all take the middle.
+Products use weights in blocks with 16-bit scales and compute in 16 bits (MatMulNBits); lookups of embeddings use the
+same blocks, so that a tied matrix is stored once. Lookups have explicit zero points: without them, kernels of some
+versions of ONNX Runtime use 0 (microsoft/onnxruntime#31692). All kernels of products use the middle of the range.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from txport.bundles.forms import BLOCKS, Form, Stored, blocks_of
 from txport.exporters.fused.packs import is_product
 from txport.exporters.fused.rewrite import Matrix, Quantising, in_blocks, looked_up
 
-ALIGNED = 8  # rows that the kernels take at a time; of other counts, the whole matrix is unpacked in each step
-SIZES = {8: BLOCKS, 4: (32, 16)}  # of blocks, the first that fits; in 4 bits, few share a scale
+ALIGNED = 8  # kernels process this many rows at a time; for other counts, each step unpacks the whole matrix
+SIZES = {8: BLOCKS, 4: (32, 16)}  # block sizes, the first that fits is used; small blocks in 4 bits
 LEAST_BLOCK = min(BLOCKS)
 BITS = {"int8": 8, "int4": 4}
 
 
 def choose_forms(models: Mapping[str, ir.Model], precision: str, tables: Collection[str]) -> dict[str, Form]:
-    """Initializer -> form, of all matrices that kernels take in so few bits; the others stay as they are.
+    """Return initializer -> form for all matrices that the kernels support; the others are not quantised.
 
-    `tables` are those that tokens are looked up in, by the checkpoint's names.
+    `tables`: names of embedding tables.
     """
     weights = {name: value for model in models.values() for name, value in model.graph.initializers.items()}
     nodes = (node for model in models.values() for node in filter(is_product, model.graph))
@@ -44,12 +44,12 @@ def _shape(weight: ir.Value) -> Sequence[int]:
 
 
 def _linear(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, matrix: Matrix) -> Iterator[ir.Node]:
-    """X @ weight.T, for x of any dims."""
+    """Yield the node of x @ weight.T, for x of any dims."""
     yield in_blocks(model, node.inputs[0], values, stored, matrix)
 
 
 def _lookup(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, matrix: Matrix) -> Iterator[ir.Node]:
-    """Rows of an embedding by token: (..., D)."""
+    """Yield nodes that look up rows of an embedding: (...) -> (..., D)."""
     shape = node.outputs[0].shape
     assert shape is not None
     yield from looked_up(model, node.inputs[1], values, stored, matrix, len(shape) - 1, has_zeros=True)

@@ -1,4 +1,4 @@
-"""The cuda target: weights and caches in one floating point type, or matrices in fewer bits, and what moves a state."""
+"""The cuda target: weights and caches in one floating-point dtype or quantised, and graphs that move a state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from txport.models.weights.streamed import Read
 
 
 def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path) -> Manifest:
-    """Write the graphs, checked, and their weights; -> the manifest with what was done."""
+    """Write and check the graphs and their weights; return the completed manifest.
+
+    Raises `UnsupportedError` if the model or the precision is not supported.
+    """
     target = TARGETS[manifest.target]
     dtype = getattr(torch, manifest.dtype)
     source = checkpoint.outline
@@ -43,6 +46,6 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path) -> Manifest:
 
 
 def _unrounded(checkpoint: Checkpoint) -> Read:
-    """What gives each weight as the checkpoint has it, by any of its names."""
+    """Return a function that loads a weight of the checkpoint by any of its names."""
     known = dict(checkpoint.outline.named_parameters(remove_duplicate=False))
     return checkpoint.reader or (lambda name: known[name].detach())

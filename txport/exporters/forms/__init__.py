@@ -1,4 +1,4 @@
-"""What the functions of PyTorch that models call are in ONNX: one form each, by the function's name."""
+"""ONNX conversions of the PyTorch functions that models call: one form per function name."""
 
 from txport.exporters.forms import arithmetic, layers, shapes
 from txport.exporters.forms.common import FORMS

@@ -1,4 +1,4 @@
-"""Arithmetic on tensors and numbers, comparisons, sums, and types."""
+"""Forms of arithmetic, comparisons, reductions and dtype conversions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from txport.exporters.symbols import Form, Symbol, Tracer
 
 
 def _binary(name: str, onnx: str, function: Callable[[Any, Any], Any]) -> Form:
-    """Two tensors, or one and a number, in the type that PyTorch computes them in."""
+    """Return the form of a binary operator on tensors or numbers, computed in the dtype that PyTorch uses."""
 
     def make(tracer: Tracer, x: Any, y: Any) -> Symbol:
         require(all(isinstance(each, Symbol | Tensor | int | float) for each in (x, y)), f"{name} of {x!r} and {y!r}")
@@ -29,7 +29,7 @@ def _binary(name: str, onnx: str, function: Callable[[Any, Any], Any]) -> Form:
 
 
 def _reflected(made: Form) -> Form:
-    """A number, or a tensor, before the tensor whose operator it is."""
+    """Return the form of a reflected operator (`__radd__`): the operands are swapped."""
     return lambda tracer, x, y: made(tracer, y, x)
 
 
@@ -57,7 +57,7 @@ FORMS |= {f"r{name}": _reflected(FORMS[name]) for name in ("sub", "truediv", "po
 
 @form("ne")
 def unequal(tracer: Tracer, x: Any, y: Any) -> Symbol:
-    """The other places than those of `equal`."""
+    """Return the negation of `equal`."""
     found: Symbol = invert(tracer, equal(tracer, x, y))
     return found
 
@@ -78,34 +78,34 @@ FORMS |= {"rand": FORMS["and"], "ror": FORMS["or"]}
 
 @form("neg")
 def negative(tracer: Tracer, x: Symbol) -> Symbol:
-    """Of numbers."""
+    """Negate numbers."""
     require(x.dtype != torch.bool, "- of a mask")
     return tracer.given(tracer.op("neg", "Neg", [x.value]), x.examples)
 
 
 @form("clamp")
 def clamp(tracer: Tracer, x: Symbol, min: float, max: float) -> Symbol:  # noqa: A002 - PyTorch's names
-    """Between two numbers."""
+    """Limit numbers to [min, max]."""
     bounds = [value_of_argument(tracer, each, x.dtype) for each in (min, max)]
     return tracer.given(tracer.op("clamp", "Clip", [x.value, *bounds]), x.examples)
 
 
 @form("sqrt")
 def sqrt(tracer: Tracer, x: Symbol) -> Symbol:
-    """The square root of each number."""
+    """Return the square root of each element."""
     return tracer.given(tracer.op("sqrt", "Sqrt", [x.value]), x.examples)
 
 
 @form("invert")
 def invert(tracer: Tracer, x: Symbol) -> Symbol:
-    """Of a mask."""
+    """Negate a mask."""
     require(x.dtype == torch.bool, "~ of numbers")
     return tracer.symbol(tracer.op("not", "Not", [x.value]), torch.bitwise_not, x)
 
 
 @form("to")
 def to(tracer: Tracer, x: Symbol, dtype: torch.dtype) -> Symbol:
-    """In another type."""
+    """Convert to another dtype."""
     if x.dtype == dtype:
         return x
     return tracer.symbol(cast(tracer, "to", x, dtype), Tensor.to, x, dtype)
@@ -117,7 +117,7 @@ FORMS["long"] = lambda tracer, x: to(tracer, x, torch.int64)
 
 @form("mean")
 def mean(tracer: Tracer, x: Symbol, dim: int, keepdim: bool = False) -> Symbol:
-    """Over one dim."""
+    """Return the mean over one dim."""
     axes = tracer.constant(np.array([dim]))
     value = tracer.op("mean", "ReduceMean", [x.value, axes], keepdims=int(keepdim))
     return tracer.symbol(value, torch.mean, x, dim, keepdim)
@@ -125,7 +125,7 @@ def mean(tracer: Tracer, x: Symbol, dim: int, keepdim: bool = False) -> Symbol:
 
 @form("sum")
 def total(tracer: Tracer, x: Symbol, dim: int, keepdim: bool = False) -> Symbol:
-    """Over one dim."""
+    """Return the sum over one dim."""
     axes = tracer.constant(np.array([dim]))
     value = tracer.op("sum", "ReduceSum", [x.value, axes], keepdims=int(keepdim))
     return tracer.symbol(value, torch.sum, x, dim, keepdim)

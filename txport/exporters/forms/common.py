@@ -1,6 +1,7 @@
-"""The table of forms, and what they have in common.
+"""The table of forms (ONNX conversions of PyTorch functions) and their helpers.
 
-A form gets the tracer and the function's own arguments. What PyTorch makes of the examples says how its result looks.
+A form is called with the tracer and the arguments of the function. PyTorch's results on the examples determine the
+shape and dtype of the form's result.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ FORMS: dict[str, Form] = {}
 
 
 def form(*names: str) -> Callable[[Form], Form]:
-    """Register a form under the names of its functions, without the underscores around them."""
+    """Register a form under the names of its functions, without leading and trailing underscores."""
 
     def register(made: Form) -> Form:
         FORMS.update(dict.fromkeys(names, made))
@@ -30,13 +31,13 @@ def form(*names: str) -> Callable[[Form], Form]:
 
 
 def require(condition: bool, what: str) -> None:
-    """Raise `UnsupportedError` for a use of a function that its form does not cover."""
+    """Raise `UnsupportedError` if `condition` is false: the form does not support `what`."""
     if not condition:
         raise UnsupportedError(f"the exporter has no ONNX form of {what}: see exporters/forms")
 
 
 def value_of_argument(tracer: Tracer, x: Any, dtype: torch.dtype) -> ir.Value:
-    """An argument in the graph: a tensor as it is, a number or a length in the type of what it meets."""
+    """Return an argument as a value of the graph; numbers and lengths are converted to `dtype`, tensors are not."""
     if isinstance(x, Symbol):
         return x.value
     if isinstance(x, Size):
@@ -47,12 +48,12 @@ def value_of_argument(tracer: Tracer, x: Any, dtype: torch.dtype) -> ir.Value:
 
 
 def cast(tracer: Tracer, name: str, x: Any, dtype: torch.dtype) -> ir.Value:
-    """An argument in another type."""
+    """Return an argument as a value of the graph, cast to `dtype`."""
     given = x.dtype if isinstance(x, Symbol | Tensor) else dtype
     value = value_of_argument(tracer, x, dtype)
     return value if given == dtype else tracer.op(name, "Cast", [value], to=code_of(dtype))
 
 
 def code_of(dtype: torch.dtype) -> int:
-    """ONNX's number for a type."""
+    """Return ONNX's number of a dtype."""
     return int(ir.DataType.from_numpy(np.dtype(str(dtype).removeprefix("torch."))))

@@ -1,4 +1,4 @@
-"""What layers compute: linear maps, norms, look-ups, activations, softmax."""
+"""Forms of layers: linear layers, norms, lookups, activations, softmax."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch.nn import functional as F
 from txport.exporters.forms.common import cast, form, require, value_of_argument
 from txport.exporters.symbols import Symbol, Tracer
 
-GELU_OPSET = 20  # from here on, Gelu is an operator
-RMS_OPSET = 23  # and RMSNormalization
+GELU_OPSET = 20  # first opset with a Gelu operator
+RMS_OPSET = 23  # first opset with RMSNormalization
 
 
 @form("linear")
 def linear(tracer: Tracer, x: Symbol, weight: Tensor, bias: Tensor | None = None) -> Symbol:
-    """One Gemm over rows; over more dims, a product with the weight as it stands in the checkpoint, transposed."""
+    """Return a Gemm for 2 dims; for more dims a MatMul with the transposed weight, and an Add of the bias."""
     matrix = tracer.tensor(weight)
     more = [] if bias is None else [tracer.tensor(bias)]
     if x.dim() == 2:
@@ -43,7 +43,7 @@ def conv1d(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> Symbol:
-    """(B, C, T) with a weight (D, C / groups, kernel): as many places of padding before and after."""
+    """(B, C, T), weight (D, C / groups, kernel) -> (B, D, T'), with equal padding on both sides."""
     require(not isinstance(padding, str), f"a convolution with the padding {padding!r}")
     inputs = [x.value, tracer.tensor(weight), *([] if bias is None else [tracer.tensor(bias)])]
     how: dict[str, Any] = {
@@ -66,7 +66,7 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Symbol:
-    """Over the last dim."""
+    """Normalise over the last dim."""
     require(len(normalized_shape) == 1, "a norm over several dims")
     inputs = [x.value, tracer.tensor(weight), *([] if bias is None else [tracer.tensor(bias)])]
     value = tracer.op("layer_norm", "LayerNormalization", inputs, axis=-1, epsilon=eps, stash_type=1)
@@ -75,13 +75,13 @@ def layer_norm(
 
 @form("rms_norm")
 def rms_norm(tracer: Tracer, x: Symbol, normalized_shape: Sequence[int], weight: Tensor, eps: float) -> Symbol:
-    """Over the last dim; one operator since opset 23, and before it the nodes that engines fuse, in 32 bits."""
+    """Normalise over the last dim: RMSNormalization since opset 23, before it fp32 nodes that runtimes fuse."""
     require(len(normalized_shape) == 1, "a norm over several dims")
     if tracer.opset >= RMS_OPSET:
         inputs = [x.value, tracer.tensor(weight)]
         value = tracer.op("rms_norm", "RMSNormalization", inputs, axis=-1, epsilon=eps, stash_type=1)
         return tracer.given(value, x.examples)
-    wide = cast(tracer, "rms_norm/wide", x, torch.float32)  # in 16 bits, squares overflow
+    wide = cast(tracer, "rms_norm/wide", x, torch.float32)  # fp16 squares overflow
     two, small = (value_of_argument(tracer, number, torch.float32) for number in (2.0, eps))
     squared = tracer.op("rms_norm/square", "Pow", [wide, two])
     mean = tracer.op("rms_norm/mean", "ReduceMean", [squared, tracer.constant(np.array([-1]))], keepdims=1)
@@ -102,7 +102,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Symbol:
-    """Rows of a table; what of an embedding is for training alone, as `padding_idx` is, changes nothing here."""
+    """Look up rows of a table; arguments for training only, such as `padding_idx`, have no effect."""
     require(max_norm is None, "an embedding with max_norm")
     require(not scale_grad_by_freq and not sparse, "an embedding with scale_grad_by_freq or sparse")
     value = tracer.op("embedding", "Gather", [tracer.tensor(weight), tokens.value], axis=0)
@@ -112,7 +112,7 @@ def embedding(
 
 @form("take")
 def take(tracer: Tracer, table: Tensor, index: Symbol) -> Symbol:
-    """Numbers of a table that has one dim."""
+    """Look up elements of a table with one dim."""
     require(table.dim() == 1, "take of a table with several dims")
     value = tracer.op("take", "Gather", [tracer.tensor(table), index.value], axis=0)
     found = [table.new_zeros(example.shape) for example in index.examples]
@@ -121,27 +121,27 @@ def take(tracer: Tracer, table: Tensor, index: Symbol) -> Symbol:
 
 @form("dropout")
 def dropout(tracer: Tracer, x: Symbol, p: float = 0.5, training: bool = True, inplace: bool = False) -> Symbol:
-    """Nothing, outside of training."""
+    """Return the input: dropout has no effect outside training."""
     require(not training, "dropout in training")
     return x
 
 
 @form("softmax")
 def softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: None = None) -> Symbol:
-    """Over one dim, in the type that is given."""
+    """Return the softmax over one dim, in the dtype of the input."""
     require(dtype is None, "softmax in another type")
     return tracer.given(tracer.op("softmax", "Softmax", [x.value], axis=dim), x.examples)
 
 
 @form("relu")
 def relu(tracer: Tracer, x: Symbol, inplace: bool = False) -> Symbol:
-    """One operator."""
+    """Return a Relu."""
     return tracer.given(tracer.op("relu", "Relu", [x.value]), x.examples)
 
 
 @form("gelu")
 def gelu(tracer: Tracer, x: Symbol, approximate: str = "none") -> Symbol:
-    """With the error function, or with tanh; one operator since opset 20, before it the nodes that engines fuse."""
+    """Return GELU with erf or tanh: one operator since opset 20, before it the nodes that runtimes fuse."""
     if tracer.opset >= GELU_OPSET:
         return tracer.given(tracer.op("gelu", "Gelu", [x.value], approximate=approximate), x.examples)
     if approximate == "tanh":
@@ -153,7 +153,7 @@ def gelu(tracer: Tracer, x: Symbol, approximate: str = "none") -> Symbol:
 
 
 def _gelu_tanh(tracer: Tracer, x: Symbol) -> Symbol:
-    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
+    """Return 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
     three, small, root, one, half = (
         value_of_argument(tracer, number, x.dtype) for number in (3.0, 0.044715, math.sqrt(2 / math.pi), 1.0, 0.5)
     )
@@ -166,19 +166,19 @@ def _gelu_tanh(tracer: Tracer, x: Symbol) -> Symbol:
 
 @form("tanh")
 def tanh(tracer: Tracer, x: Symbol) -> Symbol:
-    """One operator."""
+    """Return a Tanh."""
     return tracer.given(tracer.op("tanh", "Tanh", [x.value]), x.examples)
 
 
 @form("log_softmax")
 def log_softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: None = None) -> Symbol:
-    """Over one dim, in the type that is given."""
+    """Return the log-softmax over one dim, in the dtype of the input."""
     require(dtype is None, "log_softmax in another type")
     return tracer.given(tracer.op("log_softmax", "LogSoftmax", [x.value], axis=dim), x.examples)
 
 
 @form("silu")
 def silu(tracer: Tracer, x: Symbol, inplace: bool = False) -> Symbol:
-    """X sigmoid(x)."""
+    """Return x * sigmoid(x)."""
     sigmoid = tracer.op("silu/sigmoid", "Sigmoid", [x.value])
     return tracer.given(tracer.op("silu", "Mul", [x.value, sigmoid]), x.examples)

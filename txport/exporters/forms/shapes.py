@@ -1,4 +1,4 @@
-"""Lengths, slices, and other views of the same numbers."""
+"""Forms of lengths, slices and views."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REST = np.iinfo(np.int64).max  # a slice to the end
 
 @form("arange")
 def arange(tracer: Tracer, start: int, end: int | None = None, *, device: object = None) -> Symbol:
-    """Whole numbers, int64."""
+    """Return int64 numbers from `start` (default 0) to `end`, exclusive."""
     start, end = (0, start) if end is None else (start, end)
     value = tracer.op("arange", "Range", [tracer.scalar(each) for each in (start, end, 1)])
     return tracer.symbol(value, torch.arange, start, end)
@@ -26,14 +26,14 @@ def arange(tracer: Tracer, start: int, end: int | None = None, *, device: object
 
 @form("cat")
 def cat(tracer: Tracer, tensors: Sequence[Symbol], dim: int = 0) -> Symbol:
-    """Along one dim."""
+    """Concatenate along one dim."""
     value = tracer.op("cat", "Concat", [each.value for each in tensors], axis=dim)
     return tracer.symbol(value, torch.cat, list(tensors), dim)
 
 
 @form("transpose")
 def transpose(tracer: Tracer, x: Symbol, first: int, second: int) -> Symbol:
-    """Two dims exchanged."""
+    """Swap two dims."""
     order = list(range(x.dim()))
     order[first], order[second] = order[second], order[first]
     return tracer.symbol(tracer.op("transpose", "Transpose", [x.value], perm=order), torch.transpose, x, first, second)
@@ -41,7 +41,7 @@ def transpose(tracer: Tracer, x: Symbol, first: int, second: int) -> Symbol:
 
 @form("movedim")
 def movedim(tracer: Tracer, x: Symbol, source: int, destination: int) -> Symbol:
-    """One dim moved, the others in their order."""
+    """Move one dim; the others keep their order."""
     order = list(range(x.dim()))
     order.insert(destination % x.dim(), order.pop(source % x.dim()))
     value = tracer.op("movedim", "Transpose", [x.value], perm=order)
@@ -50,7 +50,7 @@ def movedim(tracer: Tracer, x: Symbol, source: int, destination: int) -> Symbol:
 
 @form("split")
 def split(tracer: Tracer, x: Symbol, sizes: Sequence[int], dim: int) -> tuple[Symbol, ...]:
-    """Parts of known sizes along one dim."""
+    """Split into parts of the given sizes along one dim."""
     lengths = tracer.constant(np.array(sizes))
     values = tracer.ops("split", "Split", [x.value, lengths], len(sizes), axis=dim)
     return _parts(tracer, values, [torch.split(example, list(sizes), dim) for example in x.examples])
@@ -58,7 +58,7 @@ def split(tracer: Tracer, x: Symbol, sizes: Sequence[int], dim: int) -> tuple[Sy
 
 @form("chunk")
 def chunk(tracer: Tracer, x: Symbol, count: int, dim: int) -> tuple[Symbol, ...]:
-    """So many equal parts along one dim."""
+    """Split into `count` equal parts along one static dim."""
     size = x.shape[dim]
     require(not isinstance(size, Size) and size % count == 0, "chunks of a dim that a run decides, or unequal ones")
     return tuple(split(tracer, x, [size // count] * count, dim))
@@ -71,13 +71,13 @@ def _parts(tracer: Tracer, values: Sequence[ir.Value], examples: Sequence[Sequen
 
 @form("unsqueeze")
 def unsqueeze(tracer: Tracer, x: Symbol, dim: int) -> Symbol:
-    """A dim of 1 more."""
+    """Insert a dim of size 1."""
     axes = tracer.constant(np.array([dim]))
     return tracer.symbol(tracer.op("unsqueeze", "Unsqueeze", [x.value, axes]), torch.unsqueeze, x, dim)
 
 
 def _reshaped(function: Callable[..., Any]) -> Form:
-    """The same numbers in other dims."""
+    """Return the form of a function that only changes the dims."""
 
     def make(tracer: Tracer, x: Symbol, *args: Any) -> Symbol:
         shape = tracer.symbol(ir.Value(), function, x, *args)
@@ -88,9 +88,9 @@ def _reshaped(function: Callable[..., Any]) -> Form:
 
 
 def _dims(tracer: Tracer, x: Symbol, result: Symbol) -> ir.Value:
-    """The dims of a result: -1 for the only dynamic one, 0 for those that stay in their place, else their lengths.
+    """Return the shape input of a Reshape: 0 copies a dim, -1 stands for a single unknown dim, others are lengths.
 
-    -1 would have no meaning where another dim is 0, which past lengths can be, so those are written by 0.
+    With -1, no other dim may have length 0, as past lengths can. Therefore dims that keep their position are 0 (copy).
     """
     wanted, given = (list(zip(*(each.shape for each in one.examples), strict=True)) for one in (result, x))
     dims = [one if one == other else 0 if at < len(given) and given[at] == (one, other) else None
@@ -116,11 +116,11 @@ FORMS |= {"unflatten": _reshaped(torch.unflatten)}
 
 @form("getitem")
 def getitem(tracer: Tracer, x: Symbol, index: Any) -> Symbol:
-    """Slices from somewhere to the end, new dims of 1, and single places."""
+    """Index with slices that go to the end, new dims (None) and single positions."""
     parts = index if isinstance(index, tuple) else (index,)
     result = x.value
-    axis = 0  # of what is left
-    dims = 0  # of what comes out
+    axis = 0  # of the remaining value
+    dims = 0  # of the result
     new = []
     for part in parts:
         dims += not isinstance(part, int)
@@ -143,14 +143,14 @@ def getitem(tracer: Tracer, x: Symbol, index: Any) -> Symbol:
 
 
 def _from(tracer: Tracer, x: ir.Value, start: int, axis: int) -> ir.Value:
-    """What lies from a place on."""
+    """Slice an axis from a start position to the end."""
     one, rest = (tracer.constant(np.array([number])) for number in (axis, REST))
     begin = tracer.op("slice/start", "Reshape", [tracer.scalar(start), tracer.constant(np.array([-1]))])
     return tracer.op("slice", "Slice", [x, begin, rest, one])
 
 
 def _taken(example: Tensor, parts: Sequence[Any], at: int) -> Tensor:
-    """What an index takes of one of the two examples."""
+    """Apply an index to example `at` (0 or 1)."""
 
     def of_example(part: Any) -> Any:
         if not isinstance(part, slice):

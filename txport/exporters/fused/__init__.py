@@ -1,1 +1,1 @@
-"""What the targets of ONNX Runtime's fused operators have in common: how parts are counted, packed and written."""
+"""Code shared by the targets with ONNX Runtime's fused operators: counting, packing, quantising and writing."""

@@ -1,4 +1,4 @@
-"""Linear maps of one input that become one, and what an initializer that holds several weights records."""
+"""Packing of linear layers with the same input, and the record of the weights in an initializer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from txport.bundles.forms import Form, Stored
 from txport.bundles.ports import Graph
 
 MICROSOFT = "com.microsoft"
-PARTS = "txport.parts"  # where an initializer that several weights are packed in records their names
-SIZES = "txport.sizes"  # and how many rows each has
+PARTS = "txport.parts"  # metadata key of an initializer: names of the weights packed in it
+SIZES = "txport.sizes"  # metadata key: number of rows of each of them
 
 
 class Map(NamedTuple):
-    """x @ weight.T (+ bias) with a weight (out, in) from the checkpoint, and its nodes, the last first."""
+    """A linear layer x @ weight.T (+ bias) with a weight (out, in) of the checkpoint; `nodes` starts with the last."""
 
     x: ir.Value | None
     weight: ir.Value
@@ -26,12 +26,12 @@ class Map(NamedTuple):
 
     @property
     def kind(self) -> tuple[int, bool, str]:
-        """What maps have in common that can be one."""
+        """Return a key that is equal for linear layers that can be packed."""
         return id(self.x), self.bias is None, self.nodes[-1].op_type
 
 
 def pack_projections(model: ir.Model, graph: Graph) -> int:
-    """Linear maps of one input whose results are joined become one linear map: a layer's query, key and value."""
+    """Replace linear layers with the same input and concatenated outputs by one; return the count."""
     fired = 0
     for node in list(model.graph):
         parts = [map_of(value) for value in node.inputs] if node.op_type == "Concat" else []
@@ -53,7 +53,7 @@ def pack_projections(model: ir.Model, graph: Graph) -> int:
 
 
 def map_of(value: ir.Value | None) -> Map | None:
-    """The linear map that gives a value, as a Gemm, or as a FusedMatMul and what adds a bias to it."""
+    """Return the linear layer that computes a value: Gemm, or FusedMatMul and an optional Add; otherwise None."""
     node = None if value is None else value.producer()
     if node is None:
         return None
@@ -72,7 +72,7 @@ def map_of(value: ir.Value | None) -> Map | None:
 
 
 def _map(like: Map, weight: ir.Value, bias: ir.Value | None) -> list[ir.Node]:
-    """The nodes of a linear map of the same input, in the same operators."""
+    """Return the nodes of a linear layer with the same input and operators as `like`."""
     if like.nodes[-1].op_type == "Gemm":
         return [ir.node("Gemm", [like.x, weight, *([] if bias is None else [bias])], attributes={"transB": 1})]
     product = ir.node("FusedMatMul", [like.x, weight], attributes={"transB": 1}, domain=MICROSOFT)
@@ -83,21 +83,21 @@ def _map(like: Map, weight: ir.Value, bias: ir.Value | None) -> list[ir.Node]:
 
 
 def is_linear(node: ir.Node) -> bool:
-    """Whether a node is x @ weight.T (+ bias) with a weight (out, in) from the checkpoint."""
+    """True if a node is a Gemm x @ weight.T (+ bias) with a weight (out, in) from the checkpoint."""
     weight = node.inputs[1] if node.op_type == "Gemm" else None
     return weight is not None and weight.is_initializer() and node.attributes.get_int("transB", 0) == 1
 
 
 def is_product(node: ir.Node) -> bool:
-    """Whether a node is x @ weight.T, for x of any dims, with a weight (out, in) from the checkpoint."""
+    """True if a node is a FusedMatMul x @ weight.T, for x of any dims, with a weight (out, in) from the checkpoint."""
     weight = node.inputs[1] if node.op_type == "FusedMatMul" else None
     return weight is not None and weight.is_initializer() and node.attributes.get_int("transB", 0) == 1
 
 
 def _join(model: ir.Model, values: Iterable[ir.Value | None]) -> ir.Value:
-    """One initializer out of several, along their first axis, which records their names and bears them all.
+    """Concatenate initializers along the first axis; the result records and contains the names of all.
 
-    Layers that share their weights share it too.
+    Layers that share their weights share the result.
     """
     known = [value for value in values if value is not None and value.const_value is not None]
     tensors = [value.const_value for value in known if value.const_value is not None]
@@ -119,7 +119,7 @@ def _join(model: ir.Model, values: Iterable[ir.Value | None]) -> ir.Value:
 
 
 def join_names(names: list[str]) -> str:
-    """`a.b.weight`, `a.c.weight` -> `a.{b,c}.weight`, for people who look at the graph."""
+    """`a.b.weight`, `a.c.weight` -> `a.{b,c}.weight`, a readable name of a packed weight."""
     split = [name.split(".") for name in names]
     different = [at for at, parts in enumerate(zip(*split, strict=True)) if len(set(parts)) > 1]
     assert len(different) == 1, names
@@ -128,7 +128,7 @@ def join_names(names: list[str]) -> str:
 
 
 def parts_of(value: ir.Value) -> tuple[str, ...]:
-    """The checkpoint's names of the weights in an initializer, in the order of their rows."""
+    """Return the checkpoint's names of the weights in an initializer, in row order."""
     parts: tuple[str, ...] = value.meta.get(PARTS, (str(value.name),))
     return parts
 
@@ -136,12 +136,12 @@ def parts_of(value: ir.Value) -> tuple[str, ...]:
 def stored_as(
     value: ir.Value, form: Form | None = None, scales: str | None = None, lookup: str | None = None
 ) -> Stored:
-    """What an initializer is, for the manifest."""
+    """Return how an initializer is stored, for the manifest."""
     sizes: tuple[int, ...] = value.meta.get(SIZES, ())
     return Stored(parts_of(value), form, scales, lookup, sizes if len(set(sizes)) > 1 else None)
 
 
 def packs(model: ir.Model) -> dict[str, Stored]:
-    """The initializers of a graph that several weights are packed in, as they are."""
+    """Return the unquantised initializers of a graph that contain several weights."""
     found = {str(value.name): stored_as(value) for value in model.graph.initializers.values()}
     return {name: stored for name, stored in found.items() if len(stored.weights) > 1}

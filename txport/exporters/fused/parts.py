@@ -1,4 +1,4 @@
-"""What parts became in a trace, and the graph held against it."""
+"""Counts of the operators that model parts became in a trace, and the check of a graph against them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ PLAIN, PACKED = "plain attention", "packs of linear maps"
 
 
 class Counted:
-    """Ops that count what parts became."""
+    """Ops that count the operators that model parts became."""
 
     def __init__(self) -> None:
         self.became: Counter[str] = Counter()
-        self.kinds: Counter[Any] = Counter()  # of the attentions that became operators
+        self.kinds: Counter[Any] = Counter()  # kinds of the attentions that became operators
 
     def count(self, kind: Any) -> None:
-        """An attention became an operator of this kind."""
+        """Count an attention that became an operator of this kind."""
         self.became[kind.operator] += 1
         self.kinds[kind] += 1
 
     def plain(
         self, part: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, distances: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Heads attended to by plain nodes -> (B, T, N x H), and the weights."""
+        """Compute an attention with plain nodes; return (B, T, N x H) and the attention weights."""
         self.became[PLAIN] += 1
         mixed, weights = part.core(query, key, value, mask, distances)
         return mixed.transpose(1, 2).flatten(2), weights
@@ -48,11 +48,11 @@ def check_parts(
     others: Sequence[str] = (),
     plain: Sequence[str] = (PLAIN,),
 ) -> None:
-    """Raise `GraphError` unless every part of the model is the operator that it became when it was traced.
+    """Raise `GraphError` if the graph does not have the operators that were counted in its trace.
 
-    Attentions are counted by their `kinds` too, as `kind_of` tells them of a node of one of the `operators`, so that
-    none has lost its window, its cap or its positions. Of the `others`, only how many there are counts. What became one
-    of `plain` may leave products of its own.
+    Nodes of the attention `operators` are also compared by kind: `kinds` as counted, `kind_of` for a node. Therefore a
+    lost window, soft cap or rotary embedding is detected. For `others`, only the number is compared. MatMul and Softmax
+    nodes are allowed only if a part became one of `plain`.
     """
     found = Counter(node.op_type for node in model.graph)
     found[PACKED] = packed

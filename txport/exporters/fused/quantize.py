@@ -1,16 +1,16 @@
-"""What each form makes of a matrix of weights, and how the matrix is read back.
+"""Quantisation of weight matrices in each storage form, and dequantisation.
 
 Forms of a matrix (out, in), all symmetric (`bundles.forms` records them):
 
-- dynamic int8: one scale a row of `out`; activations are quantised as they come (DynamicQuantizeMatMul). The
-  fastest from a few rows on.
-- int8 rows: the same, but stored row by row, so that an embedding and a projection can be one tensor.
-- int8 invariant: stored so too; each row of activations has a scale of its own. Whole numbers are summed without
-  rounding, so what comes of a row does not depend on the others, nor on how many there are.
-- blocks: 8 or 4 bits with a scale for every block of inputs (MatMulNBits). They read the fewest bytes a weight, and
-  win at one or two rows. The cpu target has them at accuracy level 4: activations are quantised row by row. In 4 bits,
-  the kernels of small blocks sum each row alike there; those of larger ones work on two rows at a time, and sum a last
-  odd row otherwise. The cuda target has scales in 16 bits, and rounds no activations to 8.
+- dynamic int8: one scale per row of `out`; activations are quantised at run time (DynamicQuantizeMatMul). The
+  fastest form from a few rows on.
+- int8 rows: the same, but stored row by row, so that an embedding and a projection can share one tensor.
+- int8 invariant: also stored row by row; each row of activations has a separate scale. Integers are summed without
+  rounding, therefore the result of a row does not depend on the other rows or on their number.
+- blocks: 8 or 4 bits with a scale per block of inputs (MatMulNBits). They read the fewest bytes per weight and are the
+  fastest for one or two rows. The cpu target uses accuracy level 4: activations are quantised row by row. In 4 bits,
+  its kernels for small blocks sum all rows in the same order; kernels for larger blocks process two rows at a time and
+  sum a last odd row in a different order. The cuda target has 16-bit scales and does not quantise activations.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from txport.system.cores import cores
 Array = NDArray[Any]
 
 FLOAT32 = np.dtype(np.float32)
-PIECE = 1 << 20  # weights that are quantised at once
-ENDS = (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0)  # where the largest value of a 4-bit block may come to lie
+PIECE = 1 << 20  # number of weights that are quantised at a time
+ENDS = (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0)  # candidates for the quantised value of the largest weight of a 4-bit block
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """One matrix in fewer bits: `values` as the operator wants them, and their scales, in 32 bits or 16."""
+    """A quantised matrix: `values` in the layout of the operator, and `scales` in fp32 or fp16."""
 
     form: Form
     values: Array
@@ -44,7 +44,7 @@ class Quantized:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the matrix: (out, in)."""
+        """Return the shape of the matrix: (out, in)."""
         if self.form.has_row_scales:
             out, inputs = self.values.shape[:: -1 if self.form == DYNAMIC else 1]
         else:
@@ -53,13 +53,13 @@ class Quantized:
         return out, inputs
 
     def rows(self, rows: slice) -> Quantized:
-        """Some rows of the matrix."""
+        """Return the given rows of the matrix."""
         values = self.values[:, rows] if self.form == DYNAMIC else self.values[rows]
         return Quantized(self.form, values, self.scales[rows])
 
 
 def quantize(matrix: Array, form: Form, scales_in: np.dtype[Any] = FLOAT32) -> Quantized:
-    """A matrix (out, in) in one of the forms, its scales in a type; of a large one, some rows at a time."""
+    """Quantise a matrix (out, in), in parallel if it is large; scales have the dtype `scales_in`."""
     rows = max(1, PIECE // matrix.shape[1])
     pieces = [matrix[start : start + rows] for start in range(0, len(matrix), rows)]
     if len(pieces) == 1:
@@ -72,7 +72,7 @@ def quantize(matrix: Array, form: Form, scales_in: np.dtype[Any] = FLOAT32) -> Q
 
 
 def shapes(out: int, inputs: int, form: Form) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Those of the values and of the scales of a matrix (out, in)."""
+    """Return the shapes of the values and of the scales of a matrix (out, in)."""
     if form.has_row_scales:
         return (inputs, out) if form == DYNAMIC else (out, inputs), (out,)
     assert form.block is not None
@@ -81,7 +81,7 @@ def shapes(out: int, inputs: int, form: Form) -> tuple[tuple[int, ...], tuple[in
 
 
 def _quantize(matrix: Array, form: Form, scales_in: np.dtype[Any]) -> tuple[Array, Array]:
-    """Some rows of a matrix: values, row by row, and scales."""
+    """Quantise some rows of a matrix; return values, row by row, and scales."""
     if form.has_row_scales:
         assert scales_in == FLOAT32, scales_in
         scales = _safe(np.abs(matrix).max(axis=1) / 127)
@@ -95,12 +95,12 @@ def _quantize(matrix: Array, form: Form, scales_in: np.dtype[Any]) -> tuple[Arra
     values = np.rint(blocks / scales[..., None].astype(np.float32))
     values = (np.clip(values, -half, half - 1) + half).astype(np.uint8)
     if bits == 4:
-        values = values[..., 0::2] | (values[..., 1::2] << 4)  # the first of two inputs lies in the lower half
+        values = values[..., 0::2] | (values[..., 1::2] << 4)  # the first of two inputs is in the lower 4 bits
     return values, scales
 
 
 def _outwards(scales: Array, kind: np.dtype[Any]) -> Array:
-    """Scales in another type, none smaller than it was: the largest value must stay in range."""
+    """Convert scales to another dtype, rounding away from zero, so that the largest value stays in range."""
     largest = float(np.abs(scales).max(initial=0))
     most = float(np.finfo(kind).max)
     if not largest <= most:
@@ -112,7 +112,7 @@ def _outwards(scales: Array, kind: np.dtype[Any]) -> Array:
 
 
 def dequantize(quantized: Quantized) -> Array:
-    """The matrix (out, in) that the kernels compute with, float32."""
+    """Return the matrix (out, in) that the kernels use, in float32."""
     if quantized.form.has_row_scales:
         values = quantized.values.T if quantized.form == DYNAMIC else quantized.values
         by_row: Array = values.astype(np.float32) * quantized.scales[:, None]
@@ -127,7 +127,7 @@ def dequantize(quantized: Quantized) -> Array:
 
 
 def steps(quantized: Quantized) -> Array:
-    """The size of one step for each weight (out, in): the scale it is multiplied with, without its sign."""
+    """Return the quantisation step of each weight (out, in): the absolute value of its scale."""
     scales = np.abs(quantized.scales.astype(np.float32))
     if quantized.form.has_row_scales:
         size = quantized.values.shape[0 if quantized.form == DYNAMIC else 1]
@@ -136,10 +136,10 @@ def steps(quantized: Quantized) -> Array:
 
 
 def best_scales(blocks: Array, bits: int) -> Array:
-    """Blocks (..., block) -> scales (...): the largest value reaches an end of the range, in 4 bits a little beyond.
+    """Blocks (..., block) -> scales (...): the largest value is mapped to an end of the range, in 4 bits near it.
 
-    Of a few ends for the largest value, the one with the least squared error: outliers may be cut if that lets
-    the many be finer. A negative scale lets the largest value use the longer, negative side.
+    In 4 bits, the end in `ENDS` with the smallest squared error is chosen: clipping an outlier can make the other
+    values more precise. A negative scale maps the largest value to the longer, negative side.
     """
     half = 2 ** (bits - 1)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1)[..., 0]
@@ -157,9 +157,9 @@ def best_scales(blocks: Array, bits: int) -> Array:
 
 
 def sums_of_squares(values: Array) -> Array:
-    """Over the last axis, in float64 and one after the other, so that they are the same on every processor.
+    """Sum squares over the last axis sequentially in float64, so that the result is the same on every processor.
 
-    `sum` adds in an order of its own, and in float32 two sums that are nearly equal may then compare either way.
+    The order of additions in `sum` is unspecified; in float32, two nearly equal sums could then compare either way.
     """
     sums: Array = np.square(values, dtype=np.float64).cumsum(axis=-1)[..., -1]
     return sums

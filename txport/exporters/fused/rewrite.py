@@ -1,4 +1,4 @@
-"""Every matrix of a graph in the form that was chosen for it: values, scales, and the operators that read them."""
+"""Rewrite of a graph to quantised matrices: values, scales, and the operators that read them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = NDArray[Any]
 
 
 class Matrix:
-    """A matrix in one form, which is computed when its values or its scales are asked for; only these are kept."""
+    """A matrix in one storage form. Values and scales are computed on demand; only the scales are cached."""
 
     def __init__(self, tensor: ir.TensorProtocol, form: Form, scales_in: ir.DataType) -> None:
         self._tensor = tensor
@@ -34,7 +34,7 @@ class Matrix:
         kind = ir.DataType.INT8 if form.has_row_scales else ir.DataType.UINT8
         self.values = ir.LazyTensor(lambda: ir.tensor(self._quantize()), kind, ir.Shape(values))
         self.scales = self._of_scales(scales)
-        self.lookup_scales = self._of_scales((*scales, 1))  # the same bytes as the scales of a product
+        self.lookup_scales = self._of_scales((*scales, 1))  # the same bytes as `scales`
         self.lookup_zeros = _zeros((*scales, 1), form.bits)
 
     def _of_scales(self, shape: Sequence[int]) -> ir.LazyTensor:
@@ -58,12 +58,12 @@ class Matrix:
 
 
 def _zeros(shape: Sequence[int], bits: int) -> ir.LazyTensor:
-    """What stands for zero in each block: of 4 bits, in both halves of a byte, whichever a kernel reads."""
+    """Return the zero point of each block; in 4 bits it is in both halves of a byte, since kernels read either."""
     middle = {8: 0x80, 4: 0x88}[bits]
     return ir.LazyTensor(lambda: ir.tensor(np.full(shape, middle, np.uint8)), ir.DataType.UINT8, ir.Shape(shape))
 
 
-Matrices = dict[tuple[str, Form], Matrix]  # by the name of the weight
+Matrices = dict[tuple[str, Form], Matrix]  # by name of the weight and form
 
 
 Build = Callable[[ir.Model, ir.Node, Stored, ir.Value, Matrix], Iterator[ir.Node]]
@@ -71,10 +71,10 @@ Build = Callable[[ir.Model, ir.Node, Stored, ir.Value, Matrix], Iterator[ir.Node
 
 @dataclass(frozen=True)
 class Quantising:
-    """What a target makes of matrices in fewer bits.
+    """The operators of quantised matrices on a target.
 
-    `is_linear` tells the nodes that multiply with a weight, their second input, `linear` and `lookup` give what stands
-    in the place of one and of a lookup, the last giving the same. Scales are in the type `scales_in`.
+    `is_linear`: True for nodes that multiply by a weight, their second input. `linear` and `lookup`: return the nodes
+    that replace such a node or a lookup; the last one computes the same output. `scales_in`: dtype of the scales.
     """
 
     is_linear: Callable[[ir.Node], bool]
@@ -91,11 +91,11 @@ def apply_forms(
     how: Quantising,
     read: Read | None = None,
 ) -> dict[str, Stored]:
-    """Put every linear map and every lookup in `tables` into the form of its weight; -> each initializer, recorded.
+    """Quantise the weights of linear layers and of lookups in `tables`; return initializer -> how it is stored.
 
-    `forms` and `tables` go by the names of the graph's initializers; what has no form stays as it is. What other graphs
-    have in the same form is taken from `matrices`, and what is new is added. The numbers are the graph's, or those that
-    are `read` by the checkpoint's names, where the graph's are rounded.
+    `forms`, `tables`: by names of the graph's initializers; weights without a form are not changed. `matrices`: cache
+    of matrices shared with other graphs, extended by new ones. `read`: loads weights by the checkpoint's names if the
+    graph's are rounded; None: use the graph's weights.
     """
     recorded: dict[str, Stored] = {}
     held: dict[str, tuple[ir.Value, Stored, Matrix]] = {}
@@ -124,13 +124,13 @@ def apply_forms(
 
 
 def tables_of(module: nn.Module) -> set[str]:
-    """The tables of tokens of a module, by the names that a trace gives them."""
+    """Return the names of the embedding tables of a module, as in a trace."""
     names = weight_names(module)
     return {names[id(each.weight)] for each in module.modules() if isinstance(each, nn.Embedding)}
 
 
 def _numbers(weight: ir.Value, read: Read | None) -> ir.TensorProtocol:
-    """The matrix of a weight, or of several in one, as it is in the checkpoint."""
+    """Return the unrounded matrix of a weight, or of several packed weights."""
     tensor = weight.const_value
     assert tensor is not None
     if read is None:
@@ -144,7 +144,7 @@ def _numbers(weight: ir.Value, read: Read | None) -> ir.TensorProtocol:
 
 
 def _replace(model: ir.Model, node: ir.Node, made: Sequence[ir.Node]) -> None:
-    """Nodes in the place of one; the last gives what it gave."""
+    """Replace a node by `made`, whose last node computes the same output."""
     model.graph.insert_before(node, made)
     old = node.outputs[0]
     new = made[-1].outputs[0]
@@ -156,7 +156,7 @@ def _replace(model: ir.Model, node: ir.Node, made: Sequence[ir.Node]) -> None:
 
 
 def _table(node: ir.Node, tables: Collection[str]) -> ir.Value | None:
-    """The table of tokens that a node looks rows up in."""
+    """Return the table in `tables` from which a node gathers rows, or None."""
     table = node.inputs[0] if node.op_type == "Gather" else None
     return table if table is not None and table.is_initializer() and table.name in tables else None
 
@@ -164,7 +164,7 @@ def _table(node: ir.Node, tables: Collection[str]) -> ir.Value | None:
 def _store(
     model: ir.Model, weight: ir.Value, form: Form, matrix: Matrix, *, is_table: bool
 ) -> tuple[ir.Value, Stored, Matrix]:
-    """-> the values in the graph, what they are, and the matrix, whose scales each operator adds in its own shape."""
+    """Add the values to the graph; return them, how they are stored, and the matrix. Operators add its scales."""
     name = str(weight.name)
     values = add_initializer(model, f"{name}.{form.describe().replace(' ', '-')}", matrix.values)
     lookup = f"{values.name}.lookup.scale" if is_table and form.kind == "blocks" else None
@@ -172,7 +172,7 @@ def _store(
 
 
 def add_initializer(model: ir.Model, name: str, array: Array | ir.TensorProtocol) -> ir.Value:
-    """Give a graph one more weight."""
+    """Add an initializer to a graph and return it."""
     tensor = ir.tensor(array) if isinstance(array, np.ndarray) else array
     value = ir.Value(name=name, const_value=tensor)
     value.shape = ir.Shape(tensor.shape.numpy())
@@ -182,7 +182,7 @@ def add_initializer(model: ir.Model, name: str, array: Array | ir.TensorProtocol
 
 
 def once(model: ir.Model, name: str, array: Array | ir.TensorProtocol) -> ir.Value:
-    """A weight that a graph has already, or one more."""
+    """Return the initializer with this name; add it if it does not exist."""
     return model.graph.initializers.get(name) or add_initializer(model, name, array)
 
 
@@ -195,7 +195,7 @@ def in_blocks(
     *more: ir.Value | None,
     **attributes: int,
 ) -> ir.Node:
-    """X @ weight.T of a weight in blocks; `more` are the inputs after its scales."""
+    """Return a MatMulNBits node x @ weight.T for a weight in blocks; `more`: inputs after the scales."""
     assert stored.form is not None
     out, blocks = matrix.scales.shape.numpy()
     block = stored.form.block or 1
@@ -214,7 +214,10 @@ def looked_up(
     *,
     has_zeros: bool = False,
 ) -> Iterator[ir.Node]:
-    """Rows of an embedding in blocks, by tokens of so many dims -> (..., D); `has_zeros` says what stands for zero."""
+    """Yield nodes that look up rows of an embedding in blocks: tokens with `dims` dims -> (..., D).
+
+    `has_zeros`: also pass the zero points.
+    """
     assert stored.form is not None
     name = str(stored.lookup_scales)
     inputs = [values, tokens, once(model, name, matrix.lookup_scales)]

@@ -1,4 +1,4 @@
-"""Graphs that share one file of weights: written, checked, and recorded in the manifest."""
+"""Writing and checking graphs that share one weight file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from txport.exporters.weights import FILE, leave_out, share_weights, standing_in
 
 
 def write_graphs(models: dict[str, ir.Model], jobs: Mapping[str, Job], manifest: Manifest, folder: Path) -> Manifest:
-    """Write finished graphs and their weights, each once; -> the manifest with what was done to them."""
+    """Write and check the graphs, and write equal weights once; return the manifest with the records of the export."""
     parts = {role: dict(parts_of_trace(model)) for role, model in models.items()}
     shared: dict[str, dict[str, Any]] = {}
     if manifest.weightless:

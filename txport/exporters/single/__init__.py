@@ -1,1 +1,1 @@
-"""The graph that generates: encoder, decoder and search in one file, for programs that have no driver."""
+"""The single graph: encoder, decoder and search in one file, for programs without a search loop."""

@@ -1,8 +1,9 @@
-"""One step of beam search in standard operators, for all sources at once; with one beam it is greedy search.
+"""One step of beam search in standard operators, for all sources at once; greedy search with one beam.
 
-It is `search/beams.py`, to the order of equals: which hypotheses go on, which have ended, and when a source is done.
-Letters: B sources, K beams, W rows a source (K, but 1 in the first step of prompts), R rows (B x W, those of a source
-side by side), V vocabulary, C candidates a row, N of a source, T tokens so far, P of a prefix, F before the new ones.
+It computes the same as `search/beams.py`, including the order of ties.
+Letters: B sources, K beams, W rows per source (K, but 1 in the first step of prompts), R rows (B x W, grouped by
+source), V vocabulary, C candidates per row, N candidates per source, T tokens so far, P tokens of a prefix, F tokens
+before the new ones.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from txport.exporters.single.rules import Rules
 INT64, INT32, DOUBLE, FLOAT, BOOL = map(
     int, (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.BOOL)
 )
-NOTHING = -1  # in place of a token
+NOTHING = -1  # no token
 
 
 class Found(NamedTuple):
-    """What the loop carries of a search."""
+    """State of the search that the loop carries from step to step."""
 
     ids: ir.Value  # (R, T) the running hypotheses
-    sums: ir.Value  # (B, W) and their log-probs together, the best first
-    scores: ir.Value  # (B, K) of the finished hypotheses, in falling order; -inf where there is none
+    sums: ir.Value  # (B, W) sums of their log-probs, descending
+    scores: ir.Value  # (B, K) scores of the finished hypotheses, descending; -inf for none
     finished: ir.Value  # (B x K, T) their tokens, padded
     lengths: ir.Value  # (B, K)
     done: ir.Value  # (B, 1)
@@ -47,41 +48,41 @@ TYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class SearchInputs:
-    """What does not change from step to step, computed around the loop."""
+    """Inputs that are the same in all steps, computed outside the loop."""
 
     batch: ir.Value  # (1,) B
     beams: ir.Value  # (1,) K
     candidates: ir.Value  # (1,) C
     kept: ir.Value  # (1,) N
-    penalty: ir.Value  # (1,) float64, the power of the length in a score
-    prefix: ir.Value  # (1,) how many tokens each target begins with
-    limits: ir.Value  # (B, 1) how many tokens it may have, the prefix counted
-    longest: ir.Value  # () of the limits
-    forced: ir.Value | None  # (B, P + 1) what it begins with, and NOTHING
-    front: ir.Value  # (B, F) the start token or the prompt, NOTHING for padding
-    sources: ir.Value  # (B, 1) from 0 on
+    penalty: ir.Value  # (1,) float64, length penalty
+    prefix: ir.Value  # (1,) number of prefix tokens of each target
+    limits: ir.Value  # (B, 1) maximum number of tokens, including the prefix
+    longest: ir.Value  # () largest of the limits
+    forced: ir.Value | None  # (B, P + 1) prefix tokens, then NOTHING
+    front: ir.Value  # (B, F) start token or prompt, NOTHING for padding
+    sources: ir.Value  # (B, 1) source indices
     bans: Mapping[str, ir.Value]  # (V,) bool each
 
 
 class Candidates(NamedTuple):
-    """Of all rows of a source (B, N), the best first: their sums, the beam that each comes from, and its token."""
+    """The best candidates of each source (B, N), in descending order: log-prob sums, parent beams and tokens."""
 
     sums: ir.Value
     parents: ir.Value
     tokens: ir.Value
-    ended: ir.Value | None  # None where no token ends a target
+    ended: ir.Value | None  # None if there is no end token
 
 
 class Hypotheses(NamedTuple):
-    """Some that may be finished, n of each source."""
+    """Hypotheses that may be finished, n per source."""
 
     scores: ir.Value  # (B, n), -inf for none
     ids: ir.Value  # (B x n, T + 1)
-    length: ir.Value  # (1,) how many of them are their tokens
+    length: ir.Value  # (1,) number of tokens, without padding
 
 
 def begin(block: Block, requested: SearchInputs, width: ir.Value) -> Found:
-    """The state before the first token, of W rows a source (1,); all of them but the first are none yet."""
+    """Return the state before the first token, with W = `width` (1,) rows per source; only the first row is active."""
     places = block.op("Range", 0, block.op("Squeeze", width), 1)
     shape = block.op("Concat", requested.batch, requested.beams, axis=0)
     first = block.op("Where", block.op("Equal", places, 0), double(block, 0.0), double(block, LEAST))
@@ -101,12 +102,12 @@ def begin(block: Block, requested: SearchInputs, width: ir.Value) -> Found:
 
 
 def double(block: Block, number: float) -> ir.Value:
-    """A constant in float64, in which scores are added up."""
+    """Return a constant in float64, the dtype of log-prob sums."""
     return block.known(number, np.float64)
 
 
 def of_rows(block: Block, batch: ir.Value, width: ir.Value, values: ir.Value) -> ir.Value:
-    """What each source has (B, n), for each of its W rows: (R, n)."""
+    """Repeat values of each source for its W rows: (B, n) -> (R, n)."""
     size = block.op("Shape", values, start=1, end=2)
     shape = block.op("Concat", batch, width, size, axis=0)
     every = block.op("Expand", block.op("Unsqueeze", values, [1]), shape)
@@ -114,13 +115,13 @@ def of_rows(block: Block, batch: ir.Value, width: ir.Value, values: ir.Value) ->
 
 
 class Step:
-    """A step of the loop, in its body, with W rows a source."""
+    """One step in the body of the loop, with W rows per source."""
 
     def __init__(self, block: Block, rules: Rules, requested: SearchInputs, number: ir.Value, width: ir.Value) -> None:
         self._block = block
         self._rules = rules
         self._requested = requested
-        self._number = number  # (1,), of steps from 0 on
+        self._number = number  # (1,), step index
         self._width = width  # (1,)
         self._starts = block.op("Mul", requested.sources, width)  # the first row of each source: (B, 1)
         self._length = block.op("Add", number, 1)
@@ -129,7 +130,7 @@ class Step:
         self._pad = block.named("pad_token", np.array(rules.facts.writes.pad))
 
     def advance(self, found: Found, logits: ir.Value) -> tuple[Found, ir.Value, ir.Value]:
-        """Logits (R, V) -> the search after the step, which row each row goes on from (R,), and its token (R, 1)."""
+        """Logits (R, V) -> the state after the step, the parent of each row (R,), and its token (R, 1)."""
         block = self._block
         best = self._candidates(found, *self._likeliest(found, logits))
         sums, parents, tokens = self._going_on(best)
@@ -145,7 +146,7 @@ class Step:
         return Found(running, sums, scores, finished, lengths, self._done(found.done, sums, scores)), rows, last
 
     def _likeliest(self, found: Found, logits: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The best tokens of each row that may come next: log-probs and ids (R, C)."""
+        """Return the best allowed next tokens of each row: log-probs and ids, (R, C) each."""
         block = self._block
         rules = self._rules
         requested = self._requested
@@ -176,7 +177,7 @@ class Step:
         return block.op("Where", is_free, log_probs, certain), block.op("Where", is_free, ids, token)
 
     def _allow(self, scores: ir.Value, history: History | None) -> ir.Value:
-        """Scores (R, V) without those of tokens that must not come next."""
+        """Mask the scores (R, V) of tokens that must not come next."""
         block = self._block
         requested = self._requested
         bans = self._requested.bans
@@ -194,7 +195,7 @@ class Step:
         return scores if history is None else history.forbid(scores, self._rules)
 
     def _forced(self) -> ir.Value | None:
-        """The one token that may come next, or `NOTHING`: (B, 1); None where no token is ever forced."""
+        """Return the forced next token or `NOTHING`, (B, 1); None if no token is ever forced."""
         block = self._block
         rules = self._rules
         requested = self._requested
@@ -210,7 +211,7 @@ class Step:
         return block.op("Where", is_last, rules.forced_eos_token_id, NOTHING if token is None else token)
 
     def _candidates(self, found: Found, log_probs: ir.Value, ids: ir.Value) -> Candidates:
-        """The best of all rows of each source; of equals, the better beam's, then the likelier token."""
+        """Return the best candidates of each source; ties: better beam first, then more probable token."""
         block = self._block
         requested = self._requested
         shape = block.op("Concat", requested.batch, self._width, requested.candidates, axis=0)
@@ -234,11 +235,11 @@ class Step:
         return Candidates(sums, parents, tokens, block.op("Cast", ended, to=BOOL))
 
     def _behind(self, count: ir.Value) -> ir.Value:
-        """So many columns more, as `Pad` reads it."""
+        """Return the `pads` input of Pad that appends `count` columns."""
         return self._block.op("Concat", [0, 0, 0], count, axis=0)
 
     def _going_on(self, best: Candidates) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """The first K candidates that have not ended: sums, parents and tokens (B, K); those that had to are none."""
+        """Return the first K candidates without end token: sums (none if missing), parents and tokens, (B, K) each."""
         block = self._block
         requested = self._requested
         if best.ended is None:
@@ -251,20 +252,20 @@ class Step:
         return block.op("Where", dead, self._none, sums), parents, tokens
 
     def _first(self, values: ir.Value) -> ir.Value:
-        """(B, N) -> (B, K)."""
+        """Return the first K columns: (B, N) -> (B, K)."""
         return self._block.op("Slice", values, [0], self._requested.beams, [1])
 
     def _rows(self, parents: ir.Value) -> ir.Value:
-        """Beams (B, K) -> the rows that they are: (R,)."""
+        """Beams (B, K) -> their row indices (R,)."""
         return self._block.op("Reshape", self._block.op("Add", self._starts, parents), [-1])
 
     def _power_of(self, length: ir.Value) -> ir.Value:
-        """What sums at a length are divided by: its new tokens, at least one, to the power of the penalty."""
+        """Return the divisor of sums at a length: max(new tokens, 1) ^ length penalty."""
         new = self._block.op("Max", self._block.op("Sub", length, self._requested.prefix), 1)
         return self._block.op("Pow", self._block.op("Cast", new, to=DOUBLE), self._requested.penalty)
 
     def _ended(self, found: Found, best: Candidates, ended: ir.Value) -> Hypotheses:
-        """Those of the first K candidates that have."""
+        """Return the candidates with an end token among the first K."""
         block = self._block
         sums = self._first(block.op("Where", ended, best.sums, self._none))
         rows = self._rows(self._first(best.parents))
@@ -273,7 +274,7 @@ class Step:
         return Hypotheses(block.op("Div", sums, self._power), ids, self._length)
 
     def _cut_off(self, found: Found, sums: ir.Value, ended: Hypotheses | None) -> Hypotheses:
-        """Where no token may follow and nothing has ended, the hypotheses of the step before stand as they are."""
+        """Return the hypotheses of the previous step for sources where no token is allowed and nothing has ended."""
         block = self._block
         is_stuck = self._are_none(sums)
         for scores in (found.scores, *([] if ended is None else [ended.scores])):
@@ -283,17 +284,17 @@ class Step:
         return Hypotheses(scores, self._padded(found.ids), self._number)
 
     def _are_none(self, scores: ir.Value) -> ir.Value:
-        """(B, n) -> (B, 1)."""
+        """Return whether all scores of a source are none: (B, n) -> (B, 1)."""
         return self._block.op("Equal", self._block.op("ReduceMax", scores, [1], keepdims=1), self._none)
 
     def _padded(self, ids: ir.Value) -> ir.Value:
-        """(n, T) -> (n, T + 1)."""
+        """Append a padding token: (n, T) -> (n, T + 1)."""
         block = self._block
         shape = block.op("Concat", block.op("Shape", ids, start=0, end=1), [1], axis=0)
         return block.op("Concat", ids, block.op("Expand", self._pad, shape), axis=1)
 
     def _compete(self, found: Found, new: list[Hypotheses]) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """The K best finished hypotheses, those of before first among equals: scores, tokens, lengths."""
+        """Return the K best finished hypotheses, earlier ones first in ties: scores, tokens, lengths."""
         block = self._block
         requested = self._requested
         late = block.op("Concat", *(each.scores for each in new), axis=1)
@@ -311,7 +312,7 @@ class Step:
         return scores, finished, block.op("GatherElements", block.op("Concat", *lengths, axis=1), order, axis=1)
 
     def _done(self, before: ir.Value, sums: ir.Value, scores: ir.Value) -> ir.Value:
-        """The sources that are done: (B, 1); in greedy search, when something has ended."""
+        """Return which sources are done, (B, 1); in greedy search, those with a finished hypothesis."""
         block = self._block
         rules = self._rules
         requested = self._requested

@@ -1,4 +1,4 @@
-"""Nodes that are written one after the other, in a graph or in the body of its loop."""
+"""Builder of consecutive nodes, in a graph or in the body of its loop."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Given = ir.Value | int | float | Sequence[int] | NDArray[Any]
 
 
 class Block:
-    """The nodes of a graph, or, with an `outer` one, of a body that sees what is in it.
+    """The nodes of a graph, or of a body that can read the values of the `outer` block.
 
-    What is known at export is an initializer of the outermost graph.
+    Constants are initializers of the outermost graph.
     """
 
     def __init__(self, outer: Block | None = None) -> None:
@@ -31,23 +31,23 @@ class Block:
         self._copies: dict[tuple[Any, ...], Sequence[ir.Value]] = {}
 
     def input(self, name: str, dtype: ir.DataType, dims: Sequence[int | str | None] | None = None) -> ir.Value:
-        """A value that comes from outside, which the body of a loop must not take for a constant."""
+        """Return an input of the block; in the body of a loop, it changes from step to step."""
         shape = None if dims is None else ir.Shape(dims)
         value = ir.Value(name=name, type=ir.TensorType(dtype), shape=shape)
         self._own.add(value)
         return value
 
     def op(self, operator: str, *inputs: Given, **attributes: Any) -> ir.Value:
-        """The only output of a new node."""
+        """Add a node with one output; return the output."""
         return self.ops(operator, *inputs, count=1, **attributes)[0]
 
     def ops(self, operator: str, *inputs: Given, count: int, **attributes: Any) -> Sequence[ir.Value]:
-        """The outputs of a new node; numbers among its inputs are constants."""
+        """Add a node with `count` outputs; return them. Numbers among its inputs become constants."""
         given = [each if isinstance(each, ir.Value) else self.known(each) for each in inputs]
         return self._add(operator, given, ir.node(operator, [], attributes).attributes, count)
 
     def known(self, number: Given, dtype: Any = None) -> ir.Value:
-        """A constant: whole numbers are int64, others float32, unless a type is given."""
+        """Return a constant: int64 for integers, float32 for floats, unless `dtype` is given."""
         array = np.asarray(number, dtype)
         if dtype is None and not isinstance(number, np.ndarray):
             array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
@@ -60,7 +60,7 @@ class Block:
         return root._known[key]
 
     def named(self, name: str, array: NDArray[Any]) -> ir.Value:
-        """A constant that can be told from others."""
+        """Return a constant with the name `search/{name}`, created once."""
         root = self.root
         name = f"search/{name}"
         if name not in root.initializers:
@@ -83,10 +83,10 @@ class Block:
     def inline(
         self, model: ir.Model, role: str, given: Mapping[str, ir.Value], wanted: Sequence[str]
     ) -> list[ir.Value]:
-        """The nodes of a model that the `wanted` values follow from; -> these values.
+        """Copy the nodes of a model that the `wanted` values need; return these values.
 
-        `given` are its inputs by name, and values that take the place of what it would compute. What does not depend on
-        a step of the loop goes to the graph around it, once.
+        `given`: its inputs by name, and values that replace computed ones. Nodes that do not depend on the step of the
+        loop are added once to the graph around it. Raises `UnsupportedError` if an input is missing.
         """
         made: dict[ir.Value | None, ir.Value | None] = {None: None}
         needed = _needed(model, given, wanted)
@@ -118,7 +118,7 @@ class Block:
         return self.root.weight(value, role)
 
     def weight(self, value: ir.Value, role: str) -> ir.Value:
-        """An initializer of another graph in this one: those of one name are one weight, constants may differ."""
+        """Add an initializer of another graph. The same name means the same weight; differing constants are renamed."""
         tensor = value.const_value
         name = str(value.name)
         assert tensor is not None
@@ -131,7 +131,7 @@ class Block:
         return self.initializers[name]
 
     def _copy(self, node: ir.Node, inputs: Sequence[ir.Value | None], role: str) -> Sequence[ir.Value]:
-        """A node like another; where there is the same already, that."""
+        """Copy a node, or return the outputs of an equal node that exists already."""
         key = (node.op_type, *map(id, inputs), len(node.outputs), *map(str, node.attributes.values()))
         if key not in self._copies:
             attributes = {name: ir.Attr(name, each.type, each.value) for name, each in node.attributes.items()}
@@ -140,7 +140,7 @@ class Block:
 
 
 def _needed(model: ir.Model, given: Mapping[str, ir.Value], wanted: Sequence[str]) -> set[ir.Node]:
-    """The nodes that the wanted values follow from, up to what is given."""
+    """Return the nodes that compute the wanted values from given ones."""
     outputs = {value.name: value for node in model.graph for value in node.outputs}
     pending = [outputs[name] for name in wanted if name not in given]
     needed: set[ir.Node] = set()
@@ -153,7 +153,7 @@ def _needed(model: ir.Model, given: Mapping[str, ir.Value], wanted: Sequence[str
 
 
 def _are_equal(one: ir.TensorProtocol | None, other: ir.TensorProtocol) -> bool:
-    """Whether two tensors of one name are one: weights are, by their names; constants by what they hold."""
+    """True if two tensors of one name are equal: external weights by dtype and shape, constants by value."""
     if one is None or one.dtype != other.dtype or one.shape != other.shape:
         return False
     if isinstance(one, ir.ExternalTensor) and isinstance(other, ir.ExternalTensor):

@@ -1,7 +1,8 @@
 """Encoder, decoder and search as one graph: a loop of standard operators, whose body is the portable decoder.
 
-What no step changes is computed once, around the loop: the keys and values of the source, masks, transposed weights.
-Letters: B sources, K beams, R rows (B x K), S places of a source or prompt, P tokens of a prefix.
+Values that are the same in all steps are computed once, outside the loop: cross-attention keys and values, masks,
+transposed weights.
+Letters: B sources, K beams, R rows (B x K), S positions of a source or prompt, P tokens of a prefix.
 """
 
 from __future__ import annotations
@@ -50,14 +51,17 @@ from txport.exporters.trace import IR_VERSION, value_of
 from txport.models.facts import Facts, Owner
 
 Models = Mapping[str, ir.Model]
-# The body, rows a source (1,), the tokens that the decoder is given (R, T), step (1,) -> the decoder's inputs.
+# Body, rows per source (1,), input tokens of the decoder (R, T), step (1,) -> inputs of the decoder.
 Feeds = Callable[[Block, ir.Value, ir.Value, ir.Value], dict[str, ir.Value]]
 END = np.iinfo(np.int64).max
-FOLLOWING = ("Add", "Sub", "Mul", "Div", "Tanh", "Cast", "Identity")  # what may come between a product and the logits
+FOLLOWING = ("Add", "Sub", "Mul", "Div", "Tanh", "Cast", "Identity")  # allowed between the product and the logits
 
 
 def single_model(models: Models, manifest: Manifest) -> ir.Model:
-    """The graphs of a portable bundle, by role, as one; `UnsupportedError` for a search that it can't have."""
+    """Combine the graphs of a portable bundle, by role, with the search.
+
+    Raises `UnsupportedError` if the checkpoint's search options are not supported.
+    """
     build = Builder(models, manifest)
     outputs = causal(build) if manifest.facts.task == "causal" else seq2seq(build)
     body = ir.Graph(
@@ -74,7 +78,7 @@ def single_model(models: Models, manifest: Manifest) -> ir.Model:
 
 
 class Builder:
-    """One graph on its way."""
+    """Builds the single graph."""
 
     def __init__(self, models: Models, manifest: Manifest) -> None:
         self.models = models
@@ -88,7 +92,7 @@ class Builder:
 
     @property
     def facts(self) -> Facts:
-        """The model's."""
+        """Return the facts of the model."""
         return self.manifest.facts
 
     def requested(
@@ -99,7 +103,7 @@ class Builder:
         front: ir.Value,
         forced: ir.Value | None,
     ) -> SearchInputs:
-        """The inputs of the search; `front` (B, F) are the tokens that stand before the new ones."""
+        """Return the inputs of the search; `front` (B, F): tokens before the new ones."""
         block = self.block
         words = self.facts.writes
         beams = block.op("Max", self.given[NUM_BEAMS], 1)
@@ -122,7 +126,7 @@ class Builder:
         )
 
     def _bans(self) -> list[tuple[str, ir.Value]]:
-        """Which tokens of the vocabulary never come, not first, or not among the first few: (V,) bool each."""
+        """Return masks of tokens that are banned always, as first token, or among the first few: (V,) bool each."""
         rules = self.rules
         words = self.facts.writes
         ends = words.ends if rules.min_new_tokens else ()
@@ -136,22 +140,22 @@ class Builder:
         return found
 
     def of_beams(self, batch: ir.Value, beams: ir.Value, values: ir.Value) -> ir.Value:
-        """What each source has (B, ...), for each of its beams: (B x K, ...)."""
+        """Repeat values of each source for its beams: (B, ...) -> (B x K, ...)."""
         sources = self.block.op("Range", 0, self.block.op("Squeeze", batch), 1)
         shape = self.block.op("Concat", batch, beams, axis=0)
         every = self.block.op("Expand", self.block.op("Unsqueeze", sources, [1]), shape)
         return self.block.op("Gather", values, self.block.op("Reshape", every, [-1]), axis=0)
 
     def past(self, owner: Owner) -> list[str]:
-        """The decoder's inputs that bring the state of one owner, in order."""
+        """Return the decoder's inputs with the state of one owner, in order."""
         return list(self.decoder.past(owner).values())
 
     def present(self, owner: Owner) -> list[str]:
-        """And the outputs that hold it as the decoder leaves it."""
+        """Return the decoder's outputs with the updated state, in the order of `past`."""
         return [self.decoder.present(owner)[each] for each in self.decoder.past(owner)]
 
     def empty(self, owner: Owner, rows: ir.Value) -> dict[str, ir.Value]:
-        """The state before the first token, by the decoder's inputs."""
+        """Return decoder input -> empty state before the first token."""
         zero = np.zeros(1, self.manifest.dtype)
         found = {}
         made = dict[tuple[int, ...], ir.Value]()
@@ -166,9 +170,10 @@ class Builder:
     def search(
         self, requested: SearchInputs, width: ir.Value, caches: Mapping[str, ir.Value], first: ir.Value, feeds: Feeds
     ) -> list[ir.Value]:
-        """The loop, from W rows a source (1,), their caches by the decoder's inputs, and the first tokens (R, any).
+        """Add the search loop; return the outputs of the graph.
 
-        -> the graph's outputs. Steps after the first give the decoder one token of each row.
+        `width` (1,): rows per source in the first step; `caches`: decoder input -> state; `first` (R, any): tokens of
+        the first step. In later steps, the decoder reads one token of each row.
         """
         block = self.block
         body = Block(self.block)
@@ -206,7 +211,7 @@ class Builder:
     def _outputs(
         self, requested: SearchInputs, finished: ir.Value, lengths: ir.Value, scores: ir.Value
     ) -> list[ir.Value]:
-        """Without the prefix, padded after the end, and no longer than the longest."""
+        """Return the outputs: tokens without prefix, padded after the end, cut to the longest."""
         block = self.block
         is_none = block.op("Equal", scores, block.known(-np.inf, np.float64))
         lengths = block.op("Max", block.op("Sub", lengths, requested.prefix), 0)
@@ -231,7 +236,7 @@ class Builder:
 
 
 def seq2seq(build: Builder) -> list[ir.Value]:
-    """The encoder, the source's keys and values, and the loop."""
+    """Add the encoder and the search loop of a seq2seq model; return the outputs of the graph."""
     block = build.block
     facts = build.facts
     prefix = build.given[PREFIX_IDS]
@@ -254,7 +259,7 @@ def seq2seq(build: Builder) -> list[ir.Value]:
 
 
 def encoded(build: Builder) -> dict[str, ir.Value]:
-    """What the decoder reads of the source, by its inputs; sources are filled up as the driver fills them up."""
+    """Add the encoder; return decoder input -> value. Sources are padded as in the driver."""
     block = build.block
     facts = build.facts
     if not facts.masks_source:
@@ -277,7 +282,7 @@ def encoded(build: Builder) -> dict[str, ir.Value]:
 
 
 def causal(build: Builder) -> list[ir.Value]:
-    """The loop, whose first step reads the prompts; they are moved to the right, so that all end together."""
+    """Add the search loop of a causal model; the first step reads the prompts, which are left-padded."""
     block = build.block
     words = build.facts.writes
     ids = build.given[INPUT_IDS]
@@ -300,7 +305,7 @@ def causal(build: Builder) -> list[ir.Value]:
         return {
             INPUT_IDS: token,
             ATTENTION_MASK: body.op("Cast", body.op("GreaterOrEqual", places, 0), to=INT64),
-            POSITION_IDS: body.op("Min", body.op("Max", newest, 0), words.longest - 1),  # those of done rows too
+            POSITION_IDS: body.op("Min", body.op("Max", newest, 0), words.longest - 1),  # also for done rows
         }
 
     only_last(build.models[DECODER])
@@ -309,7 +314,7 @@ def causal(build: Builder) -> list[ir.Value]:
 
 
 def only_last(model: ir.Model) -> None:
-    """Let a decoder compute the logits of the last token alone, in place; as it is where their product is not found."""
+    """Make a decoder compute only the logits of the last token, in place; no change if their product is not found."""
     (logits,) = (value for value in model.graph.outputs if value.name == LOGITS)
     node = logits.producer()
     while node is not None and node.op_type in FOLLOWING:
@@ -327,7 +332,7 @@ def only_last(model: ir.Model) -> None:
 
 
 def _moved(build: Builder, ids: ir.Value, mask: ir.Value, width: ir.Value) -> ir.Value:
-    """Prompts (B, S) with padding anywhere -> (B, width) with all of it at the left."""
+    """Prompts (B, S) with padding anywhere -> left-padded prompts (B, width)."""
     block = build.block
     size = block.op("Shape", ids, start=1, end=2)
     keys = block.op("Range", 0, block.op("Squeeze", size), 1)

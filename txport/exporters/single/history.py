@@ -1,6 +1,6 @@
-"""What follows from the tokens so far: penalties for repeating them, and tokens that would complete a sequence.
+"""Score changes that depend on previous tokens: repetition penalty, forbidden sequences and n-grams.
 
-Letters: R rows, L tokens so far, those of prompts or the start token counted, V vocabulary, W windows over the tokens.
+Letters: R rows, L tokens so far (including prompt or start token), V vocabulary, W windows over the tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LEAST = -np.inf
 
 
 class History:
-    """The tokens of each row (R, L): `front` (R, F), -1 for padding, and then those of the step's hypotheses."""
+    """The tokens of each row (R, L): `front` (R, F), -1 for padding, then the tokens of the hypotheses."""
 
     def __init__(self, block: Block, front: ir.Value, ids: ir.Value) -> None:
         self._block = block
@@ -25,7 +25,7 @@ class History:
         self._length = block.op("Shape", self.ids, start=1, end=2)  # -> (1,)
 
     def penalise(self, scores: ir.Value, penalty: float) -> ir.Value:
-        """Scores (R, V): those of tokens that were generated are less by a factor."""
+        """Divide the positive scores (R, V) of previous tokens by the penalty, and multiply the negative ones."""
         block = self._block
         newest = block.op("Slice", self.ids, [-1], self._length, [1])
         previous_ids = block.op("Where", block.op("Less", self.ids, 0), newest, self.ids)
@@ -35,14 +35,14 @@ class History:
         return block.op("ScatterElements", scores, previous_ids, less, axis=1)
 
     def forbid(self, scores: ir.Value, rules: Rules) -> ir.Value:
-        """Scores (R, V) without those of tokens that would complete what must not be generated, or not again."""
+        """Mask the scores (R, V) of tokens that would complete a forbidden sequence or repeat an n-gram."""
         for words in rules.bad_words_ids:
             if len(words) > 1:
                 scores = self._forbid_words(scores, words, rules.facts.writes.size)
         return self._forbid_repeated(scores, rules.no_repeat_ngram_size) if rules.no_repeat_ngram_size else scores
 
     def _place(self, back: int) -> ir.Value:
-        """The token so many places back, or the first one: (R, 1)."""
+        """Return the token `back` positions before the end, or the first one: (R, 1)."""
         place = self._block.op("Max", self._block.op("Sub", self._length, back), 0)
         return self._block.op("Gather", self.ids, place, axis=1)
 
@@ -57,9 +57,9 @@ class History:
         return block.op("Where", block.op("And", match, block.known(last)), LEAST, scores)
 
     def _forbid_repeated(self, scores: ir.Value, size: int) -> ir.Value:
-        """No sequence of so many tokens comes twice."""
+        """Mask tokens that would repeat an n-gram of `size` tokens."""
         block = self._block
-        count = block.op("Max", block.op("Sub", self._length, size - 1), 0)  # of windows
+        count = block.op("Max", block.op("Sub", self._length, size - 1), 0)  # number of windows
 
         def places(start: int) -> ir.Value:
             return block.op("Slice", self.ids, [start], block.op("Add", count, start), [1])  # -> (R, W)

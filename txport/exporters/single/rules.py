@@ -1,4 +1,4 @@
-"""What the single graph's search is told at export: special tokens, and what a bundle says of how to search."""
+"""Rules of the single graph's search, fixed at export: special tokens and generation options of the bundle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from txport.bundles.manifest import Manifest
 from txport.errors import UnsupportedError, quoted
 from txport.models.facts import Facts
 
-# Options of a search that are inputs of the graph, so that a call gives them anew.
+# Options of a search that are inputs of the graph: each call passes them.
 ASKED = frozenset({"beams", "length_penalty", "max_new_tokens", "max_length"})
 BUILT_IN = frozenset(
     {
@@ -25,13 +25,13 @@ BUILT_IN = frozenset(
         "repetition_penalty",
     }
 )
-WITHOUT = {"beam_groups": 1, "do_sample": False, "diversity_penalty": 0.0}  # what has no effect
-MOST_WORDS = 64  # sequences of tokens that must not be generated: each is some nodes of every step
+WITHOUT = {"beam_groups": 1, "do_sample": False, "diversity_penalty": 0.0}  # values without effect
+MOST_WORDS = 64  # maximum number of forbidden sequences: each adds nodes to every step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What holds for every search of a graph; names and meanings are those of `SearchOptions`."""
+    """Fixed options of a graph's search; names and meanings are those of `SearchOptions`."""
 
     facts: Facts
     early_stopping: bool | str = False
@@ -46,19 +46,19 @@ class Rules:
 
     @property
     def never(self) -> tuple[int, ...]:
-        """The tokens that no target has."""
+        """Return the tokens that are never generated."""
         alone = (words[0] for words in self.bad_words_ids if len(words) == 1)
         return tuple(sorted({*self.suppress_tokens, *alone}))
 
     @property
     def needs_history(self) -> bool:
-        """Whether what may come next depends on the tokens so far."""
+        """True if the allowed or penalised next tokens depend on previous tokens."""
         has_sequences = any(len(words) > 1 for words in self.bad_words_ids)
         return has_sequences or self.no_repeat_ngram_size > 0 or self.repetition_penalty != 1
 
 
 def rules_of(manifest: Manifest) -> Rules:
-    """Those of a bundle; `UnsupportedError` for what one graph of standard operators can't search by."""
+    """Return the rules of a bundle; raise `UnsupportedError` for options that the single graph does not support."""
     for problem in _problems(manifest.generation):
         fix = "change its generation_config.json, or leave single out"
         raise UnsupportedError(
@@ -69,7 +69,7 @@ def rules_of(manifest: Manifest) -> Rules:
 
 
 def _problems(generation: Mapping[str, Any]) -> Iterator[str]:
-    """Why the options of a checkpoint can't be built into a graph."""
+    """Yield the reasons why the options of a checkpoint are not supported."""
     if generation.get("do_sample"):
         yield "draw samples (do_sample)"
     if generation.get("beam_groups", 1) != 1:
@@ -81,5 +81,5 @@ def _problems(generation: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fixed(value: Any) -> Any:
-    """A JSON value as an option: lists are tuples."""
+    """Convert a JSON value to an option: lists become tuples."""
     return tuple(map(_fixed, value)) if isinstance(value, list | tuple) else value

@@ -1,1 +1,1 @@
-"""Whether a graph runs on CUDA alone, told without a GPU: which nodes have kernels, and what lies on the host."""
+"""Audit of a graph for CUDA without a GPU: nodes without kernels, and values and nodes on the host."""

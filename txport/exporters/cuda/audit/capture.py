@@ -1,7 +1,7 @@
-"""What a CUDA graph would repeat wrongly: kernels whose launch depends on memory of the run that was captured.
+"""Nodes that a CUDA graph would replay incorrectly: kernels whose launch depends on memory of the captured run.
 
-They copy parameters from the host's memory, which is freed after the run; replays read what lies there then. So says
-ONNX Runtime's source (onnxruntime/core/providers/cuda/tensor and math/matmul.cc); it refuses none of them.
+These kernels copy parameters from host memory that is freed after the run; replays read whatever is there then.
+Source: onnxruntime/core/providers/cuda/tensor and math/matmul.cc. ONNX Runtime raises no error for them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from onnx import ModelProto, NodeProto
 
 from txport.exporters.cuda.audit.kernels import FROZEN
 
-Dims = Mapping[str, Sequence[int | str]]  # of values; "" for a dim of which nothing is known
+Dims = Mapping[str, Sequence[int | str]]  # value -> dims; "" for an unknown dim
 INVENTED = "unk__"  # prefix of dims that ONNX's shape inference invents
-MOST_PIECES = 32  # whose places a kernel takes as arguments
+MOST_PIECES = 32  # maximum number of pieces whose addresses are kernel arguments
 MATRIX = 2  # dims
 
 
 def dims_of(model: ModelProto) -> Dims:
-    """The dims of each value, as far as the graph says them and ONNX infers them."""
+    """Return value -> dims, as far as the graph states them or ONNX infers them."""
     graph = onnx.shape_inference.infer_shapes(model).graph
     found: dict[str, Sequence[int | str]] = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
@@ -32,7 +32,7 @@ def dims_of(model: ModelProto) -> Dims:
 
 
 def unfit(node: NodeProto, operator: str, dims: Dims) -> str | None:
-    """Why a node can't be captured; None if it can, or where not even the number of dims is known."""
+    """Return why a node can't be captured; None if it can, or if the number of dims is unknown."""
     if operator in FROZEN:
         return FROZEN[operator]
     check = CHECKS.get(operator)
@@ -46,7 +46,7 @@ def _concat(node: NodeProto, dims: Dims) -> str | None:
 
 
 def _split(node: NodeProto, dims: Dims) -> str | None:
-    """Three pieces on the last axis are taken in any sizes."""
+    """Return the reason for a Split; three pieces on the last axis can have any sizes."""
     given = dims.get(node.input[0])
     axis = _attribute(node, "axis", 0)
     if given is not None and len(node.output) == 3 and axis % len(given) == len(given) - 1:
@@ -62,7 +62,7 @@ def _pieces(count: int, are_equal: bool) -> str | None:
 
 
 def _matmul(node: NodeProto, dims: Dims) -> str | None:
-    """Products with one matrix, and of as many matrices as there are others, are one call of cuBLAS."""
+    """Return the reason for a product that broadcasts; with one matrix or equal batches it is one cuBLAS call."""
     first, second = (dims.get(name) for name in node.input[:2])
     if first is None or second is None:
         return None
@@ -76,9 +76,9 @@ def _matmul(node: NodeProto, dims: Dims) -> str | None:
 
 
 def _may_be_alike(one: Sequence[int | str], other: Sequence[int | str]) -> bool:
-    """Whether the dims of two batches are the same, as far as they are known; one may begin with more of length 1.
+    """True if the dims of two batches are equal as far as they are known; one may have more leading dims of length 1.
 
-    What operators of ONNX Runtime's own give has no dims that ONNX could infer, so those can't be refused.
+    ONNX infers no dims for outputs of ONNX Runtime's contrib operators, therefore those products are accepted.
     """
     pairs = zip_longest(reversed(one), reversed(other), fillvalue=1)
     return all(first == second for first, second in pairs if _is_known(first) and _is_known(second))

@@ -1,6 +1,6 @@
-"""Every node of a graph with its types and its place on CUDA, and what must not be in a graph of the cuda target.
+"""Types and placement of each node of a graph on CUDA, and faults of a graph of the cuda target.
 
-A step is captured as one CUDA graph, so nothing of it may lie on the host.
+A step is captured as one CUDA graph, so none of its nodes may run on the host.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from txport.exporters.cuda.audit.kernels import CONTROL_FLOW, HOST_OUTPUTS, OPSE
 from txport.exporters.cuda.audit.placement import copied, moved_to_host
 from txport.exporters.cuda.audit.values import CONSTANT, UNKNOWN, Values, name_of, operator_of
 
-SHOWN = 5  # nodes that an error names
+SHOWN = 5  # maximum number of nodes named in an error
 
 
 @dataclass(frozen=True)
 class Placed:
-    """One node: its name, its operator with its domain, the types of inputs and outputs, and where it will run."""
+    """One node: name, operator with domain, types of inputs and outputs, and whether it runs on the device."""
 
     name: str
     operator: str
@@ -35,14 +35,14 @@ class Placed:
 
     @property
     def types(self) -> str:
-        """Those of its inputs, and of its outputs where these differ, without repetition."""
+        """Return the distinct types of the inputs, and of the outputs if they differ."""
         given, made = (", ".join(dict.fromkeys(filter(None, side))) for side in (self.inputs, self.outputs))
         return given if given == made else f"{given} -> {made}".lstrip()
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Every node of a graph, how many tensors are copied between host and device, and what must not be."""
+    """All nodes of a graph, the number of tensors copied between host and device, and faults."""
 
     nodes: tuple[Placed, ...]
     copies: int
@@ -50,39 +50,38 @@ class Audit:
 
     @property
     def on_device(self) -> int:
-        """How many nodes run on the device."""
+        """Return the number of nodes on the device."""
         return sum(each.on_device for each in self.nodes)
 
     @property
     def on_host(self) -> int:
-        """How many do not."""
+        """Return the number of nodes on the host."""
         return len(self.nodes) - self.on_device
 
     def rows(self) -> list[tuple[str, str, int, bool]]:
-        """Operator, types, how many nodes, whether CUDA has a kernel; the most frequent first."""
+        """Return (operator, types, number of nodes, has kernel) rows, most frequent first."""
         counts = Counter((each.operator, each.types, each.has_kernel) for each in self.nodes)
         return [
             (*key[:2], count, key[2]) for key, count in sorted(counts.items(), key=lambda each: (-each[1], each[0]))
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """As `inspect --json` prints it."""
+        """Return a dict, as printed by `inspect --json`."""
         rows = [dict(zip(("operator", "types", "count", "has_kernel"), row, strict=True)) for row in self.rows()]
         counts = {"on_device": self.on_device, "on_host": self.on_host, "copies": self.copies}
         return {**counts, "kernels": rows, "faults": list(self.faults)}
 
 
 def audit_port(model: ModelProto, graph: Graph) -> Audit:
-    """Hold a graph of a cuda bundle against what its contract says of the host."""
+    """Audit a graph of a cuda bundle; its ports and role state the inputs on the host and whether it is captured."""
     on_host = [port.name for port in graph.inputs if port.name in ON_HOST]
     return audit(model, on_host, captured=graph.role in CAPTURED)
 
 
 def audit(model: ModelProto, on_host: Collection[str] = (), *, captured: bool) -> Audit:
-    """Place every node of a graph, whose tensors in other files need not be there.
+    """Place each node of a graph; external tensor files are not needed.
 
-    `on_host` are the inputs of the graph that lie on the host. A graph that is `captured` must have nothing there but
-    these and constants.
+    `on_host`: inputs of the graph on the host. A `captured` graph may have nothing else on the host except constants.
     """
     values = Values(model)
     nodes = [node for node in model.graph.node if node.op_type != CONSTANT]
@@ -107,7 +106,7 @@ def audit(model: ModelProto, on_host: Collection[str] = (), *, captured: bool) -
 
 
 def _faults(nodes: Sequence[NodeProto], placed: Sequence[Placed], opset: int) -> Iterator[str]:
-    """What no graph may have."""
+    """Yield faults that no graph may have."""
     if opset not in OPSETS:
         yield f"opset {opset}, of whose kernels nothing is known; there are {', '.join(map(str, OPSETS))}"
         return
@@ -124,7 +123,7 @@ def _faults(nodes: Sequence[NodeProto], placed: Sequence[Placed], opset: int) ->
 def _on_host(
     nodes: Sequence[NodeProto], placed: Sequence[Placed], copies: Sequence[tuple[int, str]], on_host: Collection[str]
 ) -> Iterator[str]:
-    """What lies on the host, or is copied from there or to there."""
+    """Yield faults of values and nodes on the host, and of copies between host and device."""
     if shapes := [name_of(node) for node in nodes if node.op_type in HOST_OUTPUTS]:
         yield f"shapes, which lie on the host: {_some(shapes)}"
     if moved := [each.name for each in placed if each.has_kernel and not each.on_device]:

@@ -1,25 +1,24 @@
-"""What ONNX Runtime's CUDA provider has kernels for: a table of facts, so that a graph is audited without a GPU.
+"""Table of the kernels of ONNX Runtime's CUDA provider, for the audit of a graph without a GPU.
 
-Types are those for which the provider of onnxruntime-gpu 1.31.1 registers kernels: its library said so, started over a
-CUDA runtime that computes nothing, and a test asks the installed wheel again. What lies on the host, and what a
-captured graph repeats wrongly, is what ONNX Runtime's source says, in onnxruntime/core/providers/cuda and
-onnxruntime/contrib_ops/cuda. Operators that no graph of txport is likely to have are left out: of those, nothing is
-known.
+Types are those for which the provider of onnxruntime-gpu 1.31.1 registers kernels. They were read from its library with
+a stub of the CUDA runtime; a test compares them with the installed wheel. Inputs and outputs on the host, and nodes
+that can't be replayed, are taken from ONNX Runtime's source: onnxruntime/core/providers/cuda and
+onnxruntime/contrib_ops/cuda. Operators that are unlikely in graphs of txport are not included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-OPSETS = (24, 25)  # whose operators the table speaks of
-OURS = "com.microsoft."  # what ONNX Runtime's own operators begin with here
+OPSETS = (24, 25)  # opsets of the table
+OURS = "com.microsoft."  # prefix of ONNX Runtime's contrib operators in this table
 
-Types = frozenset[str]  # as NumPy and ONNX call them
+Types = frozenset[str]  # names of NumPy and ONNX
 Row = Mapping[str, Types]  # type variable of the operator's schema -> its types; all their combinations have a kernel
 
 BOOL, INT32, INT64, UINT8 = (frozenset([name]) for name in ("bool", "int32", "int64", "uint8"))
 FLOAT32, FLOAT16, BFLOAT16 = (frozenset([name]) for name in ("float32", "float16", "bfloat16"))
-MODEL = FLOAT32 | FLOAT16 | BFLOAT16  # in which models compute
+MODEL = FLOAT32 | FLOAT16 | BFLOAT16  # dtypes of models
 FLOATS = MODEL | {"float64"}
 NO_BFLOAT16 = FLOATS - BFLOAT16
 WORDS = INT32 | INT64 | {"uint32", "uint64"}
@@ -30,12 +29,12 @@ ANY = NUMBERS | BOOL
 
 
 def _of(names: str, *rows: Row, **types: Types) -> dict[str, tuple[Row, ...]]:
-    """The same for each operator of `names`: `rows`, or one row of `types`."""
+    """Return the same rows for each operator of `names`: `rows`, or one row of `types`."""
     return dict.fromkeys(names.split(), rows or (types,))
 
 
 def _each(types: Types, *variables: str) -> Iterator[dict[str, Types]]:
-    """A row for each type, which all `variables` share."""
+    """Yield one row per type, with the same type for all `variables`."""
     for each in sorted(types):
         yield dict.fromkeys(variables, frozenset([each]))
 
@@ -117,7 +116,7 @@ KERNELS: dict[str, tuple[Row, ...]] = {
     **_of(f"{OURS}Trilu", T=ANY),
 }
 
-# Operators that the onnx package does not know: the types of their inputs -> of their outputs. The last input repeats.
+# Operators unknown to the onnx package: types of inputs -> types of outputs. The last type repeats.
 SIGNATURES = {
     "SimplifiedLayerNormalization": "T V -> V U",
     f"{OURS}BiasAdd": "T T T -> T",
@@ -138,10 +137,10 @@ SIGNATURES = {
     f"{OURS}Trilu": "T int64 -> T",
 }
 
-# Operators without a kernel that are functions of others: ONNX Runtime puts these in their place.
+# Operators without a kernel that ONNX Runtime replaces by other operators (functions).
 FUNCTIONS: dict[str, Sequence[str]] = {"Swish": ("Mul", "Sigmoid")}
 
-HOST_INPUTS: dict[str, tuple[int, ...]] = {  # which inputs a kernel reads on the host
+HOST_INPUTS: dict[str, tuple[int, ...]] = {  # indices of inputs that a kernel reads on the host
     **dict.fromkeys(("Expand", "Reshape", "Split", "Squeeze", "Tile", "TopK", "Trilu", "Unsqueeze", "CumSum"), (1,)),
     **dict.fromkeys(("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"), (1,)),
     "ConstantOfShape": (0,),
@@ -159,7 +158,7 @@ HOST_INPUTS: dict[str, tuple[int, ...]] = {  # which inputs a kernel reads on th
 HOST_OUTPUTS = frozenset({"Shape", "Size"})
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
-FROZEN = {  # what a captured graph would repeat wrongly, or can't capture, whatever its inputs are
+FROZEN = {  # operators that can't be captured or replayed, for any inputs
     "GatherND": "it copies sizes from memory that is freed after the run",
     "NonZero": "it waits for a count of elements, from which its output's size comes",
 }

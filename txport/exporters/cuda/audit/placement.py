@@ -1,7 +1,7 @@
-"""On which side ONNX Runtime puts each node of a graph: the rules of its partitioner for CUDA.
+"""Placement of nodes on host or device: the rules of ONNX Runtime's partitioner for CUDA.
 
-A node goes to the host if the provider has no kernel for its types, or if it computes with shapes alone: with what
-`Shape` and `Size` give, small constants and inputs of the graph.
+A node runs on the host if the provider has no kernel for its types, or if it computes only with shapes: with outputs of
+`Shape` and `Size`, small constants and inputs of the graph.
 Source: onnxruntime/core/framework/fallback_cpu_capability.cc.
 """
 
@@ -14,12 +14,12 @@ from onnx import NodeProto
 from txport.exporters.cuda.audit.kernels import HOST_INPUTS, HOST_OUTPUTS
 from txport.exporters.cuda.audit.values import Values, operator_of
 
-SMALL = 100  # elements at most of a constant with which a node may go to the host
-NARROW = ("float16", "bfloat16", "float8", "float4")  # what no node there reads
+SMALL = 100  # maximum number of elements of a constant that a node on the host may read
+NARROW = ("float16", "bfloat16", "float8", "float4")  # a node that reads these types is never moved
 
 
 def moved_to_host(nodes: Sequence[NodeProto], kernels: Sequence[bool], values: Values) -> set[int]:
-    """The places of the nodes that have a kernel and run on the host nevertheless; `kernels` says which have one."""
+    """Return the indices of nodes that have a kernel but run on the host; `kernels`: True for nodes with a kernel."""
     readers: dict[str, list[int]] = {}
     for place, node in enumerate(nodes):
         for name in filter(None, node.input):
@@ -43,7 +43,7 @@ def moved_to_host(nodes: Sequence[NodeProto], kernels: Sequence[bool], values: V
 
 
 def _moves(node: NodeProto, held: Collection[str], values: Values) -> bool:
-    """Whether all that a node reads is on the host already, where its kernel would not look for it."""
+    """True if all inputs of a node are on the host although its kernel expects them on the device."""
     read_there = HOST_INPUTS.get(operator_of(node), ())
     for place, name in enumerate(node.input):
         if values.types.get(name, "").startswith(NARROW):
@@ -58,7 +58,7 @@ def _moves(node: NodeProto, held: Collection[str], values: Values) -> bool:
 def copied(
     nodes: Sequence[NodeProto], on_device: Sequence[bool], values: Values, on_host: Collection[str]
 ) -> Iterator[tuple[int, str]]:
-    """Each input that a node reads on the other side: the node's place, and the value; `on_host` are graph inputs."""
+    """Yield (node index, value) for each input that is on the other side; `on_host`: graph inputs on the host."""
     made_on_host = set(on_host)
     for node, is_there in zip(nodes, on_device, strict=True):
         if not is_there or node.op_type in HOST_OUTPUTS:

@@ -1,4 +1,4 @@
-"""The types of a graph's values, and whether CUDA has a kernel for them: told by schemas, without running anything."""
+"""Types of the values of a graph, inferred from schemas, and whether CUDA has a kernel for each node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txport.exporters.cuda.audit.kernels import FUNCTIONS, KERNELS, OPSETS, SIGN
 
 UNKNOWN = "?"
 CONSTANT = "Constant"
-NAMES = {  # the types' numbers in ONNX -> their names in NumPy
+NAMES = {  # ONNX's type number -> NumPy's name
     number: onnx.helper.tensor_dtype_to_np_dtype(number).name
     for name, number in TensorProto.DataType.items()
     if name not in ("UNDEFINED", "STRING", "COMPLEX64", "COMPLEX128")
@@ -22,22 +22,22 @@ TYPES = frozenset(NAMES.values())
 
 
 def operator_of(node: NodeProto) -> str:
-    """The operator with its domain, unless that is the standard's."""
+    """Return the operator with its domain, which is left out for standard operators."""
     return f"{node.domain}.{node.op_type}".removeprefix("ai.onnx.").lstrip(".")
 
 
 def name_of(node: NodeProto) -> str:
-    """A node's name, or its first output's where it has none."""
+    """Return a node's name, or the name of its first output if it has none."""
     return node.name or next(iter(node.output), "")
 
 
 class Values:
-    """What is known of the values of a graph: types, and which of them are constants or inputs."""
+    """Types of the values of a graph, sizes of constants, and names of inputs."""
 
     def __init__(self, model: ModelProto) -> None:
         graph = model.graph
         self.opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
-        self.sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}  # of constants
+        self.sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}  # of constants: elements
         self.inputs = {value.name for value in graph.input} - set(self.sizes)
         self.types = dict(_given_types(graph))
         for node in graph.node:
@@ -46,7 +46,7 @@ class Values:
             self._infer(node)
 
     def _infer(self, node: NodeProto) -> None:
-        """Fill in the types of a node's outputs."""
+        """Infer the types of a node's outputs."""
         _, made = self._signature(node)
         bound = self.bound(node)
         for place, name in enumerate(node.output):
@@ -55,7 +55,7 @@ class Values:
             self.types[name] = known or (variable if variable in TYPES else UNKNOWN)
 
     def _signature(self, node: NodeProto) -> tuple[list[str], list[str]]:
-        """The types of inputs and of outputs, as variables or as names of types; of what nobody knows, none."""
+        """Return the types of inputs and outputs (type variables or names); empty lists for an unknown operator."""
         if signature := SIGNATURES.get(operator_of(node)):
             reads, gives = signature.split(" -> ")
             return reads.split(), gives.split()
@@ -69,7 +69,7 @@ class Values:
         return given, [_plain(certain.get(each.type_str, each.type_str)) for each in schema.outputs]
 
     def bound(self, node: NodeProto) -> dict[str, str]:
-        """The types of the variables of its schema, as far as its inputs tell."""
+        """Return type variable -> type of a node, as far as its inputs determine it."""
         given, _ = self._signature(node)
         known = [
             (given[min(place, len(given) - 1)], self.types.get(name, UNKNOWN))
@@ -79,7 +79,7 @@ class Values:
         return {variable: found for variable, found in known if variable not in TYPES}
 
     def has_kernel(self, node: NodeProto) -> bool:
-        """Whether the provider has a kernel for the node's operator and types."""
+        """True if the provider has a kernel for the node's operator and types."""
         name = operator_of(node)
         if name in FUNCTIONS and not node.domain:
             bound = set(self.bound(node).values())
@@ -98,12 +98,12 @@ class Values:
 
 
 def _plain(type_str: str) -> str:
-    """`float32` for `tensor(float)`; a variable as it is."""
+    """Return `float32` for `tensor(float)`; a type variable is unchanged."""
     return OF_SCHEMA.get(type_str, type_str)
 
 
 def _given_types(graph: GraphProto) -> Iterator[tuple[str, str]]:
-    """The types of what is there before any node."""
+    """Yield (name, type) of initializers and inputs."""
     for tensor in graph.initializer:
         yield tensor.name, NAMES.get(tensor.data_type, UNKNOWN)
     for value in graph.input:
@@ -111,7 +111,7 @@ def _given_types(graph: GraphProto) -> Iterator[tuple[str, str]]:
 
 
 def _attribute_type(node: NodeProto, place: int) -> str | None:
-    """The type of an output that an attribute says; None where none does."""
+    """Return the type of an output that is set by an attribute, otherwise None."""
     given = {each.name: each for each in node.attribute}
     if node.op_type == "Cast":
         return NAMES.get(given["to"].i, UNKNOWN)
@@ -131,7 +131,7 @@ def _constant_size(node: NodeProto) -> int:
 
 
 def _falls_back(node: NodeProto) -> bool:
-    """Whether the provider leaves a node alone for an attribute, though it has a kernel for its types."""
+    """True if the provider does not run a node because of an attribute, although it has a kernel for its types."""
     return node.op_type in ("ArgMax", "ArgMin") and any(
         each.name == "select_last_index" and each.i for each in node.attribute
     )
