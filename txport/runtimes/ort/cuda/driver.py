@@ -2,7 +2,7 @@
 
 Sources, rows and lengths are rounded up to buckets, so that few graphs are captured. A batch is compacted when it
 fits the next smaller bucket. Steps are queued ahead of requests (`ahead`). States are changed in place.
-Letters: B sources, K rows per source, R = B x K rows, S source length, T tokens, M capacity, V tokens of the vocabulary.
+Letters: B sources, K rows per source, R = B x K rows, S source length, T tokens, M capacity, V vocabulary size.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class HostDevice:
             self._queued += 1
 
     def _require_order(self, queue: int, reads: Iterable[Tensor], writes: Iterable[Tensor]) -> None:
-        """Assert that the queue waits for conflicting work of the other one on the same memory; reads do not conflict."""
+        """Assert that the queue waits for conflicting work of the other queue on its memory; reads do not conflict."""
         self._counts[queue] += 1
         behind = self._behind[queue]
         count = self._counts[queue]

@@ -38,7 +38,7 @@ class Kernels(NamedTuple):
     portable: frozenset[tuple[int, int]] = frozenset()
 
     def fit(self, capability: tuple[int, int]) -> bool:
-        """Return whether a GPU can run the kernels: machine code of the same major version, or PTX, that is not newer."""
+        """Return whether a GPU can run the kernels: no newer machine code of its major version, or no newer PTX."""
         of_generation = any(each[0] == capability[0] and each <= capability for each in self.built)
         return of_generation or any(each <= capability for each in self.portable)
 

@@ -23,7 +23,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU that CUDA may use. `capability` is (major, minor); `memory` and `free` are bytes, `free` None if unknown."""
+    """A GPU that CUDA may use: `capability` (major, minor), `memory` in bytes, `free` in bytes or None if unknown."""
 
     name: str
     capability: tuple[int, int]
@@ -120,7 +120,7 @@ def _device(cuda: Any, nvml: Any, index: int) -> Device:
         free = _free(nvml, bus.value)
     except (RefusalError, AttributeError):
         pass
-    known = None if free is None else min(free, memory.value)  # `free` is the board's; a partition has only a part of it
+    known = None if free is None else min(free, memory.value)  # `free` is the board's; a partition has less
     return Device(_text(name), (capability[0], capability[1]), memory.value, known)
 
 
@@ -152,7 +152,7 @@ def _management(open_library: Opener) -> Iterator[Any]:
 
 
 def _told(nvml: Any) -> tuple[str, tuple[str, ...]]:
-    """Return the driver's version and the names of all GPUs, including those that this process may not use."""
+    """Return the driver's version and the names of all GPUs, also of those that this process may not use."""
     if nvml is None:
         return "", ()
     version = ctypes.create_string_buffer(TEXT)
@@ -171,7 +171,7 @@ def _told(nvml: Any) -> tuple[str, tuple[str, ...]]:
 
 
 def _integer(function: Any, *arguments: Any) -> int:
-    """Call a function and return the integer that it writes to its first argument; raise `RefusalError` on errors."""
+    """Return the integer that a function writes to its first argument; raise `RefusalError` if it fails."""
     value = ctypes.c_int(0)
     _check(function(ctypes.byref(value), *arguments))
     return value.value

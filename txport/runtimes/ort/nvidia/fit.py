@@ -13,13 +13,13 @@ from txport.errors import UnavailableError, UnsupportedError, quoted
 from txport.runtimes.ort.nvidia.driver import Device
 from txport.system.memory import readable
 
-# Bytes in addition to the weights: CUDA's context, the libraries' kernels and workspace. A low estimate, not measured, so
-# that no bundle that might run is refused.
+# Bytes in addition to the weights: CUDA's context, the libraries' kernels and workspace. A low estimate, not measured:
+# no bundle that might run is refused.
 MARGIN = 256 << 20
 BF16 = (8, 0)  # the first compute capability with bf16 products
 HALF = ("fp16", "bf16")  # precisions without fp32 products; int8 and int4 of the cpu target compute in fp32
-# Operators whose CUDA kernels use cuDNN; ReduceMean, ReduceMax and ReduceMin use it with deterministic compute. ReduceSum
-# does not use it.
+# Operators whose CUDA kernels use cuDNN; ReduceMean, ReduceMax and ReduceMin use it with deterministic compute.
+# ReduceSum does not use it.
 OF_CUDNN = frozenset({"Conv", "MultiHeadAttention", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin"})
 TF32 = "NVIDIA_TF32_OVERRIDE"  # 0: NVIDIA's libraries do not round fp32 to TF32; with other values they may
 

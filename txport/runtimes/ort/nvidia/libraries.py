@@ -63,7 +63,7 @@ def is_nvidias(name: str) -> bool:
 
 
 def find(names: Iterable[str], packages: Path, open_library: Opener = load) -> tuple[Library, ...]:
-    """Look for libraries in NVIDIA's packages in the folder `packages` (site-packages), then with the system's loader."""
+    """Look for libraries in NVIDIA's packages in `packages` (site-packages), then with the system's loader."""
     return tuple(_find(name, packages, open_library) for name in names)
 
 
