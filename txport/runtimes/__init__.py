@@ -168,7 +168,8 @@ def installed(target: str) -> list[str]:
 def compared(target: str, provider: str | None) -> dict[str, str]:
     """Return where to compare a bundle of a target if no runtime is named: runtime -> provider.
 
-    With a named `provider` other than cpu, that is ort; otherwise all `installed` runtimes, or `home` for cuda bundles.
+    For a cuda bundle without a named provider, that is its `home`. For other bundles on the cpu, the default, it is all
+    `installed` runtimes. In all other cases it is ort on `provider`.
     """
     if provider is None and target == "cuda":
         return dict([home(target)])

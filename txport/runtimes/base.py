@@ -47,9 +47,9 @@ class Scores(NamedTuple):
 class Sizes(NamedTuple):
     """Limits of future batches.
 
-    `sources` and `rows` are the most sources per batch and rows per source. `source_lengths` are the possible lengths
-    of the longest source of a batch. `length` is the most tokens per row, including its prompt. `tops` are the values
-    of `top` that steps use (see `Runtime.step`). `batches` is the number of batches that run in parallel.
+    `sources` and `rows` are the maximum sources per batch and rows per source. `source_lengths` are the
+    possible lengths of the longest source of a batch. `length` is the maximum tokens per row, including its prompt.
+    `tops` are the values of `top` that steps use (see `Runtime.step`). `batches` is the number of parallel batches.
     """
 
     sources: int
@@ -217,7 +217,8 @@ def _best_two(logits: Floats) -> Ints:
 def _best_few(logits: Floats, top: int) -> Ints:
     """Return the `top` most probable tokens of each row (R, top) in little more than one pass.
 
-    Divide the tokens into `CLASSES` classes: the most probable tokens are in the `top` classes with the largest maxima.
+    Divide the tokens into `CLASSES` classes: the most probable tokens are in the `top` classes with the largest maxima,
+    or in the incomplete last block of `CLASSES` tokens.
     """
     rows = np.arange(len(logits))[:, None]
     size = logits.shape[1]

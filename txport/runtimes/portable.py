@@ -189,7 +189,7 @@ class PortableRuntime(Generic[T]):
     def _fill_up(self, source: Inputs) -> Inputs:
         """Pad sources to a multiple of `TOGETHER` tokens, within the model's limit.
 
-        Otherwise the order of summation, and so the rounding, of a row would depend on the length of other rows.
+        Without this padding, the order of summation, and so the rounding, of a row would depend on other rows.
         """
         size = source.shape[1]
         rest = min(-size % TOGETHER[self._manifest.dtype], self._facts.reads.longest - size)

@@ -50,7 +50,7 @@ ENCODED_TOGETHER = 1024  # tokens per run; the activations of more tokens do not
 
 PROMPT_PART = 128  # tokens per run; attention covers filled positions only, and its scores fit the processor's caches
 TOGETHER = 4  # attention sums over blocks of so many source positions, and over the rest in another order
-SEVERAL = 2  # queries; a product with at least so many sums in the same order for each, with one in another order
+SEVERAL = 2  # queries; products of at least so many sum in one order for each query, products of one in another
 NOBODY = -1  # the token of an unused slot
 
 

@@ -119,7 +119,7 @@ def _map_weights(bundle: Bundle) -> tuple[Weights, list[mmap.mmap]]:
                     maps[entry["file"]] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             kind = entry["dtype"]
             dims = tuple(entry["dims"])
-            dtype = np.dtype(np.uint16 if kind == "bfloat16" else kind)  # NumPy has no bfloat16, so its bits
+            dtype = np.dtype(np.uint16 if kind == "bfloat16" else kind)  # NumPy has no bfloat16: use its bits
             array = np.frombuffer(maps[entry["file"]], dtype, math.prod(dims), entry["offset"]).reshape(dims)
             weights[name] = (
                 ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, BFLOAT16)

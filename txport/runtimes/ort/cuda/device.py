@@ -26,7 +26,7 @@ QUEUES = (MAIN, ENCODE_QUEUE)
 EAGER = -1  # instead of a graph's number: run without capture
 CAPTURE_RUNS = 3  # number of times that the first run of a captured graph executes its nodes
 ALIGNMENT = 256  # bytes; preferred by kernels
-# NumPy's name of a type -> ONNX's number, bytes of one element; NumPy itself has no bfloat16
+# NumPy's name of a type -> ONNX's number, and bytes per element; NumPy has no bfloat16
 ELEMENTS = {
     "float32": (1, 4),
     "uint8": (2, 1),

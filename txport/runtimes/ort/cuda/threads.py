@@ -1,7 +1,7 @@
 """The threads on which a device runs graphs.
 
-ONNX Runtime stores captured graphs per thread, for the lifetime of the session. Otherwise each new thread would capture
-all shapes again, and their memory would never be freed.
+ONNX Runtime stores captured graphs per thread, for the lifetime of the session. If each new thread ran graphs, it
+would capture all shapes again, and their memory would never be freed.
 """
 
 from __future__ import annotations

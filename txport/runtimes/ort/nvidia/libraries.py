@@ -121,7 +121,7 @@ def _version(family: str, library: Any) -> str:
             function = getattr(library, ASKED[family])
             function.restype = ctypes.c_size_t if family == "cudnn" else ctypes.c_int
             number = int(function())
-            unit = 10000 if number >= 10000 else 1000  # until cuDNN 8, and TensorRT 8
+            unit = 10000 if number >= 10000 else 1000  # up to cuDNN 8 and TensorRT 8
             return f"{number // unit}.{number % unit // 100}.{number % 100}"
     except AttributeError:
         pass
