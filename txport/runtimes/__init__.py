@@ -1,6 +1,6 @@
-"""What runs a bundle. Never imports an exporter.
+"""The runtimes that run bundles. Never imports an exporter.
 
-Adding a runtime is a file with `require(provider)` and `load(...)`, a line of `RUNTIMES`, and its package in
+A new runtime needs a file with `require(provider)` and `load(...)`, an entry in `RUNTIMES`, and its package in
 pyproject.toml.
 """
 
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
     from txport.runtimes.base import GraphRuntime, Runtime
     from txport.runtimes.single import SingleRuntime
 
-THREADS_A_CORE, LEAST_THREADS = 4, 16  # more wait for each other, and thousands are never done with starting
+THREADS_A_CORE, LEAST_THREADS = 4, 16  # more threads wait for each other; thousands do not finish starting
 NAMED = 3  # ports in an error
-# The one provider of ort that runs the bundles of a target, and what else there is.
+# Targets whose bundles run on one provider of ort only -> the alternative that an error names.
 ONLY_ON = {
     "cpu": "export --target portable for any other",
     "cuda": "give --provider cuda, or --runtime cuda-stand-in to compute it on the CPU, slowly and in fp32",
 }
-# Its wheels, which replace each other's files; providers that plug into it, and what is built on it, replace nothing.
+# ONNX Runtime's wheels, which overwrite each other's files. Plug-in providers and packages built on it do not match.
 ONNX_RUNTIME = re.compile(r"onnxruntime(?!-(ep|genai|extensions)\b)(-\w+)*")
 
 
 class Entry(NamedTuple):
-    """A runtime: its module, the package that it needs, what to install for that, and whose bundles it runs.
+    """A runtime: its module, the package that it needs, the name to install, and the targets whose bundles it runs.
 
-    `computes` is a precision that it computes in whatever the bundle's is. One that `aborts` may end the whole process
-    where a graph is damaged, instead of raising. `single` graphs need one that runs loops.
-    One that `streams` must be told how many workers run it at a time.
+    `computes` is the precision in which it computes bundles of any precision; empty: the bundle's. `aborts`: it may end
+    the process if a graph is damaged, instead of raising an error. `single`: it runs single graphs, which have loops.
+    `streams`: `load` requires the number of workers that run it in parallel.
     """
 
     module: str
     needs: str
     install: str
-    targets: tuple[str, ...]  # none: it runs the checkpoint
+    targets: tuple[str, ...]  # empty: it runs the checkpoint
     computes: str = ""
     aborts: bool = False
     single: bool = False
@@ -58,7 +58,7 @@ class Entry(NamedTuple):
 
     @property
     def how(self) -> dict[str, str]:
-        """What its module is told beside the bundle."""
+        """Arguments of its module's functions in addition to the bundle and the provider."""
         return {"precision": self.computes} if self.computes else {}
 
 
@@ -82,8 +82,8 @@ RUNTIMES = {
 }
 MODULES = {name: entry.module for name, entry in RUNTIMES.items()}
 GRAPH_RUNTIMES = tuple(name for name, entry in RUNTIMES.items() if entry.targets)
-USUAL = tuple(name for name in GRAPH_RUNTIMES if not RUNTIMES[name].computes)  # others run where they are named
-PROVIDERS = {  # of ONNX Runtime, by short name
+USUAL = tuple(name for name in GRAPH_RUNTIMES if not RUNTIMES[name].computes)  # others run only if they are named
+PROVIDERS = {  # ONNX Runtime's full names, by short name
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
@@ -96,16 +96,16 @@ PROVIDERS = {  # of ONNX Runtime, by short name
 
 
 def require(name: str, provider: str) -> None:
-    """Make sure that a runtime is installed and its provider works here, before any costly step.
+    """Check that a runtime is installed and that its provider works here. Call it before any expensive step.
 
-    Raises `UnsupportedError` for names that mean nothing, `UnavailableError` with the fix otherwise.
+    Raise `UnsupportedError` for an unknown name, `UnavailableError` with the fix if something is missing.
     """
     require_known(name, provider)
     _module(name).require(provider, **RUNTIMES[name].how)
 
 
 def require_known(name: str, provider: str) -> None:
-    """Raise `UnsupportedError` for names that mean nothing."""
+    """Raise `UnsupportedError` if the runtime is unknown or the provider is not a string."""
     if not isinstance(name, str) or name not in RUNTIMES:
         raise UnsupportedError(f"unknown runtime {name!r}; there are {', '.join(RUNTIMES)}")
     if not isinstance(provider, str):
@@ -113,12 +113,12 @@ def require_known(name: str, provider: str) -> None:
 
 
 def computes(name: str, precision: str) -> str:
-    """The precision that a runtime computes a bundle of one precision in."""
+    """Return the precision in which a runtime computes a bundle of the given precision."""
     return RUNTIMES[name].computes or precision
 
 
 def require_threads(name: str, count: int | None) -> None:
-    """Raise `UnsupportedError` for more threads or workers than can be of any use on this machine's cores."""
+    """Raise `UnsupportedError` for more threads or workers than are useful with this machine's cores."""
     most = max(LEAST_THREADS, THREADS_A_CORE * cores())
     if count is not None and whole(name, count, 1) > most:
         here = f"{cores()} core{'s' if cores() > 1 else ''}"
@@ -126,7 +126,7 @@ def require_threads(name: str, count: int | None) -> None:
 
 
 def require_target(name: str, target: str, provider: str) -> None:
-    """Raise `UnsupportedError` unless a runtime runs bundles of a target on this provider."""
+    """Raise `UnsupportedError` unless the runtime can run bundles of the target on this provider."""
     if target not in RUNTIMES[name].targets:
         able = (other for other, entry in RUNTIMES.items() if target in entry.targets and not entry.computes)
         others = ", ".join(able)
@@ -138,9 +138,9 @@ def require_target(name: str, target: str, provider: str) -> None:
 
 
 def home(target: str) -> tuple[str, str]:
-    """The runtime and the provider on which a bundle of a target is proven here: the one that it is for, if it can be.
+    """Return the runtime and the provider on which bundles of a target are compared with PyTorch here.
 
-    Without a GPU, that of the cuda target stands in for one.
+    For the cuda target without a usable GPU, that is cuda-stand-in on the CPU.
     """
     if target != "cuda":
         return "ort", "cpu"
@@ -151,9 +151,12 @@ def home(target: str) -> tuple[str, str]:
 
 
 def installed(target: str) -> list[str]:
-    """The ONNX runtimes to hold any bundle of a target against: they keep its precision and tell what is damaged."""
+    """Return the installed runtimes on which to compare any bundle of a target.
+
+    They compute in its precision, and raise errors for damaged graphs.
+    """
     able = {name: entry for name, entry in RUNTIMES.items() if target in entry.targets}
-    if target == FOREIGN:  # onnx's evaluator lacks operators that others use, those of quantised graphs first
+    if target == FOREIGN:  # onnx's evaluator lacks operators of other exporters, such as those of quantised graphs
         del able["reference"]
     return [
         name
@@ -163,9 +166,10 @@ def installed(target: str) -> list[str]:
 
 
 def compared(target: str, provider: str | None) -> dict[str, str]:
-    """What a bundle of a target is compared on if no runtime is named: runtime -> provider.
+    """Return where to compare a bundle of a target if no runtime is named: runtime -> provider.
 
-    On a `provider` that is named, that is ort. Else it is all that are `installed`, but for a cuda bundle its `home`.
+    For a cuda bundle without a named provider, that is its `home`. For other bundles on the cpu, the default, it is all
+    `installed` runtimes. In all other cases it is ort on `provider`.
     """
     if provider is None and target == "cuda":
         return dict([home(target)])
@@ -183,17 +187,18 @@ def load(
     workers: int = 1,
     user_compute_stream: int | None = None,
 ) -> GraphRuntime:
-    """Start a bundle on a runtime, which so many `workers` may run at a time.
+    """Start a bundle on a runtime, which up to `workers` workers may run in parallel.
 
-    A cuda bundle runs on the `user_compute_stream`, the address of a CUDA stream, or on two of its own, one
-    for encoders.
+    A cuda bundle runs on `user_compute_stream`, the address of a CUDA stream. By default it runs on two separate
+    streams, one of them for encoders.
 
-    Raises `UnavailableError` if its package or the provider is not here, `LoadError` for a graph that is too new for
-    it, `BundleError` for one that it can't load or that has other ports than the manifest says.
+    Raise `UnsupportedError` for arguments that the runtime or the bundle does not support, `UnavailableError` if the
+    package or the provider is missing, `LoadError` for a graph that is too new for the runtime, and `BundleError` for
+    a graph that can't be loaded or whose ports differ from the manifest.
     """
     require_known(name, provider)
     require_threads("threads", threads)
-    require_target(name, bundle.manifest.target, provider)  # first: what it lacks here would not help
+    require_target(name, bundle.manifest.target, provider)  # before `require`: its fix would not help
     require(name, provider)
     bundle.require_weights()
     more = {"workers": workers} if RUNTIMES[name].streams else {}
@@ -207,9 +212,9 @@ def load(
 
 
 def load_single(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> SingleRuntime[Any]:
-    """Start the graph of a bundle that searches by itself; raises as `load` does.
+    """Start the single graph of a bundle, which contains the search. Raise the same errors as `load`.
 
-    `UnsupportedError` for a bundle that has none, and for a runtime that runs none.
+    Raise `UnsupportedError` also for a bundle without a single graph, and for a runtime that can't run one.
     """
     require(name, provider)
     require_threads("threads", threads)
@@ -228,7 +233,7 @@ def load_single(name: str, bundle: Bundle, *, provider: str = "cpu", threads: in
 
 
 def _require_ports(bundle: Bundle, runtime: GraphRuntime | SingleRuntime[Any], graphs: Iterable[Graph]) -> None:
-    """Raise `BundleError` where an engine found other ports than the manifest's."""
+    """Raise `BundleError` if the ports that the engine found differ from the manifest."""
     same = names_differ if isinstance(bundle.manifest, ForeignManifest) else compare_ports
     if problems := [problem for graph in graphs for problem in same(graph, *runtime.ports(graph.role))]:
         more = f"; and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
@@ -239,7 +244,7 @@ def _require_ports(bundle: Bundle, runtime: GraphRuntime | SingleRuntime[Any], g
 def load_torch(
     checkpoint: Checkpoint, *, provider: str = "cpu", threads: int | None = None, precision: str = "fp32"
 ) -> Runtime:
-    """Start a checkpoint on PyTorch."""
+    """Start a checkpoint on PyTorch; raise `UnavailableError` if PyTorch or the provider is missing."""
     require("torch", provider)
     require_threads("threads", threads)
     runtime: Runtime = _module("torch").load(checkpoint, provider=provider, threads=threads, precision=precision)
@@ -253,7 +258,7 @@ def _module(name: str) -> Any:
 
 
 def versions_of(names: Iterable[str]) -> dict[str, str]:
-    """The version of every ONNX Runtime wheel, and of the packages that some runtimes need, if they are here."""
+    """Return the installed versions of all ONNX Runtime wheels, and of the packages that the named runtimes need."""
     found = dict(versions())
     for package in sorted({RUNTIMES[name].needs for name in names} - {"onnxruntime"}):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -263,9 +268,9 @@ def versions_of(names: Iterable[str]) -> dict[str, str]:
 
 @functools.cache
 def versions() -> Mapping[str, str]:
-    """The version of every ONNX Runtime wheel that is installed; more than one break each other.
+    """Return the version of each installed ONNX Runtime wheel; several wheels overwrite each other's files.
 
-    Asked once in a process, since the descriptions of all packages are read for it.
+    The result is cached for the process, because it requires reading the metadata of all packages.
     """
     found = {}
     for distribution in importlib.metadata.distributions():

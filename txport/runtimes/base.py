@@ -1,4 +1,4 @@
-"""The seam between search and whatever runs a model. NumPy on both sides; a state is opaque to the caller."""
+"""The protocols between search and the runtimes. They exchange NumPy arrays; a state is opaque to callers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ Inputs = NDArray[Any]  # tokens (int64), or features (float32)
 Logits = TypeVar("Logits", Floats, Doubles)
 State = Any
 Outputs = dict[str, NDArray[Any]]
-Explain = Callable[[Exception], TxportError | None]  # what an engine's error means, if it is known
+Explain = Callable[[Exception], TxportError | None]  # returns our error for a known error of an engine
 GraphPorts = tuple[tuple[Port, ...], tuple[Port, ...]]
 
-CLASSES, FEW = 1024, 8  # of tokens, and how many of the best tokens are found by them
+CLASSES, FEW = 1024, 8  # classes of tokens; the largest `top` that `_best_few` is used for
 
 
 class Scores(NamedTuple):
-    """Scores of the next token of each row: full logits, or the k best tokens.
+    """Scores of the next token of each row: all logits, or the k most probable tokens.
 
-    Without `top`: `values` (R, V) are logits and `ids` is None. With it: `values` (R, k) are log-probabilities
-    in falling order, and `ids` (R, k) their tokens; without `normalise`, logits up to a constant per row.
-    `attention` (R, S or more), if requested, has the cross-attention weights of the step: sum 1, 0 at the padding.
+    Without `top`, `values` (R, V) are logits and `ids` is None. With `top`, `values` (R, k) are log-probs in
+    descending order and `ids` (R, k) are their tokens. Without `normalise`, these `values` are logits up to a constant
+    per row. `attention` (R, S or more), if requested, has the cross-attention weights of the step: their sum is 1, and
+    they are 0 at padding.
     """
 
     values: Floats
@@ -38,16 +39,17 @@ class Scores(NamedTuple):
     attention: Floats | None = None
 
     def of(self, rows: Ints) -> Scores:
-        """The scores of these rows."""
+        """Return the scores of the given rows (N,)."""
         ids = None if self.ids is None else self.ids[rows]
         return Scores(self.values[rows], ids, None if self.attention is None else self.attention[rows])
 
 
 class Sizes(NamedTuple):
-    """Limits of future batches: sources, rows per source, and `length`, the tokens of a row with its prompt.
+    """Limits of future batches.
 
-    `source_lengths` are the lengths of the longest source of a batch, `tops` the values of `top` that steps use (see
-    `Runtime.step`), and `batches` is how many run in parallel.
+    `sources` and `rows` are the maximum sources per batch and rows per source. `source_lengths` are the
+    possible lengths of the longest source of a batch. `length` is the maximum tokens per row, including its prompt.
+    `tops` are the values of `top` that steps use (see `Runtime.step`). `batches` is the number of parallel batches.
     """
 
     sources: int
@@ -59,29 +61,32 @@ class Sizes(NamedTuple):
 
 
 class Runtime(Protocol):
-    """Encode once, then step token by token; rows are kept, dropped, repeated and reordered by `select`."""
+    """Runtime that encodes once, then steps token by token. `select` drops, repeats and reorders rows."""
 
     def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> State:
-        """Sources (B, S), right-padded, and their lengths (B,) -> a state of B rows for up to `max_length` tokens.
+        """Right-padded sources (B, S) and their lengths (B,) -> a state of B rows for up to `max_length` tokens.
 
-        Of a model that reads features, sources are (B, M, F), and lengths those that its encoder makes of them. For a
-        causal model they are prompts, of which all but the last token go into the state: that one is the first
-        that `step` is given. Their tokens count.
+        For a model that reads features, sources are (B, M, F), and the lengths are those of the encoder's output. For
+        a causal model, sources are prompts. The state contains all tokens of a prompt but the last one, which is the
+        first token to pass to `step`. `max_length` includes the prompt.
         """
         ...
 
     def step(
         self, tokens: Ints, state: State, *, top: int | None = None, normalise: bool = True, align: bool = False
     ) -> tuple[Scores, State]:
-        """The last token of each row (R,) -> scores of the next one, valid until the next step, and the state.
+        """The last token of each row (R,) -> scores of the next token, valid until the next step, and the state.
 
-        Without `normalise`, the `top` best tokens may have logits, which can be much faster. With `align`, the
-        cross-attention is returned too.
+        `top` is the number of most probable tokens to return; None returns all logits. Without `normalise`, the values
+        of these tokens may be logits, which can be much faster. With `align`, the scores include the cross-attention.
         """
         ...
 
     def select(self, state: State, rows: Ints) -> State:
-        """The state whose row i is the old row `rows[i]`; a state may be changed in place, so the old one is gone."""
+        """Return a state whose row i is the old row `rows[i]`.
+
+        The old state may be changed in place: do not use it again.
+        """
         ...
 
 
@@ -90,56 +95,58 @@ class EncoderRuntime(Protocol):
     """Runtime of an encoder-only model."""
 
     def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
-        """Sources (B, S), right-padded, and their lengths (B,) -> the model's outputs by name."""
+        """Right-padded sources (B, S) and their lengths (B,) -> the model's outputs by name."""
         ...
 
 
 @runtime_checkable
 class ContinuousRuntime(Runtime, Protocol):
-    """A runtime whose rows may have different lengths, so that new sources take the slots of finished ones.
+    """Runtime whose rows may have different lengths. New sources can therefore use the slots of finished ones.
 
     A negative token marks an unused row, which must stay unused until `admit` or `select` fills it.
     """
 
     def admit(self, state: State, places: Ints, others: State, chosen: Ints) -> State:
-        """Let the sources `chosen` of another state, which is new, stand at `places` (N,), before their first token.
+        """Put the sources `chosen` (N,) of `others`, a new state, into the source slots `places` (N,) of `state`.
 
-        A place is a source's, with all of its rows.
+        A source slot has all rows of its source. The new sources are before their first step.
         """
         ...
 
     def reserve(self, state: State, rows: int) -> State:
-        """The same rows, with room for so many of each source, as continuous batches have it from the first step on.
+        """Return the same state with room for `rows` rows per source from the first step on.
 
-        So a row is given the same, to the last bit, in both.
+        Continuous batches have the same shapes. Results of a row are therefore bitwise equal in both.
         """
         ...
 
 
 @runtime_checkable
 class QueuedRuntime(ContinuousRuntime, Protocol):
-    """One on a device that works by itself: `start` and `admit` return before anything is computed.
+    """Runtime on an asynchronous device: `start` and `admit` return before the device has computed anything.
 
-    It prepares the steps of each shape of a batch: once for the thread that loaded it, and once for all others.
+    The runtime prepares the steps of each batch shape once for the thread that loaded it, and once for all other
+    threads.
     """
 
     def warm(self, sizes: Sizes) -> None:
-        """Prepare all steps of batches of these sizes, for this thread or, if another one loaded it, for all others.
+        """Prepare all steps of batches of these sizes.
 
-        Raises `UnsupportedError` where there are too many.
+        The thread that loaded the runtime prepares steps for itself; any other thread prepares them for all other
+        threads. Raise `UnsupportedError` if there are too many.
         """
         ...
 
     def synchronize(self) -> None:
-        """Wait for all that was begun."""
+        """Wait until all queued work is done."""
         ...
 
 
 class GraphRuntime(Runtime, Protocol):
-    """A runtime that can also tell of one graph of a bundle, and run it by itself, which the proofs need."""
+    """Runtime that can also describe and run one graph of a bundle separately, which proofs need."""
 
     def ports(self, role: str) -> GraphPorts:
-        """The inputs and outputs of a graph as the engine read them from its file."""
+        """Return the inputs and outputs of a graph as the engine read them from its file."""
         ...
 
     def run_graph(self, role: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -147,15 +154,14 @@ class GraphRuntime(Runtime, Protocol):
         ...
 
     def placement(self) -> dict[str, dict[str, int]]:
-        """What really runs the nodes of each graph, as its engine says: role -> provider -> number of nodes."""
+        """Return where the engine runs the nodes of each graph: role -> provider -> number of nodes."""
         ...
 
 
-class running:  # noqa: N801 - a context manager, and no generator: each step has one
-    """What an engine raises while a graph runs, as errors of ours: engines have no common base for theirs.
+class running:  # noqa: N801 - a context manager; not a generator, because each step uses one
+    """Context manager that translates any error of an engine in a run: the engines' errors have no common base class.
 
-    Raises what `explain` makes of it, if it knows the error; else `MemoryError` where there is too little memory,
-    `RunError` for a graph that fails.
+    Raise the error that `explain` returns, if it returns one; else `MemoryError` if memory is short; else `RunError`.
     """
 
     def __init__(self, role: str, engine: str, explain: Explain | None = None) -> None:
@@ -178,7 +184,7 @@ class running:  # noqa: N801 - a context manager, and no generator: each step ha
 
 
 def scores(logits: Floats, top: int | None, normalise: bool = True) -> Scores:
-    """Logits (R, V) as a step returns them, on every runtime alike."""
+    """Logits (R, V) -> the scores that a step returns, in the same way in every runtime."""
     if top is None:
         return Scores(logits, None)
     top = min(top, logits.shape[1])
@@ -188,15 +194,15 @@ def scores(logits: Floats, top: int | None, normalise: bool = True) -> Scores:
 
 
 def log_softmax(logits: Logits, chosen: Logits) -> Logits:
-    """The log-probabilities of some (R, k) of all logits (R, V), or of all, in their type."""
+    """All logits (R, V), and k chosen ones per row (R, k) or all -> log-probs of the chosen ones, in the same dtype."""
     shift = logits.max(axis=1, keepdims=True)
     total = np.log(np.exp(logits - shift).sum(axis=1, keepdims=True))
-    normal: Logits = chosen - shift - total  # the shift first: it may be large
+    normal: Logits = chosen - shift - total  # subtract the shift first, because it may be large
     return normal
 
 
 def _best_two(logits: Floats) -> Ints:
-    """The best, and the best once more without it."""
+    """Return the two most probable tokens of each row (R, 2), with two argmax passes."""
     rows = np.arange(len(logits))
     logits = logits if logits.flags.writeable else logits.copy()
     first = logits.argmax(axis=1)
@@ -204,12 +210,16 @@ def _best_two(logits: Floats) -> Ints:
     logits[rows, first] = -np.inf
     second = logits.argmax(axis=1)
     logits[rows, first] = best
-    second = np.where(second == first, (first == 0).astype(np.int64), second)  # where no other is possible
+    second = np.where(second == first, (first == 0).astype(np.int64), second)  # if all other logits are -inf
     return np.column_stack([first, second])
 
 
 def _best_few(logits: Floats, top: int) -> Ints:
-    """In little more than one pass: they are in those of `CLASSES` classes of tokens whose largest are the largest."""
+    """Return the `top` most probable tokens of each row (R, top) in little more than one pass.
+
+    Divide the tokens into `CLASSES` classes: the most probable tokens are in the `top` classes with the largest maxima,
+    or in the incomplete last block of `CLASSES` tokens.
+    """
     rows = np.arange(len(logits))[:, None]
     size = logits.shape[1]
     whole = size - size % CLASSES
@@ -233,7 +243,7 @@ def _best(logits: Floats, top: int) -> Ints:
     if top <= FEW and logits.shape[1] >= 4 * CLASSES:
         return _best_few(logits, top)
     candidates = np.broadcast_to(np.arange(logits.shape[1]), logits.shape)
-    if 4 * top < logits.shape[1]:  # a partial sort first, then order what it found
+    if 4 * top < logits.shape[1]:  # a partial sort first, then sort its result
         candidates = np.sort(np.argpartition(-logits, top - 1, axis=1)[:, :top], axis=1)
     order = np.argsort(-np.take_along_axis(logits, candidates, axis=1), axis=1, kind="stable")
     best = np.take_along_axis(candidates, order[:, :top], axis=1)

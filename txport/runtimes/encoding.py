@@ -1,4 +1,4 @@
-"""What models that only encode give for sources: each source its own outputs, as long as it is."""
+"""Outputs of encoder-only models for each source, without padding."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ FIX = "look for NaN or infinity in its weights, and at the size of its activatio
 
 
 def infer(runtime: EncoderRuntime, sources: Sequence[Sequence[int]], facts: Facts) -> list[Outputs]:
-    """The outputs of each source, in one batch; what each token has is as long as its source.
+    """Run sources (token ids) as one batch and return the outputs of each; outputs per token have its length.
 
-    Raises `RunError` where a number is NaN.
+    Raise `RunError` if an output has NaN.
     """
     ids, lengths = batch(sources, facts)
     found = runtime.infer(ids, lengths)
@@ -33,9 +33,10 @@ def infer(runtime: EncoderRuntime, sources: Sequence[Sequence[int]], facts: Fact
 
 
 def outputs_of(facts: Facts, found: Mapping[str, NDArray[Any]], rows: int, length: int, padded: int) -> Outputs:
-    """What an encoder-only graph gave for rows of `length` tokens, padded to `padded`, as `Runtime.infer` returns it.
+    """Return the outputs of an encoder-only graph, as in `EncoderRuntime.infer`, without graph padding.
 
-    Raises `RunError` where an output has other dims than its port says.
+    `rows` is the number of rows. The graph ran with `padded` tokens per row; `length` of them are returned. Raise
+    `RunError` if the shape of an output is wrong.
     """
     outputs: Outputs = {}
     for each in facts.outputs:

@@ -1,4 +1,4 @@
-"""Sources of a model as its runtimes take them: one array for a batch, and how long each of them is."""
+"""Sources of a model in the form that runtimes accept: one array per batch, and the length of each source."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Sources = Sequence[Source]
 
 
 def batch(sources: Sources, facts: Facts, padding: int = 0) -> tuple[Inputs, Ints]:
-    """Sources in one array, and their lengths (B,): tokens padded at the right (B, S), or features (B, M, F).
+    """Return sources as one array, right-padded tokens (B, S) or features (B, M, F), and their lengths (B,).
 
-    The longest sequence of tokens is followed by `padding` places more; features have no padding.
+    Tokens are padded to the longest source and `padding` positions more; features have no padding.
     """
     reads = facts.reads
     if isinstance(reads, Features):
@@ -32,15 +32,16 @@ def batch(sources: Sources, facts: Facts, padding: int = 0) -> tuple[Inputs, Int
 
 
 def lengths_of(sources: Sources | Inputs, facts: Facts) -> Ints:
-    """How many places of each a decoder attends to: (B,)."""
+    """Return the number of source positions that a decoder attends to, for each source (B,)."""
     if isinstance(facts.reads, Features):
         return np.full(len(sources), facts.reads.longest)
     return np.array([len(source) for source in sources], np.int64)
 
 
 def drawn_features(reads: Features, number: int) -> NDArray[np.float32]:
-    """Features (M, F) that look like noise, in -1 to 1: by whole numbers alone, so that they are the same everywhere.
+    """Return pseudorandom features (M, F) in [-1, 1); `number` is the seed.
 
+    They are computed with integers only, so they are the same on all machines.
     The mixing function is SplitMix64's (Steele et al. 2014, "Fast splittable pseudorandom number generators").
     """
     count = np.uint64(reads.size * reads.frames)
@@ -50,6 +51,6 @@ def drawn_features(reads: Features, number: int) -> NDArray[np.float32]:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     mixed ^= mixed >> np.uint64(31)
-    centred = (mixed >> np.uint64(40)).astype(np.float32) - np.float32(1 << 23)  # 24 bits, which fp32 holds
+    centred = (mixed >> np.uint64(40)).astype(np.float32) - np.float32(1 << 23)  # 24 bits, which are exact in fp32
     found: NDArray[np.float32] = (centred / np.float32(1 << 23)).reshape(reads.size, reads.frames)
     return found

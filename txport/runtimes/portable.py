@@ -1,4 +1,4 @@
-"""The driver of portable bundles, once for every engine that can run an ONNX graph."""
+"""The driver of portable bundles, shared by all engines that can run an ONNX graph."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ T = TypeVar("T")
 
 
 class Engine(Protocol[T]):
-    """What runs graphs one by one; `T` is its tensor, which may live on a device."""
+    """An engine that runs one graph at a time; `T` is its type of tensor, which may be on a device."""
 
     def ports(self, role: str) -> GraphPorts:
         """See `GraphRuntime.ports`."""
         ...
 
     def run(self, role: str, inputs: dict[str, T], outputs: list[str]) -> dict[str, T]:
-        """Run one graph and return the outputs asked for."""
+        """Run one graph and return the requested `outputs` by name."""
         ...
 
     def placement(self) -> dict[str, dict[str, int]]:
@@ -48,17 +48,21 @@ class Engine(Protocol[T]):
         ...
 
     def from_numpy(self, array: NDArray[Any]) -> T:
-        """An array as a tensor of the engine."""
+        """Return an array as a tensor of the engine."""
         ...
 
     def to_numpy(self, tensor: T) -> NDArray[Any]:
-        """A tensor as an array."""
+        """Return a tensor of the engine as an array."""
         ...
 
 
 @dataclass(frozen=True)
 class PortableState(Generic[T]):
-    """The decoder's inputs other than the tokens, by port, how many tokens they hold, and each row's source (R,)."""
+    """State of a portable decoder.
+
+    `tensors` are the decoder's inputs other than the tokens, by port. `length` is the number of tokens in the caches,
+    including padding, and `max_length` its limit. `sources` (R,) is the source of each row.
+    """
 
     tensors: dict[str, T]
     length: int
@@ -67,7 +71,7 @@ class PortableState(Generic[T]):
 
 
 class PortableRuntime(Generic[T]):
-    """`Runtime` and `GraphRuntime` over an engine."""
+    """`Runtime`, `EncoderRuntime` and `GraphRuntime` of a portable bundle over an engine."""
 
     def __init__(self, engine: Engine[T], manifest: Manifest) -> None:
         self._engine = engine
@@ -89,7 +93,7 @@ class PortableRuntime(Generic[T]):
         return PortableState(tensors, 0, max_length, np.arange(len(source)))
 
     def _sources(self, source: Inputs, lengths: Ints) -> tuple[dict[str, T], dict[str, T]]:
-        """What the encoder reads, and what the decoder reads beside what the encoder gives."""
+        """Return the encoder's inputs, and the decoder's inputs of the source other than the encoder's output."""
         if not self._facts.masks_source:
             features = np.ascontiguousarray(source, self._manifest.dtype)
             return {INPUT_FEATURES: self._engine.from_numpy(features)}, {}
@@ -98,18 +102,18 @@ class PortableRuntime(Generic[T]):
         return {INPUT_IDS: self._engine.from_numpy(ids), ATTENTION_MASK: mask}, {ENCODER_ATTENTION_MASK: mask}
 
     def _prefill(self, prompts: Inputs, lengths: Ints, max_length: int) -> PortableState[T]:
-        """All but the last token of each prompt, padded at the left, so that all rows end at one place."""
+        """Run all but the last token of each prompt, left-padded, so that all rows end at the same position."""
         size = int(lengths.max()) - 1
         mask = (np.arange(size)[None, :] >= size - (lengths - 1)[:, None]).astype(np.int64)
         tensors = self._empty_caches(len(prompts))
         if size:
-            moved = np.arange(size)[None, :] - (size - (lengths - 1)[:, None])  # the place of each in its prompt
+            moved = np.arange(size)[None, :] - (size - (lengths - 1)[:, None])  # positions in the prompts
             ids = np.where(mask, np.take_along_axis(prompts, np.maximum(moved, 0), axis=1), self._facts.writes.pad)
             inputs = {INPUT_IDS: ids, ATTENTION_MASK: mask, POSITION_IDS: np.maximum(moved, 0)}
             given = {name: self._engine.from_numpy(np.ascontiguousarray(each)) for name, each in inputs.items()}
             results = self._engine.run(DECODER, {**given, **tensors}, [*self._becomes])
             tensors = {name: results[output] for output, name in self._becomes.items()}
-        longest = max_length + size + 1 - int(lengths.min())  # of the shortest prompt, its padding counted
+        longest = max_length + size + 1 - int(lengths.min())  # limit of the shortest prompt, including its padding
         tensors = {ATTENTION_MASK: self._engine.from_numpy(mask), **tensors}
         return PortableState(tensors, size, longest, np.arange(len(prompts)))
 
@@ -122,7 +126,7 @@ class PortableRuntime(Generic[T]):
         normalise: bool = True,
         align: bool = False,
     ) -> tuple[Scores, PortableState[T]]:
-        """See `Runtime.step`; the source's keys and values are fetched once, in the first step."""
+        """See `Runtime.step`; the keys and values of the source are fetched once, in the first step."""
         assert state.length < state.max_length, "a step beyond max_length"
         assert self._decoder is not None
         fetched = self._becomes if state.length == 0 else self._grows
@@ -143,14 +147,14 @@ class PortableRuntime(Generic[T]):
         return found, replace(state, tensors=tensors, length=state.length + 1)
 
     def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
-        """See `Runtime.infer`."""
+        """See `EncoderRuntime.infer`."""
         filled = self._fill_up(source)
         mask = (np.arange(filled.shape[1])[None, :] < source_lengths[:, None]).astype(np.int64)
         found = self.run_graph(MODEL, {INPUT_IDS: filled, ATTENTION_MASK: mask})
         return outputs_of(self._facts, found, len(source), source.shape[1], filled.shape[1])
 
     def select(self, state: PortableState[T], rows: Ints) -> PortableState[T]:
-        """See `Runtime.select`; rows are gathered where the tensors live, sources only where rows get others."""
+        """See `Runtime.select`; tensors of sources are gathered only if a row changes its source."""
         inputs = {**state.tensors, ROWS: self._engine.from_numpy(rows)}
         sources = state.sources[rows]
         stays = self._graphs[SELECT].of_source if np.array_equal(sources, state.sources) else ()
@@ -175,7 +179,7 @@ class PortableRuntime(Generic[T]):
         return self._engine.placement()
 
     def _fetch(self, name: str, results: dict[str, T], dims: tuple[int, ...]) -> NDArray[Any]:
-        """An output of the decoder; `RunError` where it has other dims than its port says."""
+        """Return an output of the decoder as an array; raise `RunError` if its shape is not `dims`."""
         array = self._engine.to_numpy(results[name])
         if array.shape != dims:
             what = f"{name} of shape {array.shape}, expected {dims}"
@@ -183,13 +187,16 @@ class PortableRuntime(Generic[T]):
         return array
 
     def _fill_up(self, source: Inputs) -> Inputs:
-        """Padded until nothing is left, so that no row is summed otherwise for the length of others."""
+        """Pad sources to a multiple of `TOGETHER` tokens, within the model's limit.
+
+        Without this padding, the order of summation, and so the rounding, of a row would depend on other rows.
+        """
         size = source.shape[1]
         rest = min(-size % TOGETHER[self._manifest.dtype], self._facts.reads.longest - size)
         return np.pad(source, ((0, 0), (0, rest))) if rest > 0 else source
 
     def _beside(self, state: PortableState[T]) -> dict[str, T]:
-        """What a step of a causal model reads beside token and caches: a mask that grew by it, and its place."""
+        """Return a causal step's inputs other than token and caches: the mask with the new token, and its position."""
         if ATTENTION_MASK not in state.tensors:
             return {}
         before = self._engine.to_numpy(state.tensors[ATTENTION_MASK])

@@ -1,4 +1,4 @@
-"""PyTorch itself, from the checkpoint: the reference that every other runtime is held against."""
+"""Run a checkpoint on PyTorch: the reference with which all other runtimes are compared."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from txport.runtimes.base import Inputs, Ints, Outputs, Scores, scores
 
 
 class TorchState(NamedTuple):
-    """What the decoder reads beside the tokens: the source, or which tokens so far are real (R, P), and the state."""
+    """The decoder's inputs other than tokens: the source, or for causal models the mask of tokens (R, P); the state."""
 
     memory: Memory | Tensor
     state: State
 
 
 class TorchRuntime:
-    """`Runtime` over the reference model, on one device; a model in float64 gives float64, any other float32."""
+    """`Runtime` and `EncoderRuntime` of the reference model; scores are float64 for a float64 model, else float32."""
 
     def __init__(self, model: Model, device: str = "cpu") -> None:
         self._model = model
@@ -39,14 +39,14 @@ class TorchRuntime:
         return TorchState(self._model.encode(self._sources(source), self._tensor(source_lengths)), state)
 
     def _sources(self, source: Inputs) -> Tensor:
-        """Features in the model's own type."""
+        """Return sources as a tensor, features in the dtype of the model."""
         tensor = self._tensor(source)
         return tensor.to(next(self._model.parameters()).dtype) if tensor.is_floating_point() else tensor
 
     def _prefill(self, prompts: Inputs, lengths: Ints, state: State) -> TorchState:
-        """All but the last token of each prompt, padded at the left."""
+        """Run all but the last token of each prompt, left-padded."""
         size = int(lengths.max()) - 1
-        places = np.arange(size)[None, :] - (size - (lengths - 1)[:, None])  # of each in its prompt
+        places = np.arange(size)[None, :] - (size - (lengths - 1)[:, None])  # the position of each token in its prompt
         ids = np.take_along_axis(prompts, np.maximum(places, 0), axis=1)
         mask = self._tensor(places) >= 0
         if size:
@@ -88,7 +88,7 @@ class TorchRuntime:
 
     @torch.inference_mode()
     def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
-        """See `Runtime.infer`."""
+        """See `EncoderRuntime.infer`; outputs are float32."""
         mask = padding_mask(self._tensor(source_lengths), source.shape[1])
         found = self._model.infer(self._tensor(source), mask)
         return {
@@ -111,7 +111,7 @@ def require(provider: str) -> None:
 def load(
     checkpoint: Checkpoint, *, provider: str = "cpu", threads: int | None = None, precision: str = "fp32"
 ) -> TorchRuntime:
-    """Start a checkpoint on PyTorch; `provider` is `cpu` or `cuda`, `threads` counts for the whole process."""
+    """Start a checkpoint on PyTorch; `provider` is `cpu` or `cuda`, and `threads` applies to the whole process."""
     if threads is not None:
         torch.set_num_threads(threads)
     torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32

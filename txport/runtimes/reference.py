@@ -1,4 +1,4 @@
-"""ONNX's own evaluator, in Python: slow, but the standard's word on what a graph means."""
+"""ONNX's reference evaluator, in Python: slow, but it follows the ONNX standard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from txport.runtimes.single import SingleRuntime
 
 
 class MatMul(OpRun):
-    """With sums in fp32, as in every engine: NumPy rounds each of them to fp16, and has no BLAS for that."""
+    """MatMul with sums in fp32, as in all engines: NumPy rounds each sum to fp16, and has no BLAS for fp16."""
 
     op_domain = ""
 
@@ -33,9 +33,9 @@ class MatMul(OpRun):
 
 
 class LayerNormalization(OpRun):
-    """With mean and variance in fp32, as the standard has it for `stash_type` 1.
+    """LayerNormalization with mean and variance in fp32, as the standard requires for `stash_type` 1.
 
-    The evaluator of onnx up to 1.23 takes them in the type of the input, and squares overflow in fp16
+    The evaluator of onnx up to 1.23 computes them in the dtype of the input, where squares overflow in fp16
     (https://github.com/onnx/onnx/pull/8439).
     """
 
@@ -61,7 +61,7 @@ class LayerNormalization(OpRun):
 
 
 class GatherElements(OpRun):
-    """Over more than 64 values too: the evaluator of onnx 1.23 chooses among arrays, of which NumPy takes no more."""
+    """GatherElements over more than 64 values, the limit of `np.choose`, which the evaluator of onnx 1.23 uses."""
 
     op_domain = ""
 
@@ -70,7 +70,7 @@ class GatherElements(OpRun):
 
 
 class ReferenceEngine:
-    """Graphs of a bundle, those that are driven step by step unless others are named; tensors are arrays."""
+    """The graphs of the given roles, by default all but the single graph; tensors are NumPy arrays."""
 
     def __init__(self, bundle: Bundle, roles: Iterable[str] | None = None) -> None:
         roles = bundle.manifest.driven if roles is None else roles
@@ -104,7 +104,7 @@ def _evaluator(file: Path) -> ReferenceEvaluator:
     model = read_model(file)
     try:
         return ReferenceEvaluator(model, new_ops=[MatMul, LayerNormalization, GatherElements])
-    except Exception as error:  # its errors share no other base
+    except Exception as error:  # its errors have no common base class
         raise BundleError(f"onnx {onnx.__version__} can't evaluate {file}: {brief(error)}; export it again") from error
 
 
@@ -121,14 +121,14 @@ def require(provider: str) -> None:
 
 
 def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
-    """Start a bundle on the reference evaluator, which knows the CPU and one thread only."""
+    """Start a bundle on the reference evaluator; raise `UnsupportedError` for more than one thread."""
     if isinstance(bundle.manifest, ForeignManifest):
         return foreign_runtime(_engine(bundle, threads), bundle.manifest)
     return PortableRuntime(_engine(bundle, threads), bundle.manifest)
 
 
 def load_single(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> SingleRuntime[Any]:
-    """Start the graph that searches by itself."""
+    """Start the single graph of a bundle; raise `UnsupportedError` for more than one thread."""
     return SingleRuntime(_engine(bundle, threads, [GENERATE]), bundle.manifest)
 
 

@@ -1,4 +1,4 @@
-"""The graph of a bundle that searches by itself, once for every engine that can run it."""
+"""The driver of the single graph of a bundle, which contains the search, shared by all engines that can run it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ T = TypeVar("T")
 
 
 class Targets(NamedTuple):
-    """The hypotheses of each source, the best first: tokens (B, K, T), scores (B, K), -inf for none, lengths (B, K)."""
+    """The hypotheses of each source, the best first.
+
+    `ids` are tokens (B, K, T), `scores` (B, K) are -inf where there is no hypothesis, and `lengths` are (B, K).
+    """
 
     ids: Ints
     scores: Floats
@@ -37,7 +40,7 @@ class Targets(NamedTuple):
 
 
 class SingleRuntime(Generic[T]):
-    """One run from sources, or prompts, to targets. It is a `Runtime` that refuses to be run step by step."""
+    """Runtime that computes targets from sources or prompts in one run. Its `Runtime` methods raise errors."""
 
     def __init__(self, engine: Engine[T], manifest: Manifest) -> None:
         self._engine = engine
@@ -46,7 +49,7 @@ class SingleRuntime(Generic[T]):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The options that are built into the graph, and those that a call gives."""
+        """The generation options in the manifest: those built into the graph and the defaults of the others."""
         return self._manifest.generation
 
     def search(
@@ -59,9 +62,9 @@ class SingleRuntime(Generic[T]):
         beams: int = 1,
         length_penalty: float = 1.0,
     ) -> Targets:
-        """Sources as `Runtime.start` takes them, and what their targets begin with (B, P), which none of them repeats.
+        """Sources, lengths (B,) as in `Runtime.start`, and prefixes (B, P) -> targets without their prefix.
 
-        Raises `RunError` for a graph that fails, or whose outputs are none of a search.
+        Raise `RunError` if the graph fails or if its outputs are not those of a search.
         """
         given: dict[str, NDArray[Any]] = {}
         if self.facts.task == "causal" or self.facts.masks_source:
@@ -93,18 +96,18 @@ class SingleRuntime(Generic[T]):
             raise RunError(f"the {GENERATE} graph gives tokens outside the vocabulary; {fix}")
 
     def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> State:
-        """Raise `UnsupportedError`: there are no steps from outside."""
+        """Raise `UnsupportedError`: a single graph has no separate steps."""
         what = "the single graph finds whole targets, and has no steps to stream, score or give logits by"
         raise UnsupportedError(f"{what}; load the bundle without single")
 
     def step(
         self, tokens: Ints, state: State, *, top: int | None = None, normalise: bool = True, align: bool = False
     ) -> tuple[Scores, State]:
-        """As `start`."""
+        """Raise `UnsupportedError`, like `start`."""
         return self.start(tokens, tokens, max_length=0), state
 
     def select(self, state: State, rows: Ints) -> State:
-        """As `start`."""
+        """Raise `UnsupportedError`, like `start`."""
         return self.start(rows, rows, max_length=0)
 
     def ports(self, role: str) -> GraphPorts:

@@ -1,7 +1,7 @@
-"""Where the rows of a source lie: in slots, of which every source has as many as any ever had rows at once.
+"""Assign rows to slots. All sources have the same number of slots: the most rows that any source has had.
 
-A source keeps its slots when rows of it leave, so that attention over it has one shape, and rounds alike, whatever else
-is in the batch. Letters: R rows, B sources, K slots of each; those of source s are s x K to s x K + K - 1.
+A source keeps its slots when its rows leave. Attention over it therefore has one shape, and the same rounding, whatever
+else is in the batch. Letters: R rows, B sources, K slots per source; source s has slots s x K to s x K + K - 1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from txport.runtimes.base import Ints
 
 
 class Seating(NamedTuple):
-    """Which old sources stay (B,), how many slots each has, the slot of each row (R,), and its old one (R,)."""
+    """The old sources that stay (B,), the slots per source, the new slot of each row (R,), and its old slot (R,)."""
 
     sources: Ints
     width: int
@@ -23,9 +23,9 @@ class Seating(NamedTuple):
 
 
 def seat(wanted: Ints, count: int, width: int) -> Seating:
-    """The old slots that rows go on from (R,), of `count` sources with `width` slots each -> where they are to lie."""
+    """The old slots that rows continue (R,), of `count` sources with `width` slots each -> the new slots."""
     theirs = wanted // width
-    if np.array_equal(theirs, np.arange(count * width) // width):  # as many of each as there are slots
+    if np.array_equal(theirs, np.arange(count * width) // width):  # each source has as many rows as slots
         return Seating(np.arange(count), width, np.arange(count * width), wanted)
     sources, at = np.unique(theirs, return_inverse=True)
     wider = max(width, int(np.bincount(at, minlength=1).max()))
@@ -33,9 +33,10 @@ def seat(wanted: Ints, count: int, width: int) -> Seating:
 
 
 def spread(wanted: Ints, width: int) -> Ints:
-    """Slots that rows go on from (R,), some more than once -> where each goes on, by what its own source's rows want.
+    """The slots that rows continue (R,), possibly with repeats -> a separate slot for each row, within its source.
 
-    Where a source has as many rows as slots, they lie in their order. Else one of equals stays, and others go beside.
+    If a source has as many rows as slots, its rows are in their order. Otherwise the first row that continues a slot
+    keeps it, and the others get free slots. The slots of a source depend on its rows only.
     """
     sources = wanted // width
     is_full = np.bincount(sources, minlength=1)[sources] == width
@@ -47,7 +48,7 @@ def spread(wanted: Ints, width: int) -> Ints:
     places, at = np.unique(sources, return_inverse=True)
     taken = np.zeros((len(places), width), np.bool_)
     taken[at[stays], slots[stays] % width] = True
-    vacant = np.argsort(taken, axis=1, kind="stable")  # the free ones first
+    vacant = np.argsort(taken, axis=1, kind="stable")  # the free slots first
     movers = np.flatnonzero(~stays)
     theirs = at[movers]
     slots[movers] = places[theirs] * width + vacant[theirs, _turns(theirs)]
@@ -55,7 +56,7 @@ def spread(wanted: Ints, width: int) -> Ints:
 
 
 def _turns(sources: Ints) -> Ints:
-    """The source of each row -> which of its source's rows it is: 0, 1, ..."""
+    """The source of each row (R,) -> the index of each row among the rows of its source (R,): 0, 1, ..."""
     order = np.argsort(sources, kind="stable")
     turns: Ints = np.empty(len(sources), np.int64)
     turns[order] = np.arange(len(sources)) - np.searchsorted(sources[order], sources[order])

@@ -1,4 +1,4 @@
-"""tract, an engine in Rust without dependencies: portable bundles, with one thread."""
+"""Run portable bundles on tract, an engine in Rust without dependencies, with one thread."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.portable import PortableRuntime
 from txport.system.machine import is_out_of_memory
 
-UNCOUNTED = ("Source", "Const")  # operators of nodes that compute nothing
+UNCOUNTED = ("Source", "Const")  # operators that compute nothing
 Tensor = Any  # tract has no types
 KINDS = {"f16": "float16", "f32": "float32", "f64": "float64", "i32": "int32", "i64": "int64", "bool": "bool"}
-LACKS = ("unimplemented", "not implemented", "unsupported", "no parser for")  # in what it says of an operator
+LACKS = ("unimplemented", "not implemented", "unsupported", "no parser for")  # in its messages about operators
 
 
 class Loaded:
-    """A graph that runs: tract takes inputs and gives outputs by their order."""
+    """A loaded graph. tract identifies inputs and outputs by their order, not by name."""
 
     def __init__(self, file: Path, graph: Graph) -> None:
         require_order(file)
@@ -33,7 +33,7 @@ class Loaded:
             inputs = [model.input_name(at) for at in range(model.input_count())]
             self.model = model.into_model().into_runnable()
             facts = (self.model.input_facts(), self.model.output_facts())
-        except Exception as error:  # a message of tract's, or a name that is no text
+        except Exception as error:  # an error of tract, or a name that is not UTF-8
             raise _refused(file, error) from error
         outputs = [port.name for port in graph.outputs]
         if len(outputs) != len(facts[1]):
@@ -41,7 +41,7 @@ class Loaded:
         self.ports: GraphPorts = (tuple(map(_port, inputs, facts[0])), tuple(map(_port, outputs, facts[1])))
 
     def run(self, inputs: list[Tensor]) -> list[Tensor]:
-        """All inputs in their order -> all outputs in theirs."""
+        """All inputs in order -> all outputs in order; raise `RuntimeError` if the run fails."""
         try:
             found: list[Tensor] = self.model.run(inputs)
         except tract.TractError as error:
@@ -49,18 +49,18 @@ class Loaded:
         return found
 
     def count(self) -> int:
-        """How many nodes compute something."""
+        """Return the number of nodes that compute something."""
         return sum(each["op_name"] not in UNCOUNTED for each in json.loads(self.model.profile_json(None))["nodes"])
 
 
 class TractEngine:
-    """The graphs of a bundle."""
+    """`Engine` of the graphs of a bundle on tract."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._graphs = {role: Loaded(bundle.file(role), graph) for role, graph in bundle.manifest.driven.items()}
 
     def ports(self, role: str) -> GraphPorts:
-        """See `GraphRuntime.ports`; tract does not say what outputs are called, which are taken by their order."""
+        """See `GraphRuntime.ports`; tract has no names of outputs, so they are the manifest's, in order."""
         return self._graphs[role].ports
 
     def run(self, role: str, inputs: dict[str, Tensor], outputs: list[str]) -> dict[str, Tensor]:
@@ -81,25 +81,25 @@ class TractEngine:
         return tract.Tensor.from_numpy(array)
 
     def to_numpy(self, tensor: Tensor) -> NDArray[Any]:
-        """See `Engine.to_numpy`; a copy."""
+        """See `Engine.to_numpy`; returns a copy."""
         return tensor.to_numpy()  # type: ignore[no-any-return]
 
 
 def _port(name: str, fact: Any) -> Port:
-    """What tract found out of it, written as dims and a type: "batch_size,4,sequence_length,8,f32"."""
+    """Return a port from tract's description of it: "batch_size,4,sequence_length,8,f32"."""
     *dims, kind = str(fact).split(",")
     return Port(name, KINDS.get(kind.lower(), kind), tuple(map(_dim, dims)))
 
 
 def _dim(text: str) -> Dim:
-    """A number or a name; tract puts sums in an order of its own."""
+    """Return a dim as a number or a name; sums are `UNNAMED`, because tract changes the order of terms."""
     if text.isdecimal():
         return int(text)
     return text if text.isidentifier() else UNNAMED
 
 
 def _refused(file: Path, error: Exception) -> Exception:
-    """Why tract does not take a graph: it lacks an operator, there is no memory, or it is no sound graph."""
+    """Return our error for a graph that tract can't load: memory, a missing operator, or an invalid graph."""
     reason = _plain(error)
     message = f"tract {tract.version()} can't load {file}: {brief(reason)}"
     if is_out_of_memory(error):
@@ -110,7 +110,7 @@ def _refused(file: Path, error: Exception) -> Exception:
 
 
 def _plain(error: Exception) -> str:
-    """What an error says, without the calls in tract's code that it came through."""
+    """Return the message of an error without tract's backtrace."""
     return str(error).partition("Stack backtrace")[0]
 
 
@@ -121,7 +121,7 @@ def require(provider: str) -> None:
 
 
 def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
-    """Start a bundle on tract, which has one thread."""
+    """Start a bundle on tract; raise `UnsupportedError` for more than one thread."""
     if threads not in (None, 1):
         raise UnsupportedError(f"the tract runtime has one thread, got {threads}")
     return PortableRuntime(TractEngine(bundle), bundle.manifest)

@@ -1,1 +1,1 @@
-"""Drivers of graphs that others exported, over the seam."""
+"""Drivers of graphs that were exported by other tools."""

@@ -1,4 +1,4 @@
-"""Rows of unequal lengths for graphs that take no padding: those of one length run together, the others apart."""
+"""Rows of different lengths for graphs without support for padding: rows of equal length run together."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from txport.runtimes.foreign.runtime import ForeignRuntime, ForeignState
 from txport.runtimes.portable import Engine
 
 T = TypeVar("T")
-Parts = tuple[tuple[Ints, Any], ...]  # which rows, and their state
+Parts = tuple[tuple[Ints, Any], ...]  # indices of rows, and their state
 
 
 @dataclass(frozen=True)
 class ByLength(Generic[T]):
-    """A runtime over one that takes rows of equal lengths only."""
+    """Runtime over an inner runtime that supports only rows of equal lengths."""
 
     inner: ForeignRuntime[T]
     facts: Facts
@@ -58,7 +58,7 @@ class ByLength(Generic[T]):
         return tuple(parts)
 
     def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
-        """See `EncoderRuntime.infer`; behind a text, outputs of its tokens are zeros."""
+        """See `EncoderRuntime.infer`; outputs per token are 0 at padding."""
         outputs: Outputs = {}
         for rows, cut in _alike(source, source_lengths):
             for name, array in self.inner.infer(cut, source_lengths[rows]).items():
@@ -84,20 +84,20 @@ class ByLength(Generic[T]):
 
 
 def foreign_runtime(engine: Engine[T], manifest: ForeignManifest) -> GraphRuntime:
-    """What runs a folder of others on an engine."""
+    """Return the runtime of a folder that was exported by another tool, over an engine."""
     inner = ForeignRuntime(engine, manifest)
     return inner if manifest.pads else ByLength(inner, manifest.facts)
 
 
 def _alike(source: Inputs, lengths: Ints) -> Iterator[tuple[Ints, Inputs]]:
-    """The rows of each length, and their sources without padding."""
+    """Yield the indices of the rows of each length, and their sources without padding."""
     for length in np.unique(lengths).tolist():
         rows = np.flatnonzero(lengths == length)
         yield rows, np.ascontiguousarray(source[rows, :length])
 
 
 def _together(parts: list[tuple[Ints, Any]]) -> Any:
-    """The values of all rows, in their order."""
+    """Join the values of all parts in the order of the rows."""
     values = np.concatenate([each for _, each in parts])
     whole = np.empty_like(values)
     whole[np.concatenate([rows for rows, _ in parts])] = values

@@ -1,8 +1,8 @@
-"""The driver of graphs that others exported, once for every engine that can run an ONNX graph.
+"""The driver of graphs that were exported by other tools, shared by all engines that can run an ONNX graph.
 
-What a port is given follows from its name. The first step of a decoder fills caches, from the tokens so far; each later
-one reads a token and gives the rows' caches anew, while the source's are kept from the first: a later step of a merged
-decoder gives empty ones. A decoder without caches reads all tokens in each step.
+The name of a port determines its input. The first step of a decoder fills the caches from all tokens so far. Each later
+step reads one token and returns the rows' new caches. The source's caches are kept from the first step, because a
+merged decoder returns empty ones in later steps. A decoder without caches reads all tokens in each step.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from txport.runtimes.portable import Engine
 
 T = TypeVar("T")
 Array = NDArray[Any]
-ALIASES = {TOKEN_EMBEDDINGS: LAST_HIDDEN_STATE}  # outputs of encoders of sentences
+ALIASES = {TOKEN_EMBEDDINGS: LAST_HIDDEN_STATE}  # outputs of sentence encoders -> our names
 DAMAGED = "it does not do what its ports say"
 
 
 @dataclass(frozen=True)
 class ForeignState(Generic[T]):
-    """What a decoder goes on from.
+    """State of a decoder.
 
-    `tokens` (R, T) are those that no cache holds yet, `mask` (R, P) says which of all tokens so far are no padding.
-    `memory` is what the source is to all steps, by port; `past` are the caches, none before the first step.
-    `sources` (R,) are the sources of the rows: only where a row has another than before, what is the source's moves.
+    `tokens` (R, T) are the tokens not in the caches yet. `mask` (R, P) is 1 for all tokens so far except padding.
+    `sources` (R,) is the source of each row; tensors of sources are moved only if a row changes its source. `memory`
+    has the decoder's inputs of the source, by port. `past` has the caches, empty before the first step.
     """
 
     tokens: Ints
@@ -65,7 +65,7 @@ class ForeignState(Generic[T]):
 
 
 class ForeignRuntime(Generic[T]):
-    """`Runtime`, `EncoderRuntime` and `GraphRuntime` over an engine, for rows of equal lengths or with masks."""
+    """`Runtime`, `EncoderRuntime` and `GraphRuntime` over an engine, for rows of equal lengths or graphs with masks."""
 
     def __init__(self, engine: Engine[T], manifest: ForeignManifest) -> None:
         self._engine = engine
@@ -75,7 +75,7 @@ class ForeignRuntime(Generic[T]):
         self._later = manifest.graphs.get(LATER, self._first)
 
     def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> ForeignState[T]:
-        """See `Runtime.start`; prompts are padded at the left, so that all rows end at one place."""
+        """See `Runtime.start`; prompts are left-padded, so that all rows end at the same position."""
         rows = len(source)
         sources = np.arange(rows)
         if self._facts.task == "causal":
@@ -85,7 +85,7 @@ class ForeignRuntime(Generic[T]):
         return ForeignState(nothing, nothing, sources, self._encode(source, source_lengths))
 
     def _encode(self, source: Inputs, lengths: Ints) -> dict[str, T]:
-        """What a decoder reads of the source in each step."""
+        """Run the encoder and return the decoder's inputs of the source, by port."""
         encoder = self._manifest.graphs[ENCODER]
         if not self._facts.masks_source:
             port = encoder.port(INPUT_FEATURES)
@@ -97,15 +97,15 @@ class ForeignRuntime(Generic[T]):
         return {ENCODER_HIDDEN_STATES: hidden, ENCODER_ATTENTION_MASK: self._engine.from_numpy(mask)}
 
     def _prompts(self, prompts: Inputs, lengths: Ints) -> tuple[Ints, Ints]:
-        """All but the last token of each prompt, padded at the left, and which of them are real."""
+        """Return all but the last token of each prompt, left-padded, and their mask, both (R, T)."""
         size = int(lengths.max()) - 1
-        moved = np.arange(size)[None, :] - (size - (lengths - 1)[:, None])  # the place of each in its prompt
+        moved = np.arange(size)[None, :] - (size - (lengths - 1)[:, None])  # positions in the prompts
         mask = (moved >= 0).astype(np.int64)
         ids = np.take_along_axis(prompts[:, : size + 1], np.maximum(moved, 0), axis=1)
         return np.where(mask, ids, self._facts.writes.pad), mask
 
     def _prefill(self, state: ForeignState[T]) -> ForeignState[T]:
-        """The same state, in which caches hold the prompts, if there are caches."""
+        """Run the prompts into the caches and return the state; unchanged for a decoder without caches."""
         if not (self._manifest.has_past and state.tokens.shape[1]):
             return state
         assert self._first is not None
@@ -121,7 +121,7 @@ class ForeignRuntime(Generic[T]):
         normalise: bool = True,
         align: bool = False,
     ) -> tuple[Scores, ForeignState[T]]:
-        """See `Runtime.step`; none of these graphs gives attention over a source."""
+        """See `Runtime.step`; these graphs do not output cross-attention, so `align` must be False."""
         assert not align, "no contract of these graphs has attention"
         graph = self._later if state.past else self._first
         assert graph is not None
@@ -142,12 +142,12 @@ class ForeignRuntime(Generic[T]):
         return scores(last, top, normalise), self._kept(graph, state, found) if fetched else state
 
     def _kept(self, graph: Graph, state: ForeignState[T], found: Mapping[str, T]) -> ForeignState[T]:
-        """The state behind a step: its caches in place of those before, and no tokens that they do not hold."""
+        """Return the state after a run: with its new caches, and without pending tokens."""
         new = {each: found[name] for each, name in graph.present().items() if name in found}
         return replace(state, tokens=state.tokens[:, :0], past={**state.past, **new})
 
     def _decoded(self, graph: Graph, state: ForeignState[T]) -> dict[str, Any]:
-        """What the ports of a decoder are given: arrays, or tensors of the engine."""
+        """Return a decoder's inputs by port, as arrays or tensors of the engine."""
         rows, count = state.tokens.shape
         before = state.mask.shape[1] - count
         places = np.maximum(state.mask.cumsum(axis=1) - 1, 0)[:, before:]
@@ -166,13 +166,13 @@ class ForeignRuntime(Generic[T]):
         return {**given, **{name: state.past[each] for each, name in past.items()}}
 
     def _empty(self, graph: Graph, rows: int) -> dict[str, Array]:
-        """Caches of no token."""
+        """Return caches of length 0."""
         return {name: np.zeros(each.shape(rows, 0), graph.port(name).dtype) for each, name in graph.past().items()}
 
     def select(self, state: ForeignState[T], rows: Ints) -> ForeignState[T]:
         """See `Runtime.select`."""
         sources = state.sources[rows]
-        stay = np.array_equal(sources, state.sources)  # what is the source's is the same in all of its rows
+        stay = np.array_equal(sources, state.sources)  # tensors of a source are equal in all of its rows
         memory = state.memory if stay else {name: self._taken(each, rows) for name, each in state.memory.items()}
         past = {
             each: tensor if stay and each.owner == "source" else self._taken(tensor, rows)
@@ -208,7 +208,7 @@ class ForeignRuntime(Generic[T]):
         return outputs
 
     def _run(self, graph: Graph, given: Mapping[str, Any], outputs: list[str]) -> dict[str, T]:
-        """Run a graph over what its ports ask for, of all that is known."""
+        """Run a graph with those of the `given` inputs that are its ports, and return the outputs."""
         wanted = {port.name: given[port.name] for port in graph.inputs}
         tensors = {
             name: self._engine.from_numpy(np.asarray(each)) if isinstance(each, np.ndarray) else each

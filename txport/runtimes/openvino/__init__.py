@@ -1,1 +1,1 @@
-"""OpenVINO: portable bundles on Intel's processors."""
+"""Run portable bundles on OpenVINO's CPU plugin."""

@@ -1,6 +1,6 @@
-"""Weights in 8 bits, rounded as a graph is loaded: OpenVINO multiplies them with activations that it rounds too.
+"""Quantise weights to 8 bits when a graph is loaded. OpenVINO quantises the activations in the same products.
 
-Each output of a linear map has a scale, the largest of its weights over 127. Rows of a look-up stay as they are.
+Each output of a linear layer has a scale: its largest absolute weight / 127. Embedding tables do not change.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 from txport.runtimes.openvino.library import openvino
 
 LARGEST = 127
-SMALLEST = 1e-30  # a scale: the weights of an output may all be 0
+SMALLEST = 1e-30  # minimum scale: all weights of an output may be 0
 
 Model = Any  # openvino has no types
 Node = Any
 
 
 def round_weights(model: Model) -> int:
-    """Round the weights of all linear maps in place; -> how many there are."""
+    """Quantise the weights of all linear layers in place; return the number of linear layers."""
     found = [place for node in model.get_ordered_ops() if node.get_type_name() == "MatMul" for place in _weight(node)]
     for place, axis in found:
         place.replace_source_output(_rounded(_source(place), axis).output(0))
@@ -28,14 +28,14 @@ def round_weights(model: Model) -> int:
 
 
 def _weight(product: Node) -> Iterator[tuple[Any, int]]:
-    """The input that a product's matrix of weights comes in by, as it is stored, and the axis of its outputs."""
+    """Yield the input with a MatMul's weight matrix as stored, and its axis of outputs; nothing without weights."""
     place = product.input(1)
     axis = 0 if product.get_attributes()["transpose_b"] else 1
     if _source(place).get_type_name() == "Transpose":
         place = _source(place).input(0)
         axis = 1 - axis
     held = _source(place)
-    if held.get_type_name() == "Convert":  # of weights in 16 bits
+    if held.get_type_name() == "Convert":  # 16-bit weights
         held = _source(held.input(0))
     if held.get_type_name() == "Constant" and len(held.get_output_shape(0)) == 2:
         yield place, axis
@@ -46,7 +46,7 @@ def _source(place: Any) -> Node:
 
 
 def _rounded(held: Node, axis: int) -> Node:
-    """Whole numbers of 8 bits times scales, in place of a matrix (D, E) whose outputs lie along an axis."""
+    """Return int8 weights times scales as a node that replaces a matrix (D, E); `axis` is its axis of outputs."""
     ops = openvino.opset13
     kind = held.get_output_element_type(0)
     constant = _source(held.input(0)) if held.get_type_name() == "Convert" else held

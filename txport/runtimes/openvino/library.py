@@ -1,7 +1,7 @@
-"""OpenVINO, which is imported here and nowhere else, so that it sends nothing and keeps no record of its use.
+"""The only import of OpenVINO, with its telemetry disabled.
 
-Its Python package counts each import in the user's home and tells its maker of it, by a package that it takes for
-optional: without that one it says nothing.
+Its Python package records each import in the user's home and reports it to the vendor, through an optional package.
+Without that package it sends nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 TELEMETRY = "openvino_telemetry"
 hides = TELEMETRY not in sys.modules
 if hides:
-    sys.modules[TELEMETRY] = None  # type: ignore[assignment]  # an import of it raises, as if it were not there
+    sys.modules[TELEMETRY] = None  # type: ignore[assignment]  # importing it raises, as if it were not installed
 try:
     import openvino
 finally:

@@ -1,8 +1,9 @@
-"""A portable decoder in two parts, each a graph of its own: what it makes of the source, and a step.
+"""Split a portable decoder into two graphs: the cross-attention keys and values of the source, and a step.
 
-One graph serves the first step and all later ones: it projects what of the source is not in the caches yet, and joins
-that to them. In a step nothing is left to project, and joining copies what all rows have of the source. So the step's
-part takes the caches as they are, and the weights that project the source are in the other part alone.
+A portable decoder graph serves the first step and all later ones. It projects the source positions that are not in the
+caches yet, and concatenates the result to the caches. In later steps there is nothing to project, and the concatenation
+would copy all cross-attention caches. The step graph therefore reads the caches directly, and only the other graph has
+the weights of these projections.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ Node = Any
 
 
 def part(model: Model, outputs: Sequence[str], known: Mapping[str, str]) -> Model:
-    """A graph that gives some of a graph's outputs, with the inputs that these need.
+    """Return a graph with the given outputs of a model and only the inputs that they need.
 
-    `known` are outputs that are equal to inputs: what reads them reads the inputs. The model itself is left alone.
+    `known` maps outputs to inputs with equal values, which replace them as inputs of nodes. The model does not change.
     """
     copied = model.clone()
     inputs = {name: each for each in copied.inputs for name in each.get_names()}
@@ -32,7 +33,7 @@ def part(model: Model, outputs: Sequence[str], known: Mapping[str, str]) -> Mode
 
 
 def _parameters(results: Sequence[Node]) -> set[str]:
-    """The names of the parameters that results depend on."""
+    """Return the names of the parameters that the results depend on."""
     pending = list(results)
     seen = set[str]()
     found = set[str]()

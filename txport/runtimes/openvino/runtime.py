@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU: in 32 bits, or in the precision that was asked for by the runtime's name, never in another."""
+"""OpenVINO on the CPU, in fp32 or exactly the precision in the runtime's name."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from txport.system.cores import cores
 from txport.system.machine import is_out_of_memory, multiplies_bytes
 
 DEVICE, HINT = "CPU", "INFERENCE_PRECISION_HINT"
-PRECISIONS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}  # of what OpenVINO computes besides products in 8 bits
-TOGETHER = 128  # activations of a row that have one scale in 8 bits: of 32, 64 and 128 the fastest on VNNI
-LACKS = ("not support", "unsupported", "not implemented", "no conversion rule")  # in what it says of an operator
-INNER = re.compile(r"Exception from \S+:\s*|Check '.*?' failed at \S+:\s*")  # places in its code
-UNCOUNTED = ("Input", "Output", "Const")  # kinds of nodes that compute nothing
+PRECISIONS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}  # inference precision, apart from 8-bit products
+TOGETHER = 128  # 8-bit activations per scale in a row; the fastest of 32, 64 and 128 on VNNI
+LACKS = ("not support", "unsupported", "not implemented", "no conversion rule")  # in its messages about operators
+INNER = re.compile(r"Exception from \S+:\s*|Check '.*?' failed at \S+:\s*")  # positions in its source code
+UNCOUNTED = ("Input", "Output", "Const")  # types of nodes that compute nothing
 
 
 class Held:
-    """An array, and the same memory as OpenVINO's tensor."""
+    """An array, and an OpenVINO tensor over the same memory."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self.array = array
@@ -41,7 +41,7 @@ class Held:
 
 
 class Request:
-    """One run at a time. What was bound for the run before is not bound again."""
+    """An inference request: one run at a time. Inputs that are already bound are not bound again."""
 
     def __init__(self, model: Any, inputs: Sequence[str], outputs: Mapping[str, int]) -> None:
         self._request = model.create_infer_request()
@@ -50,7 +50,7 @@ class Request:
         self._bound: list[Held | None] = [None] * len(inputs)
 
     def run(self, inputs: Mapping[str, Held], outputs: Mapping[str, Held]) -> None:
-        """Fill what is held for the outputs, all of them."""
+        """Run the graph and write all outputs into `outputs`; raise `ValueError` if an output has another shape."""
         for at, name in enumerate(self._inputs):
             if self._bound[at] is not inputs[name]:
                 self._request.set_input_tensor(at, inputs[name].tensor)
@@ -65,16 +65,16 @@ class Request:
 
 
 class Compiled:
-    """A compiled graph; threads that run it at the same time have a request each."""
+    """A compiled graph; threads that run it in parallel have separate requests."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._inputs = [each.get_any_name() for each in model.inputs]
         self._outputs = {name: at for at, each in enumerate(model.outputs) for name in each.get_names()}
-        self._free: deque[Request] = deque()  # each of its operations is atomic
+        self._free: deque[Request] = deque()  # its operations are atomic
 
     def run(self, inputs: Mapping[str, Held], outputs: Mapping[str, Held]) -> None:
-        """See `Request.run`."""
+        """See `Request.run`; raise `RuntimeError` if the run fails."""
         try:
             request = self._free.pop()
         except IndexError:
@@ -83,19 +83,19 @@ class Compiled:
             request.run(inputs, outputs)
         except Exception as error:
             raise RuntimeError(_plain(error)) from error
-        self._free.append(request)  # one that failed is not run again
+        self._free.append(request)  # a request that failed is not reused
 
     def count(self) -> int:
-        """How many nodes compute something."""
+        """Return the number of nodes that compute something."""
         nodes = self._model.get_runtime_model().get_ops()
         return sum(_text(each.get_rt_info()["layerType"]) not in UNCOUNTED for each in nodes)
 
 
-Parts = dict[tuple[str, ...], Compiled]  # by the outputs that they give
+Parts = dict[tuple[str, ...], Compiled]  # by their outputs
 
 
 class OpenVinoEngine:
-    """The graphs of a bundle, compiled once for all lengths; what sources need and what rows need by itself."""
+    """`Engine` of the graphs of a bundle, compiled once for all lengths; separate parts for sources and for rows."""
 
     def __init__(self, bundle: Bundle, threads: int | None, precision: str, workers: int) -> None:
         self._graphs = bundle.manifest.driven
@@ -119,14 +119,14 @@ class OpenVinoEngine:
         given = dict(inputs)
         found = dict[str, Held]()
         lengths = graph.lengths({name: held.array.shape for name, held in inputs.items()})
-        with running(role, "OpenVINO"):  # whose fused kernels do not look whether shapes fit together
+        with running(role, "OpenVINO"):  # whose fused kernels do not check shapes
             _require_fit(graph, inputs, lengths)
         projects = role == DECODER and lengths.get(PAST_SOURCE) != lengths.get(SOURCE)
         for names, compiled in self._parts[role].items():
             is_source = role == DECODER and names[0] in graph.present("source").values()
             if not (projects and is_source) and not any(name in outputs for name in names):
                 continue
-            ports = map(graph.port, names)  # all of them: where nothing is bound, what was bound before is written to
+            ports = map(graph.port, names)  # all outputs: unbound ones would be written to previously bound memory
             made = {port.name: Held(np.empty(port.shape(lengths), port.dtype)) for port in ports}
             with running(role, "OpenVINO"):
                 compiled.run(given, made)
@@ -140,7 +140,7 @@ class OpenVinoEngine:
         return {role: {DEVICE: sum(each.count() for each in parts.values())} for role, parts in self._parts.items()}
 
     def from_numpy(self, array: NDArray[Any]) -> Held:
-        """See `Engine.from_numpy`; the memory is shared where it can be written."""
+        """See `Engine.from_numpy`; the memory is shared if it is contiguous and writable."""
         return Held(np.require(array, requirements=("C", "W")))
 
     def to_numpy(self, tensor: Held) -> NDArray[Any]:
@@ -154,12 +154,10 @@ def _core() -> Any:
 
 
 def options_of(threads: int | None, precision: str, workers: int) -> dict[str, Any]:
-    """How graphs are compiled: a stream for each worker, and numbers in the precision and no other.
+    """Return the options for compiling graphs: one stream per worker, and exactly the given precision.
 
-    Requests of one stream wait for one another.
-
-    Without the hint OpenVINO takes bf16 where the processor has it. Threads are not pinned to cores: those of several
-    processes would be pinned to the same.
+    Requests of one stream wait for each other. Without the precision hint, OpenVINO uses bf16 if the processor has it.
+    Threads are not pinned to cores, because those of several processes would be pinned to the same cores.
     """
     return {
         "PERFORMANCE_HINT": "LATENCY",
@@ -173,7 +171,7 @@ def options_of(threads: int | None, precision: str, workers: int) -> dict[str, A
 
 
 def _require_fit(graph: Graph, inputs: Mapping[str, Held], lengths: Mapping[str, int]) -> None:
-    """Raise `ValueError` for an input whose dims are not those of the others."""
+    """Raise `ValueError` for an input whose shape does not match the dims of the other inputs."""
     for name, held in inputs.items():
         if held.array.shape != (wanted := graph.port(name).shape(lengths)):
             raise ValueError(f"{name} has the shape {held.array.shape}, expected {wanted}")
@@ -182,11 +180,11 @@ def _require_fit(graph: Graph, inputs: Mapping[str, Held], lengths: Mapping[str,
 def _compile(
     graph: Graph, model: Model, file: Path, options: Mapping[str, Any]
 ) -> Iterator[tuple[tuple[str, ...], Compiled]]:
-    """The parts of a graph, in the order in which they run."""
+    """Compile and yield the parts of a graph, in the order in which they run."""
     for names, known in _split(graph):
         try:
             compiled = _core().compile_model(part(model, names, known), DEVICE, dict(options))
-        except Exception as error:  # its errors share no other base
+        except Exception as error:  # its errors have no common base class
             raise _refused(file, error) from error
         used = compiled.get_property(HINT).to_string()
         wanted = options[HINT]
@@ -196,7 +194,7 @@ def _compile(
 
 
 def _split(graph: Graph) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
-    """The outputs of each part, and which of the others are there as inputs when it runs."""
+    """Yield the outputs of each part, and the outputs of earlier parts -> the inputs with their values."""
     names = tuple(port.name for port in graph.outputs)
     of_source = tuple(graph.present("source").values()) if graph.role == DECODER else ()
     if graph.role == SELECT:
@@ -211,12 +209,12 @@ def _read(file: Path) -> Model:
     require_order(file)
     try:
         return _core().read_model(str(file))
-    except Exception as error:  # its errors share no other base
+    except Exception as error:  # its errors have no common base class
         raise _refused(file, error) from error
 
 
 def _refused(file: Path, error: Exception) -> Exception:
-    """Why OpenVINO does not take a graph: it lacks an operator, there is no memory, or it is no sound graph."""
+    """Return our error for a graph that OpenVINO can't load: memory, a missing operator, or an invalid graph."""
     message = f"OpenVINO {openvino.__version__.partition('-')[0]} can't load {file}: {brief(_plain(error))}"
     if is_out_of_memory(error):
         return MemoryError(message)
@@ -226,12 +224,12 @@ def _refused(file: Path, error: Exception) -> Exception:
 
 
 def _plain(error: Exception) -> str:
-    """What an error says, without the places in OpenVINO's code that it came through."""
+    """Return the message of an error without positions in OpenVINO's source code."""
     return INNER.sub("", str(error)).strip() or str(error)
 
 
 def _ports_of(model: Model, graph: Graph) -> GraphPorts:
-    """As OpenVINO read them; it keeps no names of dims."""
+    """Return the inputs and outputs as OpenVINO read them, without names of dims."""
     inputs, outputs = (
         tuple(_port(each, ports) for each in values)
         for values, ports in ((model.inputs, graph.inputs), (model.outputs, graph.outputs))
@@ -247,12 +245,12 @@ def _port(value: Any, expected: Sequence[Port]) -> Port:
 
 
 def _text(value: Any) -> str:
-    """A value of OpenVINO's, which may be text or hold it."""
+    """Return a value of OpenVINO as text: it is a string or an object that contains one."""
     return value if isinstance(value, str) else str(value.astype(str))
 
 
 def require(provider: str, precision: str = "fp32") -> None:
-    """See `runtimes.require`; bf16 and int8 need a processor that multiplies in them."""
+    """See `runtimes.require`; bf16 and int8 need a processor with products in them."""
     if provider != "cpu":
         raise UnsupportedError(f"the openvino runtime runs on the cpu only, got provider {provider!r}")
     if precision == "bf16" and "BF16" not in _core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES"):
@@ -264,5 +262,5 @@ def require(provider: str, precision: str = "fp32") -> None:
 def load(
     bundle: Bundle, *, provider: str = "cpu", threads: int | None = None, precision: str = "fp32", workers: int = 1
 ) -> GraphRuntime:
-    """Start a bundle on OpenVINO's CPU plugin; `threads` are those of each worker."""
+    """Start a bundle on OpenVINO's CPU plugin; `threads` is the number per worker."""
     return PortableRuntime(OpenVinoEngine(bundle, threads, precision, workers), bundle.manifest)

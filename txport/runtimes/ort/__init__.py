@@ -1,1 +1,1 @@
-"""ONNX Runtime: its providers and sessions, and what drives the graphs of each target."""
+"""ONNX Runtime: its providers and sessions, and the drivers of the targets' graphs."""

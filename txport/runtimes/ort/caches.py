@@ -1,6 +1,7 @@
-"""The memory of a batch at work on the cpu target: keys and values of sources and of rows, and where rows lie.
+"""The key/value caches of a running batch on the cpu target, and the slots of its rows.
 
-Letters: B sources, K beams, R = B x K rows, L layers, G key/value heads, M capacity, H head size.
+Letters: B sources, K beams, R = B x K rows, L layers, N heads, G key/value heads, S source length, M capacity, H head
+size.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Source:
-    """The keys and values of B sources (2 L, B, N, S, H), and their lengths (B,) int32."""
+    """The cross-attention keys and values of B sources (2 L, B, N, S, H), and their lengths (B,) int32."""
 
     hold: Hold
     caches: NDArray[np.float32]
@@ -29,7 +30,10 @@ class Source:
 
 @dataclass
 class Rows:
-    """The keys and values of R rows (2 L, R, N, M, H); which of all writes each place of each row is: (R, M)."""
+    """The self-attention keys and values of R rows (2 L, R, G, M, H).
+
+    `origin` (R, M) is the number of the write that each position has: equal numbers have equal contents.
+    """
 
     hold: Hold
     caches: NDArray[np.float32]
@@ -37,7 +41,7 @@ class Rows:
 
 
 class FusedState:
-    """A batch at work: its memory, and the binding of the step graph to it."""
+    """State of a running batch: its memory, and the binding of the step graph to it."""
 
     def __init__(self, source: Source, rows: Rows, max_length: int) -> None:
         self.source = source
@@ -45,12 +49,12 @@ class FusedState:
         self.beams = 1
         self.max_length = max_length
         self.place(np.arange(len(source.lengths)))
-        self.lengths = np.zeros(len(source.lengths), np.int32)  # of each slot: (R,)
+        self.lengths = np.zeros(len(source.lengths), np.int32)  # tokens in each slot (R,)
         self.writes = 0
         self.binding: Binding | None = None
 
     def place(self, slots: Ints) -> None:
-        """Let the caller's rows lie in these slots; the others rest."""
+        """Put the caller's rows into these slots; the other slots are unused."""
         self.slots, self.is_full = slots, np.array_equal(slots, np.arange(self.size))
 
     @property
@@ -60,12 +64,12 @@ class FusedState:
 
     @property
     def length(self) -> int:
-        """How many places of the buffers are in use: those of the longest row."""
+        """The number of cache positions in use: the length of the longest row."""
         return int(self.lengths.max(initial=0))
 
 
 def pick_sources(source: Source, chosen: Ints) -> Source:
-    """Some of the sources, in their order; they move up where they lie."""
+    """Return the chosen sources (ascending), moved to the front of the same memory."""
     for place, row in enumerate(chosen):
         if place != row:
             source.caches[:, place] = source.caches[:, row]
@@ -73,7 +77,10 @@ def pick_sources(source: Source, chosen: Ints) -> Source:
 
 
 def move(rows: Rows, chosen: Ints, length: int) -> None:
-    """Let row i be what row `chosen[i]` was; places that hold the same already stay, and nothing is copied twice."""
+    """Copy the old row `chosen[i]` to row i, in place, for the first `length` positions.
+
+    Only positions from the first difference on are copied, each at most once, except in cycles of rows.
+    """
     if length == 0:
         return
     wanted = rows.origin[chosen, :length]
@@ -91,7 +98,7 @@ def move(rows: Rows, chosen: Ints, length: int) -> None:
         free = [row for row in pending if row not in needed]
         for row in free:
             fill(row, caches[:, pending.pop(row)])
-        if not free:  # rows in circles: one steps aside, and the others follow
+        if not free:  # only cycles are left: copy one row aside, then move the others
             first = row = next(iter(pending))
             aside = caches[:, first, :, :length].copy()
             while (source := pending.pop(row)) != first:

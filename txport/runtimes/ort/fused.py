@@ -1,9 +1,9 @@
-"""The driver of cpu bundles: every tensor lies in memory of ours, bound once, and is written in place.
+"""The driver of cpu bundles: all tensors are in our own memory, bound once and written in place.
 
-The source's keys and values are computed once and held once for all beams. The rows' own lie in buffers of a
-fixed capacity that doubles when it is full. A step allocates nothing: it writes the tokens, runs, and adds one
-to the lengths, which each row has for itself, so that a new source can take the place of one that is done.
-Letters: B sources, K beams, R = B x K rows, L layers, N heads, M capacity, H head size.
+The keys and values of a source are computed once and stored once for all its beams. Those of rows are in buffers of
+a fixed capacity, which doubles when it is full. A step allocates nothing: it writes the tokens, runs the graph, and
+adds one to the lengths. Each row has its own length, so a new source can use the slots of a finished one.
+Letters: B sources, K beams, R = B x K rows, L layers, G key/value heads, M capacity, H head size.
 """
 
 from __future__ import annotations
@@ -46,19 +46,18 @@ from txport.runtimes.ort.sessions import Sessions, may_saturate, session_ports
 from txport.runtimes.slots import seat
 
 FIRST_CAPACITY = 32
-ENCODED_TOGETHER = 1024  # tokens: with more, what the layers hand on no longer fits the processor's caches
+ENCODED_TOGETHER = 1024  # tokens per run; the activations of more tokens do not fit the processor's caches
 
-PROMPT_PART = 128  # tokens: attention sums over no more places than there are yet, and its scores fit the caches
-TOGETHER = 4  # attention sums over so many places of a source at a time, and over what is left otherwise
-SEVERAL = 2  # queries over one source; from this number on a product sums the same for each, one by itself otherwise
-NOBODY = -1  # in place of a token
+PROMPT_PART = 128  # tokens per run; attention covers filled positions only, and its scores fit the processor's caches
+TOGETHER = 4  # attention sums over blocks of so many source positions, and over the rest in another order
+SEVERAL = 2  # queries; products of at least so many sum in one order for each query, products of one in another
+NOBODY = -1  # the token of an unused slot
 
 
 class Binding:
-    """The step graph's inputs and outputs over the memory of one state, for as long as its shapes stay.
+    """The step graph's inputs and outputs bound to the memory of one state, valid until its shapes change.
 
-    What to seek is part of a binding of the session, so there is one for each number of best tokens, and each
-    with attention and without.
+    There is one session binding for each number of most probable tokens, with and without attention.
     """
 
     def __init__(self, runtime: FusedRuntime, state: FusedState) -> None:
@@ -71,7 +70,7 @@ class Binding:
         self._session = runtime.sessions[STEP]
         self._aligns = runtime.facts.attention is not None
         self._seeking: dict[tuple[int, bool], tuple[Any, Scores]] = {}
-        self._values: list[Any] = []  # a bound OrtValue must outlive the binding
+        self._values: list[Any] = []  # bound OrtValues must outlive the binding
         capacity = np.array([state.rows.caches.shape[3]], np.int32)
         lengths = {PAST_LENGTHS: state.lengths, CAPACITY: capacity}
         if runtime.has_source:
@@ -83,11 +82,15 @@ class Binding:
         self._outputs = {LOGITS: ort.OrtValue.ortvalue_from_numpy(self.logits)}
         pairs = zip(graph.past("row").values(), graph.present("row").values(), strict=True)
         for (past, present), array in zip(pairs, state.rows.caches, strict=True):
-            # the same memory: the kernel writes in place
+            # same memory for input and output: the kernel writes in place
             self._inputs[past] = self._outputs[present] = ort.OrtValue.ortvalue_from_numpy(array[:size])
 
     def run(self, tokens: Ints, count: int, align: bool) -> Scores:
-        """One step; the scores lie in memory that the next one overwrites. `count` is the graph's `k`."""
+        """Run one step with tokens (R,) and return its scores, which the next step overwrites.
+
+        `count` is the graph's input `k`: 0 requests all logits only; a positive number also log-probs of so many
+        most probable tokens; a negative one only the unnormalised values of `-count` tokens.
+        """
         if (count, align) not in self._seeking:
             self._seeking[count, align] = self._seek(count, align)
         io, scores = self._seeking[count, align]
@@ -123,7 +126,7 @@ class Binding:
 
 
 class FusedRuntime:
-    """`Runtime` over the sessions of a cpu bundle. A state is changed in place: use the one that came last."""
+    """`Runtime` over the sessions of a cpu bundle. States are changed in place: use the last returned one only."""
 
     def __init__(self, bundle: Bundle, sessions: Sessions) -> None:
         self.facts = bundle.manifest.facts
@@ -131,7 +134,7 @@ class FusedRuntime:
         self.pool = Pool()
         self.graphs = bundle.manifest.graphs
         self.has_source = self.facts.task == "seq2seq"
-        # its bound holds for exact sums, and the session option for these does not reach into branches of a graph
+        # its bound requires exact sums, and the session option for these does not apply to subgraphs
         self._screens = screens(self.facts, bundle.manifest.precision) and not may_saturate()
 
     def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> FusedState:
@@ -144,19 +147,19 @@ class FusedRuntime:
         count = max(1, ENCODED_TOGETHER // size)
         for part in (slice(first, first + count) for first in range(0, batch, count)):
             self._encode(source[part], held.lengths[part], held.caches[:, part])
-        if rest := -size % TOGETHER:  # so that no row is summed otherwise for the length of others
+        if rest := -size % TOGETHER:  # else the rounding of a row would depend on the length of other rows
             held = self._widen(held, size + rest)
         return FusedState(held, self._make_rows(batch, min(FIRST_CAPACITY, max_length)), max_length)
 
     def _prefill(self, prompts: Inputs, lengths: Ints, max_length: int) -> FusedState:
-        """All but the last token of each prompt, at once, into the rows' caches."""
+        """Fill the rows' caches with all but the last token of each prompt."""
         batch, size = prompts.shape
         capacity = min(max(FIRST_CAPACITY, 2 * size), max(max_length, size))
         state = FusedState(self._make_source(batch, 0, np.zeros(batch, np.int64)), self._make_rows(batch, capacity), 0)
         state.max_length = max_length
         if size > 1:
             kept = lengths - 1
-            count = ENCODED_TOGETHER // size if size <= PROMPT_PART else 1  # parts are of one prompt at a time
+            count = ENCODED_TOGETHER // size if size <= PROMPT_PART else 1  # long prompts run one by one, in parts
             for rows in (slice(first, first + count) for first in range(0, batch, count)):
                 for part in parts_of_prompt(size - 1):
                     self._fill(prompts[rows, part], state.rows.caches[:, rows], part)
@@ -167,7 +170,7 @@ class FusedRuntime:
         return state
 
     def _fill(self, prompts: Inputs, caches: NDArray[np.float32], places: slice) -> None:
-        """Run prompts (B, S) into these places of caches (2 L, B, G, M, H), behind which nothing is."""
+        """Run prompt tokens (B, S) into these positions of caches (2 L, B, G, M, H), which are the last filled ones."""
         graph = self.graphs[PREFILL]
         last = np.full(len(prompts), places.stop - 1, np.int32)
         lengths = {LAST_PLACES: last, PROMPT_SIZE: np.array([places.stop], np.int32)}
@@ -183,7 +186,7 @@ class FusedRuntime:
             self.sessions[PREFILL].run_with_iobinding(io)
 
     def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
-        """See `Runtime.infer`."""
+        """See `EncoderRuntime.infer`."""
         batch, size = source.shape
         lengths = source_lengths.astype(np.int32)
         count = max(1, ENCODED_TOGETHER // size)
@@ -214,7 +217,7 @@ class FusedRuntime:
         return self._step(seated, state, top, normalise, align).of(state.slots), state
 
     def _step(self, tokens: Ints, state: FusedState, top: int | None, normalise: bool, align: bool) -> Scores:
-        """A step of all slots."""
+        """Run a step of all slots; tokens (R,) are negative for unused slots."""
         resting = tokens < 0
         some_rest = bool(resting.any())
         if some_rest:
@@ -230,7 +233,7 @@ class FusedRuntime:
             found = binding.run(tokens, top or 0, align)
         elif self._screens and top <= LIKELIEST:
             found = binding.run(tokens, -top, align)
-        else:  # NumPy is faster than the operators
+        else:  # NumPy is faster than ONNX Runtime's operators
             every = binding.run(tokens, 0, align)
             found = scores(every.values, top, normalise)._replace(attention=every.attention)
         rows = np.arange(state.size)
@@ -240,7 +243,7 @@ class FusedRuntime:
         return found
 
     def select(self, state: FusedState, rows: Ints) -> FusedState:
-        """See `Runtime.select`; a row is moved from the place on where it differs from what lies there already."""
+        """See `Runtime.select`; a row is copied from the first position on that differs from the slot's content."""
         seated = seat(state.slots[rows], len(state.source.lengths), state.beams)
         if len(seated.sources) < len(state.source.lengths):
             state.source = pick_sources(state.source, seated.sources)
@@ -254,7 +257,7 @@ class FusedRuntime:
             state.lengths = lengths
             state.binding = None
         state.place(seated.slots)
-        moves = np.minimum(np.arange(state.size), len(state.rows.origin) - 1)  # what nobody has may stay what it is
+        moves = np.minimum(np.arange(state.size), len(state.rows.origin) - 1)  # unused slots keep their content
         moves[seated.slots] = seated.old
         if state.size > len(state.rows.origin):
             state.rows = self._pick_rows(state, moves, state.rows.caches.shape[3])
@@ -278,7 +281,7 @@ class FusedRuntime:
         return state
 
     def _admit_rows(self, state: FusedState, rows: Ints, others: FusedState, chosen: Ints) -> None:
-        """Let prompts that were filled into another state stand in some rows."""
+        """Copy prompts that were filled into another state to some rows."""
         lengths = others.lengths[chosen]
         longest = int(lengths.max())
         if longest > state.rows.caches.shape[3]:
@@ -289,9 +292,9 @@ class FusedRuntime:
         state.lengths[rows] = lengths
 
     def reserve(self, state: FusedState, rows: int) -> FusedState:
-        """See `ContinuousRuntime.reserve`; room for two is enough, and costs less in the first step."""
+        """See `ContinuousRuntime.reserve`; room for two rows is enough, and makes the first step faster."""
         if not self.has_source:
-            return state  # rows attend to nothing that they share
+            return state  # rows share no attention over a source
         assert state.length == state.writes == 0, "room is made before the first step"
         count = len(state.slots)
         room = min(rows, SEVERAL)
@@ -325,12 +328,12 @@ class FusedRuntime:
         return Rows(hold, caches, np.zeros((size, capacity), np.int64))
 
     def _shape(self, owner: Owner, rows: int, length: int) -> tuple[int, ...]:
-        """Of all tensors of the state that belong to rows or to sources, which are alike."""
+        """Return the shape of all cache tensors of rows or of sources together; they have the same dims."""
         owned = self.facts.owned(owner)
         return (len(owned), *owned[0].shape(rows, length)) if owned else (0, rows, 1, length, 1)
 
     def _pick_rows(self, state: FusedState, rows: Ints, capacity: int) -> Rows:
-        """The rows asked for, in new memory."""
+        """Return the given rows in new memory."""
         picked = self._make_rows(len(rows), capacity)
         length = state.length
         picked.caches[..., :length, :] = state.rows.caches[:, rows, :, :length]
@@ -338,7 +341,7 @@ class FusedRuntime:
         return picked
 
     def _widen(self, source: Source, size: int) -> Source:
-        """The same with room for longer sources."""
+        """Return the source in new memory with room for `size` positions."""
         hold = Hold()
         old = source.caches
         caches = self.pool.zeros(hold, (*old.shape[:3], size, old.shape[4]))
@@ -352,7 +355,10 @@ class FusedRuntime:
 
 
 def parts_of_prompt(size: int) -> list[slice]:
-    """A prompt's tokens as they are run together: none by itself, since products sum otherwise for one row."""
+    """Return the parts of a prompt of `size` tokens that run together.
+
+    No later part has a single token, because a product with one row sums in another order.
+    """
     ends = list(range(PROMPT_PART, size, PROMPT_PART))
     if ends and size - ends[-1] < SEVERAL:
         ends[-1] -= SEVERAL - 1

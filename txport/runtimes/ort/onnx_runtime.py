@@ -1,7 +1,7 @@
-"""ONNX Runtime, which is imported here and nowhere else, so that it sends nothing and keeps no record of its use.
+"""The only import of ONNX Runtime, with its telemetry disabled.
 
-Its telemetry (from 1.31 on) is on by default: an identifier of the device and a database of events in the user's
-cache, and connections to its maker. The switch is read when the library is loaded; a user who has set it keeps it.
+Telemetry (from 1.31 on) is enabled by default: it stores a device identifier and a database of events in the user's
+cache, and connects to its vendor. The variable is read when the library is loaded; a value set by the user is kept.
 """
 
 from __future__ import annotations
@@ -12,6 +12,6 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnxruntime as ort
 
-ort.set_default_logger_severity(4)  # what fails is raised; a log between our lines helps nobody
+ort.set_default_logger_severity(4)  # failures raise errors; a log between our lines would not help
 
 __all__ = ["ort"]

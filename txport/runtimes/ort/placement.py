@@ -1,4 +1,4 @@
-"""Where ONNX Runtime has put the nodes of graphs, and what is not to be found on the CPU."""
+"""The providers on which ONNX Runtime placed the nodes of graphs, and checks that they are the expected ones."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from txport.errors import UnavailableError
 NAMED = 3  # nodes in an error
 Session = Any  # onnxruntime has no types
 
-# What a model's time goes into. ONNX Runtime keeps the arithmetic of shapes on the CPU where a provider reads shapes
-# there, which is right; one of these beside it is a part of the model that the provider did not take.
+# Operators that take most of a model's time. ONNX Runtime correctly keeps shape arithmetic on the CPU if a provider
+# reads shapes there; if one of these operators is on the CPU, the provider does not run a part of the model.
 COMPUTE = frozenset(
     {
         *("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "FusedMatMul", "FusedGemm", "FusedConv", "GemmFloat8"),
@@ -28,7 +28,7 @@ COMPUTE = frozenset(
 
 
 class Node(NamedTuple):
-    """A node of the graph of a role, and the provider that it was put on."""
+    """A node of the graph of a role, and the provider on which it is placed."""
 
     role: str
     provider: str
@@ -36,13 +36,13 @@ class Node(NamedTuple):
     operator: str
 
     def __str__(self) -> str:
-        """Its name, operator and graph."""
+        """Return the name, operator and graph."""
         name = f"{self.name!r} ({self.operator})" if self.name else self.operator
         return f"{name} of the {self.role} graph"
 
 
 def nodes(sessions: Mapping[str, Session]) -> Iterator[Node]:
-    """All nodes, after ONNX Runtime's fusions."""
+    """Yield all nodes of the sessions, after ONNX Runtime's fusions."""
     for role, session in sessions.items():
         for part in session.get_provider_graph_assignment_info():
             for node in part.get_nodes():
@@ -50,7 +50,7 @@ def nodes(sessions: Mapping[str, Session]) -> Iterator[Node]:
 
 
 def placement(sessions: Mapping[str, Session]) -> dict[str, dict[str, int]]:
-    """On which provider ONNX Runtime put the nodes of each graph, after its fusions: role -> provider -> nodes."""
+    """Return where the nodes of each graph are, after ONNX Runtime's fusions: role -> provider -> number of nodes."""
     placed: dict[str, Counter[str]] = {role: Counter() for role in sessions}
     for node in nodes(sessions):
         placed[node.role][node.provider] += 1
@@ -58,7 +58,7 @@ def placement(sessions: Mapping[str, Session]) -> dict[str, dict[str, int]]:
 
 
 def require_nodes(sessions: Mapping[str, Session], provider: str) -> None:
-    """A provider may start and take no node; one graph without any is fair, since some are tiny, but not all."""
+    """Raise `UnavailableError` if the provider runs no node of any graph, which it may although it started."""
     others = {node.provider for node in nodes(sessions)}
     if provider not in others:
         raise UnavailableError(
@@ -67,18 +67,18 @@ def require_nodes(sessions: Mapping[str, Session], provider: str) -> None:
 
 
 def require_all_nodes(sessions: Mapping[str, Session], provider: str, *besides: str) -> None:
-    """Raise `UnavailableError` for a node that is not on the provider, nor on one of those `besides`."""
+    """Raise `UnavailableError` if a node is not on the provider or on one of `besides`."""
     _refuse((node for node in nodes(sessions) if node.provider not in (provider, *besides)), provider)
 
 
 def require_compute(sessions: Mapping[str, Session], provider: str, *besides: str) -> None:
-    """The same for nodes that compute what the model does; the arithmetic of shapes may be elsewhere."""
+    """Like `require_all_nodes`, but only for the operators in `COMPUTE`; shape arithmetic may be elsewhere."""
     away = (node for node in nodes(sessions) if node.provider not in (provider, *besides))
     _refuse((node for node in away if node.operator in COMPUTE), provider)
 
 
 def _refuse(away: Iterable[Node], provider: str) -> None:
-    """Name the nodes that a provider did not take, if there are any."""
+    """Raise `UnavailableError` that names the nodes not on the provider, if there are any."""
     left = list(away)
     if not left:
         return

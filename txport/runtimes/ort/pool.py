@@ -1,4 +1,4 @@
-"""Memory that is used again."""
+"""Memory buffers that are reused."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ LARGEST = 1 << 44
 
 
 class Pool:
-    """Buffers that come back when nobody holds them, so that a new request touches no new memory."""
+    """Buffers that return to the pool when their owners are collected, so that new requests need no new memory."""
 
     def __init__(self) -> None:
-        # No lock: a collector that runs inside `take` may give back, and each operation is atomic by itself.
+        # No lock: the garbage collector may return a buffer during `_take`, and each operation is atomic.
         self._free: defaultdict[int, deque[NDArray[np.uint8]]] = defaultdict(deque)
 
     def zeros(self, owner: object, shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
-        """An array of zeros until `owner` is gone; the one before may have left NaN, which is NaN times zero too."""
+        """Return an array of zeros, valid while `owner` exists. Old content may have NaN, and NaN times zero is NaN."""
         return self._take(owner, shape, dtype, clear=True)
 
     def empty(self, owner: object, shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
-        """An array of any content until `owner` is gone."""
+        """Return an array with arbitrary content, valid while `owner` exists."""
         return self._take(owner, shape, dtype, clear=False)
 
     def _take(self, owner: object, shape: tuple[int, ...], dtype: Any, *, clear: bool) -> NDArray[Any]:
-        """Raises `MemoryError` for one that no machine has room for."""
+        """Return an array from the pool; raise `MemoryError` for more than `LARGEST` bytes."""
         count = math.prod(map(int, shape)) * np.dtype(dtype).itemsize
         if count > LARGEST:
             raise MemoryError(f"an array of the shape {shape} needs {count} bytes")
@@ -50,4 +50,4 @@ class Pool:
 
 
 class Hold:
-    """What a buffer's life hangs on."""
+    """Owner of buffers: they return to the pool when it is collected."""

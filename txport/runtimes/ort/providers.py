@@ -1,4 +1,4 @@
-"""ONNX Runtime's execution providers: which can work here, and what is missing for the others."""
+"""ONNX Runtime's execution providers: which can work here, and what the others lack."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from txport.runtimes.ort.nvidia.wheel import TENSORRT as TENSORRT_LIBRARY
 from txport.runtimes.ort.onnx_runtime import ort
 
 CPU = PROVIDERS["cpu"]
-ON_CUDA = (CUDA, TENSORRT)  # the tensors of TensorRT-RTX are copied: ONNX Runtime without CUDA can't hold them
+ON_CUDA = (CUDA, TENSORRT)  # tensors of TensorRT-RTX are copied: ONNX Runtime without CUDA can't allocate them
 # An ONNX model of one Add node, x float[1] + x -> y, so that a provider can be tried without the onnx package.
 DOUBLE = bytes.fromhex(
     "08083a350a0e0a01780a017812017922034164641201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a0808"
@@ -43,7 +43,7 @@ DOUBLE = bytes.fromhex(
 
 
 def full_name(provider: str) -> str:
-    """`cuda` -> `CUDAExecutionProvider`; a full name stays, any other raises `UnsupportedError`."""
+    """`cuda` -> `CUDAExecutionProvider`. Full names are unchanged; raise `UnsupportedError` for an unknown name."""
     known = {name.lower(): name for name in ort.get_all_providers()}
     name = PROVIDERS.get(provider.lower()) or known.get(provider.lower())
     if name is None:
@@ -53,20 +53,20 @@ def full_name(provider: str) -> str:
 
 
 def short_name(provider: str) -> str:
-    """`cuda` for `CUDAExecutionProvider`; `UnsupportedError` for a provider that nobody knows."""
+    """`CUDAExecutionProvider` -> `cuda`; raise `UnsupportedError` for an unknown name."""
     full = full_name(provider)
     return next((short for short, each in PROVIDERS.items() if each == full), full)
 
 
 def device_of(provider: str) -> str:
-    """Where a provider's tensors live, in ONNX Runtime's words."""
+    """Return ONNX Runtime's name of the device of a provider's tensors: "cuda" or "cpu"."""
     return "cuda" if provider in ON_CUDA else "cpu"
 
 
 def require_provider(provider: str) -> str:
-    """The provider's full name, once it is sure to work here; else `UnavailableError` with what is missing.
+    """Return the full name of a provider that can work here; raise `UnavailableError` with the cause and fix if not.
 
-    Nodes that need cuDNN may still lack it: see `require_cudnn`.
+    Does not check cuDNN, which only some nodes need: see `require_cudnn`.
     """
     name = full_name(provider)
     if reason := missing(name):
@@ -75,7 +75,7 @@ def require_provider(provider: str) -> str:
 
 
 def require_cudnn(provider: str, what: str) -> None:
-    """Raise `UnavailableError` where cuDNN is missing, for `what` needs it."""
+    """Raise `UnavailableError` if cuDNN is missing; `what` is the reason why it is needed."""
     if reason := _cudnn():
         raise UnavailableError(f"provider {provider} can't run here: {reason}; {what}")
 
@@ -86,7 +86,7 @@ def _cudnn() -> str | None:
 
 
 def missing(name: str) -> str | None:
-    """Why a provider can't work here, with the fix; None if it can."""
+    """Return why a provider (full name) can't work here, with the fix; None if it can."""
     if name in NVIDIA:
         return _nvidia(name)
     return None if name in ort.get_available_providers() else _not_built(name)
@@ -98,9 +98,9 @@ def _not_built(name: str) -> str:
 
 @functools.cache
 def _nvidia(name: str) -> str | None:
-    """Ask for all that the provider needs, then load its library, as ONNX Runtime would."""
+    """Check all that an NVIDIA provider needs, then load its library as ONNX Runtime would; return any problem."""
     facts = look(folder=Path(ort.__file__).parent)
-    if name == RTX:  # its package brings CUDA's libraries
+    if name == RTX:  # its package contains CUDA's libraries
         return _first(problems_of_driver(facts)) or rtx.missing()
     if reason := _first(problems_of_cuda(facts)):
         return reason
@@ -108,14 +108,14 @@ def _nvidia(name: str) -> str | None:
         return reason
     if name not in ort.get_available_providers():
         return _not_built(name)
-    with contextlib.redirect_stdout(io.StringIO()):  # where it prints what it does
+    with contextlib.redirect_stdout(io.StringIO()):  # because it prints messages
         ort.preload_dlls()
     library = {CUDA: CUDA_LIBRARY, TENSORRT: TENSORRT_LIBRARY}.get(name)
     return _load(library_file(library)) if library else None
 
 
 def _first(problems: list[Any]) -> str | None:
-    """The first problem, which has to be solved before the others, and how many there are."""
+    """Return the first problem, which must be solved first, and the number of others; None without problems."""
     if not problems:
         return None
     more = f" (and {len(problems) - 1} more, which `txport doctor` lists)" if len(problems) > 1 else ""
@@ -123,7 +123,7 @@ def _first(problems: list[Any]) -> str | None:
 
 
 def _load(file: str) -> str | None:
-    """Load a provider's library; the loader's own message names what it lacks."""
+    """Load a provider's library; return which library is missing if that fails, else None."""
     folder = Path(ort.__file__).parent / "capi"
     try:
         if sys.platform != "win32":
@@ -135,12 +135,12 @@ def _load(file: str) -> str | None:
 
 
 def first_device() -> Device | None:
-    """The GPU that the providers run on, as it is now; None where there is none."""
+    """Return the current state of the GPU that the providers use; None if there is none."""
     return next(iter(query_driver().devices), None)
 
 
 def builder(provider: str) -> str:
-    """The version of what builds a provider's engines."""
+    """Return the versions of the software that builds a provider's engines, as one string."""
     if provider == RTX and rtx.is_plugged():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{ort.__version__}-{importlib.metadata.version(rtx.INSTALL)}"
@@ -151,13 +151,13 @@ def builder(provider: str) -> str:
 
 
 def candidates() -> list[str]:
-    """The providers that the installed wheel was built with, and CUDA, which users miss most."""
+    """Return the providers to check: CPU, CUDA, and all others that are installed."""
     plugged = [RTX] if rtx.is_installed() else []
     return list(dict.fromkeys([CPU, CUDA, *ort.get_available_providers(), *plugged]))
 
 
 def open_session(model: str | bytes, options: Any, name: str, settings: dict[str, str]) -> Any:
-    """A session of a graph on a provider; TensorRT leaves what it does not take to CUDA, and nothing but that."""
+    """Open a session of a graph on a provider; nodes that TensorRT does not support run on CUDA."""
     if name == RTX and rtx.is_plugged():
         options.add_provider_for_devices(list(rtx.devices()), settings)
         return ort.InferenceSession(model, options, enable_fallback=0)
@@ -167,7 +167,7 @@ def open_session(model: str | bytes, options: Any, name: str, settings: dict[str
 
 
 def start(name: str) -> str | None:
-    """Run a graph of one node on a provider; -> why that failed, None if it ran."""
+    """Run a graph of one node on a provider; return why that failed, or None if it ran."""
     if reason := missing(name):
         return reason
     options = ort.SessionOptions()
@@ -177,7 +177,7 @@ def start(name: str) -> str | None:
         if session.get_providers()[0] != name:
             return "ONNX Runtime fell back to another provider without saying why"
         session.run(None, {"x": np.ones(1, dtype=np.float32)})
-    except Exception as error:  # onnxruntime's errors share no other base
+    except Exception as error:  # onnxruntime's errors have no common base class
         known = explain(error, name) if name in NVIDIA else None
         return str(known or error).splitlines()[0]
     return None

@@ -1,4 +1,4 @@
-"""ONNX Runtime, on exactly the execution provider that was asked for."""
+"""Load bundles on ONNX Runtime, on exactly the requested execution provider."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OrtValue = Any  # onnxruntime has no types
 
 
 class OrtEngine:
-    """Sessions of a bundle, with tensors that stay on the provider's device."""
+    """`Engine` over the sessions of a bundle; tensors stay on the provider's device."""
 
     def __init__(self, bundle: Bundle, provider: str, threads: int | None, roles: Iterable[str] | None = None) -> None:
         name = full_name(provider)
@@ -65,7 +65,7 @@ class OrtEngine:
         """See `Engine.from_numpy`; on the CPU the memory is shared, not copied."""
         try:
             return ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), self._device)
-        except Exception as error:  # its errors share no other base
+        except Exception as error:  # its errors have no common base class
             self._tell(error)
             raise
 
@@ -73,12 +73,12 @@ class OrtEngine:
         """See `Engine.to_numpy`."""
         try:
             return tensor.numpy()  # type: ignore[no-any-return]
-        except Exception as error:  # what a kernel did wrong may show when its results are fetched
+        except Exception as error:  # errors of a kernel may be raised when its results are fetched
             self._tell(error)
             raise
 
     def _tell(self, error: Exception) -> None:
-        """Raise an error of the GPU in words that say what to do."""
+        """Raise our error with a fix if the GPU caused this one; else return."""
         if self._explain is not None and (known := self._explain(error)):
             raise known from error
 
@@ -91,9 +91,10 @@ def require(provider: str) -> None:
 def load(
     bundle: Bundle, *, provider: str = "cpu", threads: int | None = None, user_compute_stream: int | None = None
 ) -> GraphRuntime:
-    """Start a bundle on ONNX Runtime; `UnavailableError` if the provider can't work here.
+    """Start a bundle on ONNX Runtime; raise `UnavailableError` if the provider can't work here.
 
-    Graphs of the cuda target run on the `user_compute_stream`, the address of a CUDA stream, where one is given.
+    `user_compute_stream` is the address of the CUDA stream on which to run graphs of the cuda target; raise
+    `UnsupportedError` if it is given for another target.
     """
     if bundle.manifest.target == "cuda":
         return _on_gpu(bundle, provider, threads, user_compute_stream)
@@ -108,7 +109,7 @@ def load(
 
 
 def _on_gpu(bundle: Bundle, provider: str, threads: int | None, stream: int | None) -> CudaRuntime:
-    """Each session on the stream of its queue, or all on that of the user; only the step is captured."""
+    """Start each session on the stream of its queue, or all on the user's stream; only the step graph is captured."""
     device = CudaDevice(stream)
 
     def options_of(role: str) -> dict[str, str]:
@@ -121,5 +122,5 @@ def _on_gpu(bundle: Bundle, provider: str, threads: int | None, stream: int | No
 
 
 def load_single(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> SingleRuntime[OrtValue]:
-    """Start the graph that searches by itself."""
+    """Start the single graph of a bundle, which contains the search."""
     return SingleRuntime(OrtEngine(bundle, provider, threads, [GENERATE]), bundle.manifest)

@@ -1,4 +1,4 @@
-"""ONNX Runtime's sessions of a bundle, on exactly the execution provider that was asked for."""
+"""ONNX Runtime's sessions of a bundle, on exactly the requested execution provider."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ from txport.runtimes.ort.providers import (
 from txport.system.cores import core_limit
 from txport.system.machine import is_out_of_memory, is_x86, multiplies_bytes
 
-# Microseconds that a thread stays awake for more to do: from one operator to the next, but not from step to step. A
-# thread that keeps a core from another process is put to sleep in turn, in the middle of its work, and all wait for it.
+# Microseconds that a thread spins while it waits for work: from one operator to the next, but not from step to step. A
+# thread that spins on a core needed by another process is preempted later, in the middle of its work, and all others
+# wait for it.
 SPIN = "10"
 
-# The most bytes of a constant that a session of a portable graph computes as the CPU loads it. Without a limit, ONNX
-# Runtime keeps a transposed copy of each matrix beside the one that its kernels read. With it, a Transpose becomes an
-# attribute of the product: the results are the same bit for bit, in the same time (docs/sizes.md).
+# Maximum size in bytes of a constant that constant folding computes when a portable graph is loaded on the CPU. Without
+# a limit, ONNX Runtime keeps a transposed copy of each matrix in addition to the one that its kernels read. With the
+# limit, a Transpose becomes an attribute of the product: results are bitwise equal, in the same time (docs/sizes.md).
 MOST_FOLDED = 1 << 20
 FOLDING = "optimization.constant_folding_max_output_size_in_bytes"
 
 BFLOAT16 = 16  # ONNX's number of the type
-KINDS = {"float": "float32", "double": "float64"}  # ONNX's names of types that NumPy calls otherwise
+KINDS = {"float": "float32", "double": "float64"}  # ONNX's names of types -> NumPy's, where they differ
 
 TOO_NEW = ("NOT_IMPLEMENTED", "Unsupported model IR version", "officially supported", "is under development")
 
@@ -50,7 +51,7 @@ Weights = dict[str, Any]  # OrtValues by name; onnxruntime has no types
 
 
 class Sessions(dict[str, ort.InferenceSession]):
-    """By role; and the weights that several of them hold together, which have to outlive them."""
+    """Sessions by role, and the weights that they share, which must outlive them."""
 
     def __init__(self, sessions: dict[str, ort.InferenceSession], weights: Weights) -> None:
         super().__init__(sessions)
@@ -66,9 +67,10 @@ def start_sessions(
     roles: Iterable[str] | None = None,
     options_of: Callable[[str], dict[str, str]] = lambda role: {},
 ) -> Sessions:
-    """A session for each graph, by role; only the threads of the graph that is `spinning` stay awake between runs.
+    """Start a session for each of `roles`, by default all but the single graph.
 
-    Without `roles`, they are those that are driven step by step. `options_of` a role are more options of the provider.
+    Only the threads of the graph `spinning` keep spinning between runs. `options_of` returns more options of the
+    provider for a role. Raise `UnavailableError` if the provider does not start or does not run the nodes that it must.
     """
     roles = list(bundle.manifest.driven if roles is None else roles)
     name = full_name(provider)
@@ -78,23 +80,23 @@ def start_sessions(
     for role in roles:
         options = session_options(threads, weights, spins=role == spinning)
         options.use_deterministic_compute = name in NVIDIA
-        if name == CPU and bundle.manifest.target == "portable" and role != GENERATE:  # a loop's body is not fused
+        if name == CPU and bundle.manifest.target == "portable" and role != GENERATE:  # the body of a loop is not fused
             options.add_session_config_entry(FOLDING, str(MOST_FOLDED))
         sessions[role] = start_session(bundle.file(role), name, options, {**settings[role], **options_of(role)})
-    for each in maps:  # the kernels have read and packed what they need; what is looked up comes back by itself
+    for each in maps:  # the kernels have packed what they need; pages of embeddings are read again on access
         if hasattr(mmap, "MADV_DONTNEED"):
             each.madvise(mmap.MADV_DONTNEED)
     if name != CPU:
         require_nodes(sessions, name)
     if name in NVIDIA:
-        besides = () if name == CUDA else (CUDA,)  # to which TensorRT leaves what it does not take
+        besides = () if name == CUDA else (CUDA,)  # runs the nodes that TensorRT does not support
         strict = require_all_nodes if bundle.manifest.target == "cuda" else require_compute
         strict(sessions, name, *besides)
     return Sessions(sessions, weights)
 
 
 def _prepare(bundle: Bundle, roles: list[str], provider: str) -> dict[str, dict[str, str]]:
-    """The provider's options for each graph, once it is sure that the bundle fits the GPU."""
+    """Check that the bundle fits the GPU, and return the provider's options for each role."""
     if provider not in NVIDIA:
         return {role: {} for role in roles}
     if provider == CUDA and (reason := needs_cudnn(bundle, roles)):
@@ -107,7 +109,7 @@ def _prepare(bundle: Bundle, roles: list[str], provider: str) -> dict[str, dict[
 
 
 def _map_weights(bundle: Bundle) -> tuple[Weights, list[mmap.mmap]]:
-    """The weights that several graphs share, mapped once; each session would map them for itself."""
+    """Map the weights that several graphs share once, instead of once per session."""
     maps: dict[str, mmap.mmap] = {}
     weights: Weights = {}
     try:
@@ -117,7 +119,7 @@ def _map_weights(bundle: Bundle) -> tuple[Weights, list[mmap.mmap]]:
                     maps[entry["file"]] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             kind = entry["dtype"]
             dims = tuple(entry["dims"])
-            dtype = np.dtype(np.uint16 if kind == "bfloat16" else kind)  # NumPy has the bits of bfloat16 alone
+            dtype = np.dtype(np.uint16 if kind == "bfloat16" else kind)  # NumPy has no bfloat16: use its bits
             array = np.frombuffer(maps[entry["file"]], dtype, math.prod(dims), entry["offset"]).reshape(dims)
             weights[name] = (
                 ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, BFLOAT16)
@@ -130,17 +132,17 @@ def _map_weights(bundle: Bundle) -> tuple[Weights, list[mmap.mmap]]:
 
 
 def session_options(threads: int | None, weights: Weights, *, spins: bool = False) -> ort.SessionOptions:
-    """How a session is to work, with the weights that it does not read from a file."""
+    """Return the options of a session, with the weights that it does not read from a file."""
     options = ort.SessionOptions()
     for weight, value in weights.items():
         options.add_initializer(weight, value)
-    options.log_severity_level = 4  # what it calls errors is raised too, and told in one line
+    options.log_severity_level = 4  # its errors are also raised, and printed in one line
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     options.inter_op_num_threads = 1
-    # By itself it starts a thread for every core there is, each bound to its own, whatever this process may use:
+    # By default ONNX Runtime starts one pinned thread per core of the machine, even if this process may use fewer:
     # https://github.com/microsoft/onnxruntime/issues/8313
     options.intra_op_num_threads = threads or core_limit() or 0
-    # The sessions take turns; threads that spin while another session works would starve it.
+    # The sessions run in turn; spinning threads of one would take cores from another.
     options.add_session_config_entry("session.force_spinning_stop", "0" if spins else "1")
     options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN)
     options.add_session_config_entry("session.x64quantprecision", "1" if may_saturate() else "0")
@@ -154,10 +156,14 @@ def start_session(
     settings: dict[str, str],
     content: bytes | None = None,
 ) -> ort.InferenceSession:
-    """The session of a graph in a file, or of its `content`, with `settings` of the provider."""
+    """Start a session of a graph in a file, or of its `content`, with `settings` of the provider.
+
+    Raise `UnavailableError` if the provider does not start or the GPU fails, `MemoryError`, `LoadError` for a graph
+    that is too new, or `BundleError` for a damaged one.
+    """
     try:
         session = open_session(content or str(file), options, provider, settings)
-    except Exception as error:  # its errors share no other base
+    except Exception as error:  # its errors have no common base class
         explained = explain(error, provider) if provider in NVIDIA else None
         raise explained or _refused(file, error) from error
     if session.get_providers()[0] != provider:  # ONNX Runtime only logs that it fell back
@@ -166,7 +172,7 @@ def start_session(
 
 
 def _refused(file: Path, error: Exception) -> Exception:
-    """Why ONNX Runtime does not take a graph: it is too old for it, there is no memory, or it is no sound graph."""
+    """Return our error for a graph that ONNX Runtime can't load: memory, a too new graph, or an invalid graph."""
     message = f"ONNX Runtime {ort.__version__} can't load {file}: {brief(error)}"
     if is_out_of_memory(error):
         return MemoryError(message)
@@ -176,7 +182,7 @@ def _refused(file: Path, error: Exception) -> Exception:
 
 
 def session_ports(session: ort.InferenceSession) -> GraphPorts:
-    """The inputs and outputs of a session's graph; `BundleError` where a name is no text."""
+    """Return the inputs and outputs of a session's graph; raise `BundleError` if a name is not UTF-8."""
     try:
         inputs, outputs = (tuple(map(_port, side)) for side in (session.get_inputs(), session.get_outputs()))
     except UnicodeDecodeError as error:
@@ -190,8 +196,8 @@ def _port(value: Any) -> Port:
 
 
 def may_saturate() -> bool:
-    """Whether sums of two 8-bit products may overflow the processor's 16 bits: x86 without, or not known to have, VNNI.
+    """Return whether sums of two 8-bit products may overflow 16 bits: on x86 without VNNI, or if VNNI is unknown.
 
-    What is exact there takes 2.4 times as long where nothing would overflow.
+    Exact sums take 2.4 times as long on processors where nothing would overflow.
     """
     return is_x86() and not multiplies_bytes()

@@ -1,1 +1,1 @@
-"""The driver of cuda bundles, over a device: a GPU, or the CPU in its place."""
+"""The driver of cuda bundles, over a device: a GPU, or the CPU instead of one."""

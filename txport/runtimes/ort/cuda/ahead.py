@@ -1,7 +1,7 @@
-"""Steps that are queued before anybody asks for them: each goes on from the best tokens of the one before.
+"""Steps that are queued ahead, before search requests them: each continues with the best tokens of the previous one.
 
-Whoever asks for a step with just these tokens finds it done, or under way. Otherwise what was queued counts as never
-done: the lengths say how far the caches are filled, and what lies behind is written over.
+If search requests a step with these tokens, it is already queued or done. Otherwise the queued steps are discarded: the
+lengths state how far the caches are filled, and later positions are overwritten.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST = 8  # steps
 
 
 class StepOutputs(NamedTuple):
-    """What is read of a step: how many of the best tokens, whether all logits, whether attention."""
+    """Outputs to read of a step: the number of best tokens, and whether to read all logits and attention."""
 
     tokens: int
     logits: bool
@@ -27,13 +27,13 @@ class StepOutputs(NamedTuple):
 
 
 class Ahead:
-    """The steps under way of one batch, and how many of them are worth it.
+    """The steps of one batch that are queued ahead, and their number.
 
-    As long as search takes the best tokens, there are twice as many each time; once it does not, there are none.
+    While search continues with the best tokens, the number doubles up to `MOST`. When it does not, the number is 0.
     """
 
     def __init__(self) -> None:
-        self.best: Ints | None = None  # of the last step that was taken, by slot: what the next one went on from
+        self.best: Ints | None = None  # best token of each slot in the last step read: input of the next queued step
         self._pending: deque[Fetched] = deque()
         self._requested: StepOutputs | None = None
         self._streak = 1
@@ -42,15 +42,15 @@ class Ahead:
         return len(self._pending)
 
     def wanted(self, top: int) -> int:
-        """How many steps there should be; of several best tokens that are requested, another may be taken."""
+        """Return how many steps to queue ahead; fewer if `top` > 1, because search may choose another token."""
         return min(1 << (self._streak - 1), MOST) if self._streak > (top > 1) else 0
 
     def matches_prediction(self, tokens: Ints, active: NDArray[np.bool_]) -> bool:
-        """Whether the active slots go on from their best tokens."""
+        """Return whether the active slots continue with their best tokens."""
         return self.best is not None and np.array_equal(tokens[active], self.best[active])
 
     def take(self, tokens: Ints, active: NDArray[np.bool_], requested: StepOutputs) -> Fetched | None:
-        """The step that goes on from these tokens, if it is under way; else there is none under way any more."""
+        """Return the queued step that continues with these tokens, or discard all queued steps and return None."""
         matches = self.matches_prediction(tokens, active)
         if self.best is not None:
             self._streak = min(self._streak + 1, MOST) if matches else 0
@@ -61,12 +61,12 @@ class Ahead:
         return None
 
     def add(self, fetched: Fetched, requested: StepOutputs) -> None:
-        """One more is under way."""
+        """Add a queued step."""
         self._pending.append(fetched)
         self._requested = requested
 
     def drop(self) -> None:
-        """Nothing that is under way will be taken, and the device's tokens are others than those that were."""
+        """Discard all queued steps; the tokens on the device are no longer the expected ones."""
         self._pending.clear()
         self.best = None
         self._streak = 0

@@ -1,6 +1,6 @@
-"""Keys and values on the device: where those of rows and of sources lie, and the graphs that move them.
+"""Key/value caches of rows and sources on the device, and the graphs that move them.
 
-Letters: B sources, K rows of each, R = B x K rows, S source length, M capacity.
+Letters: B sources, K rows per source, R = B x K rows, S source length, M capacity.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from txport.runtimes.ort.cuda.workspace import Workspace
 SELECT: dict[Owner, str] = {"row": SELECT_ROWS, "source": SELECT_SOURCES}
 GROW: dict[Owner, str] = {"row": GROW_ROWS, "source": GROW_SOURCES}
 ADMIT: dict[Owner, str] = {"row": ADMIT_ROWS, "source": ADMIT_SOURCES}
-COUNTED: dict[Owner, str] = {"row": ALL_ROWS, "source": BATCH}  # the dim that says how many there are
-LENGTHS: dict[Owner, str] = {"row": ROOM, "source": SOURCE}  # and how long they are
+COUNTED: dict[Owner, str] = {"row": ALL_ROWS, "source": BATCH}  # dims for their number
+LENGTHS: dict[Owner, str] = {"row": ROOM, "source": SOURCE}  # dims for their lengths
 
 
 class Caches:
-    """What belongs to rows and to sources of batches at work."""
+    """The caches of rows and of sources of running batches. An `owner` is "row" or "source"."""
 
     def __init__(self, device: Device, graphs: Graphs) -> None:
         self._device = device
@@ -53,34 +53,35 @@ class Caches:
         }
 
     def names(self, owner: Owner) -> list[str]:
-        """The inputs of a step that bring them."""
+        """Return the names of the step graph's inputs for the caches of an owner."""
         return [port.name for port in self._ports[owner]]
 
     def tensors(
         self, state: CudaState, owner: Owner, workspace: Workspace | None = None, /, *, other: bool = False, **dims: int
     ) -> list[Tensor]:
-        """Where they lie, in the order of the ports; of the `other` slab, with other dims, where they may go.
+        """Return the caches of an owner in the order of the ports.
 
-        In another `workspace`, where they would lie.
+        `other` returns those in the other slab, where results are written, and `dims` replace dims of the state. A
+        `workspace` returns those that the state would have there.
         """
         side = (state.rows_side if owner == "row" else state.source_side) ^ other
         lengths = {**state.dims, **dims}
         return (workspace or state.workspace).tensors(f"{owner}s {side}", self._ports[owner], lengths)
 
     def span(self, state: CudaState, owner: Owner, workspace: Workspace | None = None) -> Tensor:
-        """All of them as bytes, and what lies between."""
+        """Return all caches of an owner as one tensor of bytes, with the gaps between them."""
         every = self.tensors(state, owner, workspace)
         return every[0]._replace(shape=(every[-1].offset + every[-1].size,), dtype="uint8")
 
     def clear_rows(self, state: CudaState) -> None:
-        """Take what another batch left out of the rows: NaN stays NaN behind any mask."""
+        """Set the rows' caches to zero if another batch used them: NaN remains NaN even if it is masked."""
         if not state.is_clean:
             for tensor in self.tensors(state, "row"):
                 self._device.clear(tensor)
             state.is_clean = True
 
     def clear_slots(self, state: CudaState, slots: Ints) -> None:
-        """Zeros for some slots."""
+        """Set the caches of some slots to zero."""
         for tensor in self.tensors(state, "row"):
             size = tensor.size // tensor.shape[0]
             for slot in slots.tolist():
@@ -88,7 +89,7 @@ class Caches:
                 self._device.clear(part)
 
     def select(self, state: CudaState, owner: Owner, chosen: Ints) -> list[Tensor]:
-        """Gather some of them into the other slab, which the caller may then make the state's: see `flip`."""
+        """Gather chosen rows or sources into the other slab, which `flip` then makes the state's, and return them."""
         dims = {COUNTED[owner]: len(chosen)}
         picked = self.tensors(state, owner, other=True, **dims)
         rows = self._rows(state, chosen)
@@ -96,11 +97,11 @@ class Caches:
         return picked
 
     def grow(self, state: CudaState, owner: Owner, length: int) -> None:
-        """Room for longer rows, or for longer sources."""
+        """Make room for rows or sources of `length` positions."""
         before = state.capacity if owner == "row" else state.places
         if length == before:
             return
-        if owner == "source" or state.is_clean:  # rows that nobody has written to begin anew
+        if owner == "source" or state.is_clean:  # unwritten rows need no copy
             grown = self.tensors(state, owner, other=True, **{LENGTHS[owner]: length})
             more = {MORE: np.array([length - before])}
             self._run(state, GROW[owner], owner, {}, "grown", grown, more, length)
@@ -111,7 +112,7 @@ class Caches:
             state.places = length
 
     def admit(self, state: CudaState, owner: Owner, rows: Ints, others: list[Tensor]) -> None:
-        """Put as many others, which are as long, in the place of some."""
+        """Overwrite the given rows or sources with `others`, which have the same number and length."""
         names = self.names(owner)
         given = {
             ROWS: self._rows(state, rows),
@@ -122,7 +123,7 @@ class Caches:
         self._run(state, ADMIT[owner], owner, given, "admitted", present, {}, (len(rows), addresses))
 
     def flip(self, state: CudaState, owner: Owner) -> None:
-        """The other slab is the state's."""
+        """Make the other slab the state's."""
         if owner == "row":
             state.rows_side ^= 1
         else:
@@ -144,7 +145,7 @@ class Caches:
         host: Mapping[str, Any],
         detail: object,
     ) -> None:
-        """Run a graph over the caches, bound once for each `detail` of it."""
+        """Run a graph over the caches, bound once per state shape and `detail`."""
         names = self.names(owner)
         past = self.tensors(state, owner)
         outputs = {f"{prefix}.{name}": each for name, each in zip(names, results, strict=True)}

@@ -1,8 +1,8 @@
-"""What the driver of cuda bundles asks of a device: memory, copies and runs that are queued in order, and to wait.
+"""The protocol of devices for the driver of cuda bundles: memory, queued copies and runs, and synchronization.
 
-There are two queues: sources are encoded in one, all else happens in the other. Nothing that is queued has happened
-before `Fetched.arrays` or `synchronize` returns. What is in one queue happens in its order; that of the other comes
-before it only where a queue was told to `follow`.
+There are two queues: one encodes sources, the other does everything else. Queued work may not have run before
+`Fetched.arrays` or `synchronize` returns. Work in one queue runs in order. Work in different queues is ordered only by
+`mark` and `wait_event`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from txport.runtimes.ort.onnx_runtime import ort
 
 Array = NDArray[Any]
 
-MAIN, ENCODE_QUEUE = 0, 1  # the queues; encoders are ahead of the steps of the batch before
+MAIN, ENCODE_QUEUE = 0, 1  # the queues; encoders run ahead, during steps of the previous batch
 QUEUES = (MAIN, ENCODE_QUEUE)
-EAGER = -1  # in place of a graph's number: run the nodes, and capture nothing
-CAPTURE_RUNS = 3  # how often the first run of a captured graph executes its nodes
-ALIGNMENT = 256  # bytes: where kernels like tensors to begin
-# NumPy's name of a type -> ONNX's number, bytes of one element; NumPy itself has no bfloat16
+EAGER = -1  # instead of a graph's number: run without capture
+CAPTURE_RUNS = 3  # number of times that the first run of a captured graph executes its nodes
+ALIGNMENT = 256  # bytes; preferred by kernels
+# NumPy's name of a type -> ONNX's number, and bytes per element; NumPy has no bfloat16
 ELEMENTS = {
     "float32": (1, 4),
     "uint8": (2, 1),
@@ -39,7 +39,7 @@ ELEMENTS = {
 
 
 class Block:
-    """Memory of a device, as long as this object lives."""
+    """Memory of a device, valid while this object exists."""
 
     def __init__(self, address: int, size: int) -> None:
         self.address = address
@@ -47,7 +47,7 @@ class Block:
 
 
 class Tensor(NamedTuple):
-    """A part of a block that holds numbers of one type, NumPy's name for it."""
+    """A tensor in a block; `offset` is in bytes, and `dtype` is a key of `ELEMENTS`."""
 
     block: Block
     offset: int
@@ -56,26 +56,26 @@ class Tensor(NamedTuple):
 
     @property
     def address(self) -> int:
-        """Where it begins."""
+        """The address of the first byte."""
         return self.block.address + self.offset
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """The number of bytes."""
         return bytes_of(self.shape, self.dtype)
 
 
 class Fetched(Protocol):
-    """Copies to the host that are under way."""
+    """Queued copies to the host."""
 
     def arrays(self) -> list[Array]:
-        """Wait for them, and for all that was queued before. Half precision comes as float32."""
+        """Wait for the copies and all work queued before them, and return them; half precision becomes float32."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Binding:
-    """A graph over memory of a device; `host` are inputs that the graph reads on the host (`k`)."""
+    """A graph bound to memory of a device; `host` are inputs that the graph reads on the host (`k`)."""
 
     role: str
     session: Any  # onnxruntime has no types
@@ -86,80 +86,80 @@ class Binding:
 
     @property
     def queue(self) -> int:
-        """The one in which it runs."""
+        """The queue in which the graph runs."""
         return queue_of(self.role)
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that it reads and writes on the device."""
+        """All tensors that the graph reads and writes on the device."""
         return [*self.inputs.values(), *self.outputs.values()]
 
 
 class Device(Protocol):
-    """Where the tensors of a cuda bundle live, and the queues of all that is done to them."""
+    """The memory for the tensors of a cuda bundle, and the queues of work on them."""
 
-    name: str  # ONNX Runtime's
+    name: str  # ONNX Runtime's name of the device
 
     def allocate(self, size: int) -> Block:
-        """So many bytes, of any content; `MemoryError` where there is no room."""
+        """Return `size` bytes with arbitrary content; raise `MemoryError` if there is no room."""
         ...
 
     def upload(self, array: Array, tensor: Tensor, queue: int = MAIN) -> None:
-        """Queue a copy to the device of what the array holds now, cast to the tensor's type."""
+        """Queue a copy of the array's current content to the device, cast to the tensor's dtype."""
         ...
 
     def clear(self, tensor: Tensor) -> None:
-        """Queue zeros."""
+        """Queue setting a tensor to zero."""
         ...
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """Queue a copy of as many bytes on the device."""
+        """Queue a copy between two tensors of the same number of bytes on the device."""
         ...
 
     def mark(self, queue: int) -> Any:
-        """All that is in a queue by now."""
+        """Return a mark of all work that is in a queue now."""
         ...
 
     def wait_event(self, queue: int, mark: Any) -> None:
-        """What comes into a queue from now on happens behind all that is marked."""
+        """Let all work that is queued from now on run after the marked work."""
         ...
 
     def fetch(self, *tensors: Tensor) -> Fetched:
-        """Queue copies to the host."""
+        """Queue copies of tensors to the host."""
         ...
 
     def run(self, binding: Binding, graph: int = EAGER) -> None:
         """Queue a run, in the queue of its role.
 
-        The first one of a `graph` captures it, and executes it `CAPTURE_RUNS` times: once for the thread that made the
-        device, and once for all others. A captured graph runs over the memory, the shapes and the host's values that it
-        was captured with.
+        The first run of a `graph` number captures it and executes it `CAPTURE_RUNS` times. Capture happens once for the
+        thread that created the device, and once for all other threads. Later runs replay the graph with the memory,
+        shapes and host values of its capture.
         """
         ...
 
     def is_captured(self, graph: int) -> bool:
-        """Whether a run of it would be a replay on this thread."""
+        """Return whether this thread would replay the graph, because it is captured."""
         ...
 
     def adopt(self, tensor: Any) -> Any:
-        """A tensor of any library, by DLPack, as one of ONNX Runtime in the same memory; its own queue goes first.
+        """Return a DLPack tensor of any library as an OrtValue over the same memory.
 
-        `UnsupportedError` for one that lies elsewhere.
+        Our queue waits for the library's pending work. Raise `UnsupportedError` if the tensor is on another device.
         """
         ...
 
     def synchronize(self) -> None:
-        """Wait for all that was queued."""
+        """Wait until all queued work is done."""
         ...
 
 
 def queue_of(role: str) -> int:
-    """The queue in which the graph of a role runs: its session is made for one stream."""
+    """Return the queue in which the graph of a role runs: each session has one stream."""
     return ENCODE_QUEUE if role == ENCODER else MAIN
 
 
 def adopted(tensor: Any, kind: int, where: str, **stream: int) -> Any:
-    """See `Device.adopt`; `kind` is DLPack's number of a kind of device."""
+    """See `Device.adopt`; `kind` is DLPack's number of the device type."""
     if not hasattr(tensor, "__dlpack__"):
         raise UnsupportedError(f"a tensor must have DLPack's methods, got {quoted(type(tensor).__name__)}")
     if (found := int(tensor.__dlpack_device__()[0])) != kind:
@@ -168,12 +168,12 @@ def adopted(tensor: Any, kind: int, where: str, **stream: int) -> Any:
 
 
 def bytes_of(shape: Sequence[int], dtype: str) -> int:
-    """Of a tensor."""
+    """Return the size of a tensor in bytes."""
     return math.prod(shape) * ELEMENTS[dtype][1]
 
 
 def aligned(size: int) -> int:
-    """Bytes up to where the next tensor may begin."""
+    """Round a size in bytes up to a multiple of `ALIGNMENT`."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -185,7 +185,7 @@ def bind(
     outputs: Mapping[str, Tensor],
     host: Mapping[str, Array] | None = None,
 ) -> Binding:
-    """A graph's inputs and outputs over memory of the device."""
+    """Bind a graph's inputs and outputs to memory of the device, and its `host` inputs to host memory."""
     host = dict(host or {})
     io = session.io_binding()
     for name, each in inputs.items():
@@ -198,7 +198,7 @@ def bind(
 
 
 def stored(array: Array, dtype: str) -> Array:
-    """An array as a device holds it, in memory of its own; bfloat16 as the bits of its numbers, rounded to even."""
+    """Return a copy of an array in a device's format; bfloat16 as uint16 bits, rounded to nearest even."""
     if dtype not in ELEMENTS:
         raise UnsupportedError(f"the cuda target has no tensors of type {dtype}; there are {', '.join(ELEMENTS)}")
     if dtype != "bfloat16":
@@ -209,7 +209,7 @@ def stored(array: Array, dtype: str) -> Array:
 
 
 def unstored(content: NDArray[np.uint8], tensor: Tensor) -> Array:
-    """Bytes as a device held them -> a new array; half precision becomes float32."""
+    """Bytes in a device's format -> a new array; half precision becomes float32."""
     if tensor.dtype == "bfloat16":
         return (content.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(tensor.shape)
     array = content.view(tensor.dtype).reshape(tensor.shape)

@@ -1,8 +1,8 @@
-"""The driver of cuda bundles: a step is replayed from a captured graph, and nothing but its best tokens comes back.
+"""The driver of cuda bundles: a step is a replay of a captured graph, and only its best tokens are copied back.
 
-Sources, rows and lengths are rounded up to buckets, so that few graphs are captured; a batch moves together where it
-fits the next smaller one. Steps are queued before anybody asks for them (`ahead`). A state is changed in place.
-Letters: B sources, K rows of each, R = B x K rows, S source length, T tokens, M capacity, V tokens of the vocabulary.
+Sources, rows and lengths are rounded up to buckets, so that few graphs are captured. A batch is compacted when it
+fits the next smaller bucket. Steps are queued ahead of requests (`ahead`). States are changed in place.
+Letters: B sources, K rows per source, R = B x K rows, S source length, T tokens, M capacity, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from txport.runtimes.ort.cuda.warm import require_few, shapes
 from txport.runtimes.ort.cuda.workspace import Workspaces, batch_bucket, capacity_bucket, source_bucket
 from txport.runtimes.slots import seat
 
-NOBODY = -1  # in place of a token
-TOGETHER = 1 << 14  # tokens of prompts, or of sources of an encoder by itself, that run at once
+NOBODY = -1  # the token of an unused slot
+TOGETHER = 1 << 14  # tokens of prompts, or of an encoder-only model's sources, per run
 
 Bools = NDArray[np.bool_]
 
 
 class CudaRuntime:
-    """`Runtime` over the graphs of a cuda bundle and a device. Use the state that came last."""
+    """`Runtime` over the graphs of a cuda bundle and a device. Use the last returned state only."""
 
     def __init__(self, facts: Facts, graphs: Graphs, device: Device) -> None:
         self.facts = facts
@@ -59,7 +59,7 @@ class CudaRuntime:
             self._steps = Steps(facts, graphs, device, self._caches)
 
     def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> CudaState:
-        """See `Runtime.start`; sources are only queued to be encoded, beside the steps of other batches."""
+        """See `Runtime.start`; encoding is queued, and can run during the steps of other batches."""
         if not self._has_source:
             return self._prefill(source, source_lengths, max_length)
         count = len(source)
@@ -89,15 +89,15 @@ class CudaRuntime:
         state.is_settled = False
 
     def _join(self, state: CudaState) -> None:
-        """What comes now reads the sources."""
+        """Let the main queue wait until the sources are encoded."""
         if state.encoded is not None:
             self.device.wait_event(MAIN, state.encoded)
             state.encoded = None
 
     def _settle(self, state: CudaState) -> None:
-        """Put the sources where batches work, whose steps are captured over few memories; the next are encoded here.
+        """Move the sources to a workspace for steps: steps are captured over few workspaces.
 
-        Where there is no memory for that, the state stays as it was.
+        The old workspace becomes free for encoding. If there is not enough memory, the state is unchanged.
         """
         if state.is_settled:
             return
@@ -117,7 +117,7 @@ class CudaRuntime:
         state.is_settled = True
 
     def _prefill(self, prompts: Inputs, lengths: Ints, max_length: int) -> CudaState:
-        """All but the last token of each prompt into the rows' caches."""
+        """Fill the rows' caches with all but the last token of each prompt."""
         count, size = prompts.shape
         capacity = capacity_bucket(size, self.facts.writes.longest)
         state = CudaState(self._workspaces, batch_bucket(count), 0, capacity, max_length, count)
@@ -131,7 +131,7 @@ class CudaRuntime:
         return state
 
     def _fill(self, state: CudaState, tokens: Ints, first: int) -> None:
-        """Run tokens of prompts (B, T), before which there are `first` of each, into the caches."""
+        """Run prompt tokens (B, T), which follow the first `first` tokens of each prompt, into the caches."""
         ids = state.workspace.tensor("given", tokens.shape, "int64")
         before = state.workspace.tensor("before", (state.batch,), "int64")
         self.device.upload(tokens, ids)
@@ -141,7 +141,7 @@ class CudaRuntime:
         self._run(state, PREFILL, inputs, dict(zip(self._made(PREFILL), own, strict=True)))
 
     def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
-        """See `Runtime.infer`."""
+        """See `EncoderRuntime.infer`."""
         batch, size = source.shape
         count = max(1, TOGETHER // size)
         found = list[list[NDArray[Any]]]()
@@ -163,10 +163,10 @@ class CudaRuntime:
         return outputs_of(self.facts, joined, batch, size, size)
 
     def infer_on_device(self, input_ids: Any, source_lengths: Any) -> dict[str, Any]:
-        """As `infer`, of tensors by DLPack, (B, S) and (B,) int64 -> float32 ones on the device, padding and all.
+        """Like `infer`, for DLPack tensors (B, S) and (B,) int64 -> float32 OrtValues on the device, with padding.
 
-        `torch.from_dlpack` takes them without a copy. Raises `UnsupportedError` for tensors that lie elsewhere, are of
-        another type, and for a model that generates: its search reads the best tokens on the host.
+        `torch.from_dlpack` accepts the outputs without a copy. Raise `UnsupportedError` for tensors on another device
+        or of another dtype, and for a generating model, whose search reads the best tokens on the host.
         """
         if self.facts.task != "encode":
             raise UnsupportedError("infer_on_device needs an encoder-only model; this model generates")
@@ -176,7 +176,7 @@ class CudaRuntime:
     def step(
         self, tokens: Ints, state: CudaState, *, top: int | None = None, normalise: bool = True, align: bool = False
     ) -> tuple[Scores, CudaState]:
-        """See `Runtime.step` and `ContinuousRuntime`; of the best tokens, log-probabilities come in any case."""
+        """See `Runtime.step` and `ContinuousRuntime`; values of the best tokens are always log-probs."""
         self._settle(state)
         seated = np.full(state.size, NOBODY)
         seated[state.slots] = tokens
@@ -194,18 +194,18 @@ class CudaRuntime:
         return tensor
 
     def _made(self, role: str) -> list[str]:
-        """The outputs of a graph that are the state as it leaves it."""
+        """Return the names of a graph's outputs that are parts of the state."""
         return list(self._described[role].present().values())
 
     def _run(self, state: CudaState, role: str, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-        """Queue a graph that is not captured."""
+        """Queue a run of a graph without capture."""
         key = (role, *state.shape, *(each.shape for each in inputs.values()))
         session = self.graphs.sessions[role]
         bound = state.workspace.bound(key, lambda: bind(self.device, role, session, inputs, outputs))
         self.device.run(bound.binding)
 
     def select(self, state: CudaState, rows: Ints) -> CudaState:
-        """See `Runtime.select`; rows that only leave let the others where they are, until they fit a smaller bucket."""
+        """See `Runtime.select`; if rows only leave, the others do not move until they fit a smaller bucket."""
         self._settle(state)
         seated = seat(state.slots[rows], state.batch, state.width)
         batch = batch_bucket(len(seated.sources))
@@ -238,7 +238,7 @@ class CudaRuntime:
             state.is_clean = False
 
     def _keep_sources(self, state: CudaState, sources: Ints, batch: int) -> None:
-        """Some sources move together, in the memory of fewer."""
+        """Move the given sources to the front, and reduce the batch to `batch` sources."""
         kept = np.concatenate([sources, np.full(batch - len(sources), sources[0])])
         if self._has_source:
             self._caches.select(state, "source", kept)
@@ -273,7 +273,7 @@ class CudaRuntime:
         return state
 
     def _admit_rows(self, state: CudaState, rows: Ints, others: CudaState, theirs: Ints) -> None:
-        """Let prompts that were filled into another state stand in some rows."""
+        """Copy prompts that were filled into another state to some rows."""
         self._caches.clear_rows(state)
         longest = max(state.capacity, others.capacity)
         for each in (state, others):
@@ -282,7 +282,7 @@ class CudaRuntime:
         state.lengths[rows] = others.lengths[theirs]
 
     def reserve(self, state: CudaState, rows: int) -> CudaState:
-        """See `ContinuousRuntime.reserve`: so the first step has the shape of all others."""
+        """See `ContinuousRuntime.reserve`; the first step then has the shape of all others."""
         if rows == state.width:
             return state
         self._settle(state)
@@ -297,7 +297,7 @@ class CudaRuntime:
         return state
 
     def warm(self, sizes: Sizes) -> None:
-        """See `QueuedRuntime.warm`: capture the step of every shape, over memory that later batches take first."""
+        """See `QueuedRuntime.warm`; captures the steps of all shapes in workspaces that later batches use first."""
         if self.facts.task == "encode":
             return
         every = list(shapes(self.facts, sizes))
@@ -305,7 +305,7 @@ class CudaRuntime:
         require_few(sizes, len(every) * len(counts))
         first = every[0]
         size = first.batch, first.places, first.capacity, first.capacity, 0
-        states = [CudaState(self._workspaces, *size) for _ in range(sizes.batches)]  # each in memory of its own
+        states = [CudaState(self._workspaces, *size) for _ in range(sizes.batches)]  # each in a separate workspace
         for state, shape in product(states, every):
             state.batch, state.width, state.capacity, state.places, state.rows_side, state.source_side = shape
             state.source_lengths = np.ones(state.batch, np.int64)
@@ -324,7 +324,7 @@ class CudaRuntime:
         return self.graphs.ports(role)
 
     def run_graph(self, role: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """See `GraphRuntime.run_graph`; half precision comes and goes as float32."""
+        """See `GraphRuntime.run_graph`; half precision is float32 in arrays."""
         return self.graphs.run(role, inputs, self.device)
 
     def placement(self) -> dict[str, dict[str, int]]:

@@ -1,4 +1,4 @@
-"""A GPU by CUDA: memory, pinned copies and two streams by its runtime library, graphs by ONNX Runtime."""
+"""`Device` on a CUDA GPU: memory, pinned copies and two streams by the CUDA runtime, graphs by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from txport.runtimes.ort.nvidia.failures import explain
 from txport.runtimes.ort.nvidia.options import CUDA
 from txport.runtimes.ort.onnx_runtime import ort
 
-NON_BLOCKING, NO_TIMING = 1, 2  # CUDA's flags of streams and events
-TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # and its directions of a copy
-GPU = 2  # DLPack's number
-OUT_OF_MEMORY = 2  # and of its errors
-MAJORS = (13, 12)  # of the runtime library that ONNX Runtime was built with
+NON_BLOCKING, NO_TIMING = 1, 2  # CUDA's flags for streams and events
+TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # CUDA's directions of copies
+GPU = 2  # DLPack's device type
+OUT_OF_MEMORY = 2  # CUDA's error code
+MAJORS = (13, 12)  # major versions of the CUDA runtime that ONNX Runtime is built with
 EXPLAIN = partial(explain, provider=CUDA)
-STAGING = 1 << 20  # bytes of pinned memory through which small arrays go up
-# One thing at a time in this process, but work on the device: a graph can't be captured while others allocate or wait.
+STAGING = 1 << 20  # bytes of pinned memory for uploads of small arrays
+# Serialises all CUDA calls of this process: a graph can't be captured while other threads allocate or synchronize.
 LOCK = threading.RLock()
 
 
 class Cudart:
-    """The functions of CUDA's runtime library; each raises for what it returns."""
+    """The functions of the CUDA runtime. Each raises `MemoryError` or `RunError` if it returns an error code."""
 
     def __init__(self) -> None:
         ort.preload_dlls()
@@ -77,7 +77,7 @@ def _first(names: list[str]) -> ctypes.CDLL:
 
 
 class CudaBlock(Block):
-    """Memory of the GPU; once nobody holds it, it is freed at the next allocation, when nothing is being captured."""
+    """Memory of the GPU; after its last use, it is freed at the next allocation, because no capture runs then."""
 
     def __init__(self, address: int, size: int, freed: deque[int]) -> None:
         super().__init__(address, size)
@@ -88,7 +88,7 @@ class CudaBlock(Block):
 
 
 class Pinned:
-    """Memory of the host that the GPU reads and writes by itself."""
+    """Pinned host memory, which the GPU can copy from and to asynchronously."""
 
     def __init__(self, cudart: Cudart, size: int) -> None:
         self.size = size
@@ -118,7 +118,7 @@ class Fetch:
 
 
 class Mark:
-    """See `Device.mark`: an event. A queue that follows it waits for what was marked, even if the event is reused."""
+    """See `Device.mark`: a CUDA event, which may be reused after a queue was told to wait for it."""
 
     def __init__(self, device: CudaDevice, event: Any) -> None:
         self.event = event
@@ -129,7 +129,7 @@ class Mark:
 
 
 class CudaDevice:
-    """See `Device`. Each queue is a stream; where the address of the user's own is given, both are that one."""
+    """See `Device`. Each queue is a CUDA stream; if `stream`, an address, is given, both queues are that stream."""
 
     name = "cuda"
 
@@ -154,13 +154,13 @@ class CudaDevice:
         """See `Device.allocate`."""
         place = ctypes.c_void_p()
         with LOCK:
-            while self._freed:  # which waits for the device
+            while self._freed:  # cudaFree waits for the device
                 self._cudart.cudaFree(ctypes.c_void_p(self._freed.popleft()))
             self._cudart.cudaMalloc(ctypes.byref(place), ctypes.c_size_t(max(size, 1)))
         return CudaBlock(int(place.value or 0), size, self._freed)
 
     def upload(self, array: Array, tensor: Tensor, queue: int = MAIN) -> None:
-        """See `Device.upload`; small arrays go through pinned memory, large ones are staged by CUDA."""
+        """See `Device.upload`; small arrays are copied through our pinned memory, large ones are staged by CUDA."""
         content = np.ascontiguousarray(stored(array, tensor.dtype))
         assert content.shape == tensor.shape, f"an array of shape {content.shape} into {tensor.shape}"
         with LOCK:
@@ -170,7 +170,10 @@ class CudaDevice:
             self._copy(tensor.address, source, content.nbytes, TO_DEVICE, queue)
 
     def _stage(self, content: Array) -> int:
-        """Put an array into pinned memory, behind the last one; what lies there was copied before it is reused."""
+        """Copy an array to pinned memory, after the previous one, and return its address.
+
+        When the memory is full, wait for all copies from it, then start again.
+        """
         size = -(-content.nbytes // 64) * 64
         if self._staged + size > STAGING:
             self.synchronize()
@@ -223,7 +226,7 @@ class CudaDevice:
         return graph in self._threads.captured
 
     def adopt(self, tensor: Any) -> Any:
-        """See `Device.adopt`; its library lets our stream wait for its own."""
+        """See `Device.adopt`; the tensor's library makes our stream wait for its stream."""
         return adopted(tensor, GPU, "on the GPU", stream=self.streams[MAIN])
 
     def synchronize(self) -> None:
@@ -233,12 +236,12 @@ class CudaDevice:
                 self._cudart.cudaStreamSynchronize(self._stream(queue))
 
     def wait(self, event: Any) -> None:
-        """Wait for what was queued before an event."""
+        """Wait until the work queued before an event is done."""
         with LOCK:
             self._cudart.cudaEventSynchronize(event)
 
     def take_back(self, pinned: list[Pinned], event: Any) -> None:
-        """Memory and an event that nobody waits for any more; a later copy into the same memory comes behind."""
+        """Take back unused pinned memory and an event; later copies to this memory run after earlier ones."""
         for each in pinned:
             self._pinned[each.size].append(each)
         self._events.append(event)
@@ -252,7 +255,7 @@ class CudaDevice:
         return ctypes.c_void_p(self.streams[queue])
 
     def _record(self, queue: int) -> Any:
-        """An event behind all that is in a queue."""
+        """Record an event after all work in a queue, and return it."""
         event = self._events.popleft() if self._events else self._new_event()
         self._cudart.cudaEventRecord(event, self._stream(queue))
         return event
@@ -269,7 +272,7 @@ class CudaDevice:
 
 
 def _options(graph: int) -> Any:
-    """Of a run that is only queued, and captured or replayed where it has a number."""
+    """Return the options of an asynchronous run, which is captured or replayed unless `graph` is `EAGER`."""
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(graph))
     options.add_run_config_entry("disable_synchronize_execution_providers", "1")

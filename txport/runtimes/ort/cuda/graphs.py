@@ -1,4 +1,4 @@
-"""The graphs of a cuda bundle as sessions, and a run of one by itself, which the proofs need."""
+"""The sessions of a cuda bundle's graphs, and separate runs of one graph, which proofs need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from txport.runtimes.ort.sessions import Sessions
 
 
 class Graphs:
-    """Sessions by role, their ports, and those that their files have, which may be of another precision."""
+    """Sessions by role, the ports of their graphs, and the ports in their files, which may have another precision."""
 
     def __init__(self, described: Mapping[str, Graph], sessions: Sessions, ports: Callable[[str], GraphPorts]) -> None:
         self.described = described
@@ -27,9 +27,9 @@ class Graphs:
         return placement(self.sessions)
 
     def run_on_device(self, role: str, given: Mapping[str, Any], device: Device) -> dict[str, Any]:
-        """Tensors of any library, by port, where the device is -> ONNX Runtime's, which give themselves by DLPack.
+        """DLPack tensors of any library on the device, by port -> OrtValues by port, which support DLPack.
 
-        `UnsupportedError` for tensors that lie elsewhere or are of another type.
+        Raise `UnsupportedError` for tensors on another device or of another dtype.
         """
         graph = self.described[role]
         io = self.sessions[role].io_binding()
@@ -46,7 +46,7 @@ class Graphs:
         return {port.name: value for port, value in zip(graph.outputs, io.get_outputs(), strict=True)}
 
     def run(self, role: str, inputs: Mapping[str, Array], device: Device) -> dict[str, Array]:
-        """All inputs of a graph by port -> all of its outputs; half precision comes and goes as float32."""
+        """All inputs of a graph by port -> all of its outputs; half precision is float32 in arrays."""
         graph = self.described[role]
         host = {name: inputs[name] for name in ON_HOST if name in inputs}
         lengths = graph.lengths({name: array.shape for name, array in inputs.items()})

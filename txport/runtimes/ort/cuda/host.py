@@ -1,8 +1,8 @@
-"""The CPU in a GPU's place: the same queues, the same captured graphs, and an error where a GPU would compute nonsense.
+"""`Device` on the CPU instead of a GPU: the same queues and captured graphs, with errors for incorrect use.
 
-Nothing is done before somebody waits for it, so a driver that reads too early, or frees or overwrites memory that work
-is still queued for, gets what a GPU would give it. What a GPU does in silence is an `AssertionError` here; so is memory
-that both queues use, one of them to write, where neither was told to follow the other.
+Queued work runs only when the host waits for it. A driver that reads too early, or that frees or overwrites memory in
+use by queued work, therefore fails as on a GPU. Use that a GPU does not detect raises `AssertionError` here: memory
+freed too early, a replay with other inputs, or memory that one queue writes and the other uses without waiting.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from txport.runtimes.ort.cuda.device import (
 )
 from txport.runtimes.ort.cuda.threads import Threads
 
-CPU = 1  # DLPack's number
-Clock = list[int]  # how much of each queue has been done
-GARBAGE = 0xFF  # what new memory is full of: NaN in any floating point type
+CPU = 1  # DLPack's device type
+Clock = list[int]  # number of work items per queue
+GARBAGE = 0xFF  # byte that fills new memory: NaN in any floating-point type
 
 
 class HostBlock(Block):
@@ -48,8 +48,8 @@ class HostBlock(Block):
         self._memory = np.full(size + ALIGNMENT, GARBAGE, np.uint8)
         address = self._memory.ctypes.data
         super().__init__(address + -address % ALIGNMENT, size)
-        self.written: Clock = [0 for _ in QUEUES]  # by the last of each queue that writes to it
-        self.used: Clock = [0 for _ in QUEUES]  # by the last that reads or writes
+        self.written: Clock = [0 for _ in QUEUES]  # last work item of each queue that writes to it
+        self.used: Clock = [0 for _ in QUEUES]  # last one that reads or writes it
 
 
 class Fetch:
@@ -60,7 +60,7 @@ class Fetch:
         self._found = found
 
     def arrays(self) -> list[Array]:
-        """See `Fetched.arrays`; `RunError` where something before it failed."""
+        """See `Fetched.arrays`; raise `RunError` if earlier work failed."""
         self._wait()
         if not self._found:
             raise RunError("what was asked for was never computed, as a run before it failed; begin anew")
@@ -68,14 +68,14 @@ class Fetch:
 
 
 class Captured(NamedTuple):
-    """A graph as it was captured: what it runs over, and the binding that a replay uses."""
+    """A captured graph: the signature of its memory and values, and the binding that a replay uses."""
 
     signature: dict[str, tuple[Any, ...]]
     binding: Binding
 
 
 class HostDevice:
-    """See `Device`; threads take turns."""
+    """See `Device`; a lock serialises the threads."""
 
     name = "cpu"
 
@@ -83,7 +83,7 @@ class HostDevice:
         self._queue: deque[Callable[[], None]] = deque()
         self._queued = self._done = 0
         self._counts: Clock = [0 for _ in QUEUES]
-        self._behind: list[Clock] = [[0 for _ in QUEUES] for _ in QUEUES]  # of each queue: what its next work follows
+        self._behind: list[Clock] = [[0 for _ in QUEUES] for _ in QUEUES]  # per queue: work before its next item
         self._lock = threading.RLock()
         self._threads = Threads()
         self._here = threading.local()
@@ -160,7 +160,7 @@ class HostDevice:
 
     @property
     def _captured(self) -> dict[int, Captured]:
-        """Those of this thread, as ONNX Runtime keeps them."""
+        """The graphs captured on this thread, which is how ONNX Runtime stores them."""
         if not hasattr(self._here, "captured"):
             self._here.captured = {}
         found: dict[int, Captured] = self._here.captured
@@ -180,7 +180,7 @@ class HostDevice:
             self._queued += 1
 
     def _require_order(self, queue: int, reads: Iterable[Tensor], writes: Iterable[Tensor]) -> None:
-        """What another queue does to the same memory must lie behind; reading the same is no conflict."""
+        """Assert that the queue waits for conflicting work of the other queue on its memory; reads do not conflict."""
         self._counts[queue] += 1
         behind = self._behind[queue]
         count = self._counts[queue]
@@ -199,9 +199,9 @@ class HostDevice:
         self._add(work, binding.queue, reads=binding.inputs.values(), writes=binding.outputs.values())
 
     def _wait(self, count: int, mark: Clock) -> None:
-        """Do what was queued, up to so many things in all; behind one that fails, nothing makes sense any more.
+        """Run the first `count` items ever queued, as far as they have not run; if one fails, discard all others.
 
-        Whatever is queued from now on comes behind what is marked: the host has waited for that.
+        Work queued from now on runs after the marked work, because the host has waited for that.
         """
         with self._lock:
             for queue in QUEUES:
@@ -217,14 +217,14 @@ class HostDevice:
 
 
 class _Place:
-    """A tensor, without holding its memory."""
+    """A tensor with a weak reference to its memory."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._block = weakref.ref(tensor.block)
         self._tensor = tensor._replace(block=None)  # type: ignore[arg-type]
 
     def memory(self) -> tuple[Array, Tensor]:
-        """Its bytes, and what they are."""
+        """Return the bytes of the tensor, and the tensor."""
         block = self._block()
         assert block is not None, "memory was freed before what was queued for it was done"
         tensor = self._tensor._replace(block=block)
@@ -234,7 +234,7 @@ class _Place:
 
 
 def _signature(binding: Binding) -> dict[str, tuple[Any, ...]]:
-    """All that a captured graph depends on, by port; an output may have an input's name."""
+    """Return all that a captured graph depends on, by side and port: an output may have an input's name."""
     inputs, outputs = (
         {f"{side} {name}": (each.address, each.shape, each.dtype) for name, each in tensors.items()}
         for side, tensors in (("input", binding.inputs), ("output", binding.outputs))
@@ -244,7 +244,7 @@ def _signature(binding: Binding) -> dict[str, tuple[Any, ...]]:
 
 
 def _execute(role: str, session: Any, io: Any, blocks: list[weakref.ref[Block]], host: object) -> None:
-    """Run a graph; a GPU would have read what lies on the `host` by now, so that is held."""
+    """Run a graph. `host` only keeps the host inputs alive: a GPU would have read them when the run was queued."""
     assert all(block() is not None for block in blocks), f"memory of the {role} graph was freed before it ran"
     with running(role, "ONNX Runtime"):
         session.run_with_iobinding(io)

@@ -1,6 +1,6 @@
-"""A cuda bundle on the CPU: its graphs are cast to fp32 in memory, as ONNX Runtime has no other kernels for them there.
+"""Run a cuda bundle on the CPU: its graphs are cast to fp32 in memory, the only precision of their CPU kernels.
 
-Its weights stay the numbers that they are. The driver is that of a GPU, over a device that is as strict.
+The values of the weights do not change. The driver is the same as on a GPU, over a device with stricter checks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FLOAT = onnx.TensorProto.FLOAT
 EXTERNAL = onnx.TensorProto.EXTERNAL
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 FOLDER = "session.model_external_initializers_file_folder_path"
-TYPES = ("to", "dtype", "output_dtype", "stash_type", "softmax_precision")  # attributes that name a type
+TYPES = ("to", "dtype", "output_dtype", "stash_type", "softmax_precision")  # attributes with a type
 
 
 def require(provider: str, precision: str) -> None:
@@ -38,7 +38,7 @@ def require(provider: str, precision: str) -> None:
 
 
 def load(bundle: Bundle, *, precision: str, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
-    """Start a cuda bundle on the CPU, in fp32."""
+    """Start a cuda bundle on the CPU, in fp32; raise `BundleError` for a graph that can't be cast."""
     ports = dict[str, GraphPorts]()
     sessions = dict[str, Any]()
     weights = Weights(bundle)
@@ -49,9 +49,9 @@ def load(bundle: Bundle, *, precision: str, provider: str = "cpu", threads: int 
             ports[role] = ports_of(model)
             options = session_options(threads, weights.take_out(model, role))
             widen(model.graph)
-        except (KeyError, TypeError, ValueError) as error:  # onnx has no errors of its own for what it can't read
+        except (KeyError, TypeError, ValueError) as error:  # onnx has no separate errors for invalid models
             raise BundleError(f"{file} can't be cast to fp32: {brief(error)}; export it again") from error
-        options.add_session_config_entry(FOLDER, str(file.parent))  # where ONNX Runtime only sees that there are some
+        options.add_session_config_entry(FOLDER, str(file.parent))  # ONNX Runtime only checks that the files exist
         sessions[role] = start_session(file, CPU, options, {}, model.SerializeToString())
     described = {role: widened(graph) for role, graph in bundle.manifest.driven.items()}
     graphs = Graphs(described, Sessions(sessions, weights.values), ports.__getitem__)
@@ -59,7 +59,7 @@ def load(bundle: Bundle, *, precision: str, provider: str = "cpu", threads: int 
 
 
 class Weights:
-    """Those that lie beside the graphs of a bundle, in fp32, once for all that share them."""
+    """The external weights of a bundle in fp32, stored once for all graphs that share them."""
 
     def __init__(self, bundle: Bundle) -> None:
         self.values: dict[str, Any] = {}
@@ -68,7 +68,7 @@ class Weights:
         self._known = dict[int, Any]()
 
     def take_out(self, model: onnx.ModelProto, role: str) -> dict[str, Any]:
-        """Those of a graph as ONNX Runtime's values by name; it only keeps their types and shapes."""
+        """Return the external weights of a graph as OrtValues by name."""
         taken = {}
         for tensor in model.graph.initializer:
             if tensor.data_location != EXTERNAL:
@@ -82,7 +82,7 @@ class Weights:
 
 
 def widen(graph: onnx.GraphProto) -> None:
-    """Cast all that a graph holds in half precision to fp32, but for the weights beside it: those only say so."""
+    """Cast a graph from half precision to fp32 in place; of external weights, only the declared type changes."""
     for tensor in _tensors(graph):
         if tensor.data_type not in HALVES:
             continue
@@ -100,7 +100,7 @@ def widen(graph: onnx.GraphProto) -> None:
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Initializers and constants; the graphs of this target have no branches."""
+    """Yield initializers and constants; graphs of this target have no subgraphs."""
     yield from graph.initializer
     for attribute in (each for node in graph.node for each in node.attribute):
         if attribute.type == onnx.AttributeProto.TENSOR:
@@ -108,7 +108,7 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def widened(graph: Graph) -> Graph:
-    """A graph's ports as they are in fp32."""
+    """Return the graph description with fp32 ports instead of half precision."""
     inputs, outputs = (
         tuple(replace(port, dtype="float32") if port.dtype in ("float16", "bfloat16") else port for port in side)
         for side in (graph.inputs, graph.outputs)
@@ -117,7 +117,7 @@ def widened(graph: Graph) -> Graph:
 
 
 def ports_of(model: onnx.ModelProto) -> GraphPorts:
-    """The inputs and outputs as the file says."""
+    """Return the inputs and outputs of a model as in its file."""
     inputs, outputs = (tuple(map(_port, side)) for side in (model.graph.input, model.graph.output))
     return inputs, outputs
 

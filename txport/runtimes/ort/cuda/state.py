@@ -1,6 +1,6 @@
-"""A batch at work on a device: how its tensors lie, what the host knows of them, and what is under way.
+"""The state of a running batch on a device: its layout, the host's view of it, and the queued steps.
 
-Letters: B sources, K rows of each, R = B x K rows, S source length, M capacity.
+Letters: B sources, K rows per source, R = B x K rows, S source length, M capacity.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from txport.runtimes.ort.cuda.workspace import Workspace, Workspaces
 
 
 class CudaState:
-    """Rows of the caller lie in slots, of which each source has as many; sources and slots that rest are computed too.
+    """State of a running batch. Each source has `width` slots for rows; unused sources and slots are computed too.
 
-    `lengths` (R,) are tokens in the caches, 0 for slots that rest. `on_device` (R,) are those that the device counts,
-    also for what is under way; None where nobody knows. Until its first step, a state lies in memory where sources are
-    encoded; `encoded` marks when they are, as long as nothing follows that.
+    `lengths` (R,) are the tokens in the caches, 0 for unused slots. `on_device` (R,) are the lengths on the device,
+    including queued steps; None if unknown. Until its first step, a state is in a workspace for encoding. `encoded`
+    marks the end of encoding until the main queue waits for it.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class CudaState:
         self.lengths = np.zeros(batch, np.int64)
         self.source_lengths = np.ones(batch, np.int64)
         self.on_device: Ints | None = None
-        self.rows_side = self.source_side = 0  # which of both slabs holds the caches
-        self.is_clean = False  # whether the rows' caches are free of what another batch left
-        self.has_nan = False  # whether logits of a row were NaN, which would stay in its caches
+        self.rows_side = self.source_side = 0  # which of the two slabs has the caches
+        self.is_clean = False  # whether the rows' caches have no content of another batch
+        self.has_nan = False  # whether a row's scores were NaN, which would remain in its caches
         self.ahead = Ahead()
 
     def _lie_in(self, workspaces: Workspaces, workspace: Workspace) -> None:
@@ -50,7 +50,7 @@ class CudaState:
         self._end.atexit = False
 
     def move(self, workspaces: Workspaces, workspace: Workspace) -> Workspace:
-        """Lie in another workspace from now on, one of these; -> what it lay in, which the caller gives back."""
+        """Use another workspace, which returns to `workspaces`; return the old one, which the caller must give back."""
         old = self.workspace
         self._end.detach()
         self._lie_in(workspaces, workspace)
@@ -63,17 +63,17 @@ class CudaState:
 
     @property
     def length(self) -> int:
-        """How many places of the caches are in use: those of the longest row."""
+        """The number of cache positions in use: the length of the longest row."""
         return int(self.lengths.max(initial=0))
 
     @property
     def limit(self) -> int:
-        """Up to which length a slot may count: no cache and no position lies behind."""
+        """The maximum length of a slot: there are no cache positions beyond it."""
         return min(self.capacity, self.max_length)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """All that the addresses and shapes of its tensors follow from."""
+        """All values that determine the addresses and shapes of the tensors."""
         return self.batch, self.width, self.capacity, self.places, self.rows_side, self.source_side
 
     @property
@@ -83,5 +83,5 @@ class CudaState:
 
     @property
     def sources(self) -> Ints:
-        """Those that any of the caller's rows belongs to, in order."""
+        """The indices of the sources that the caller's rows belong to, ascending."""
         return np.unique(self.slots // self.width)

@@ -1,6 +1,6 @@
-"""Steps of a batch: bound once, captured, queued before they are requested, and read.
+"""Steps of a batch: bound once, captured, queued ahead of requests, and read.
 
-Letters: B sources, K rows of each, R = B x K, V tokens of the vocabulary.
+Letters: B sources, K rows per source, R = B x K, V tokens of the vocabulary.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Bools = NDArray[np.bool_]
 
 
 class Steps:
-    """The step graph over the memory of batches at work."""
+    """The step graph over the memory of running batches."""
 
     def __init__(self, facts: Facts, graphs: Graphs, device: Device, caches: Caches) -> None:
         self._facts = facts
@@ -46,11 +46,11 @@ class Steps:
         self._graph = graphs.described[STEP]
 
     def counts(self, tops: Iterable[int | None]) -> list[int]:
-        """The numbers of best tokens that steps are captured for, where these are requested."""
+        """Return the numbers of best tokens for which steps are captured, for requests with these `tops`."""
         return sorted({self._requested(top, align=False).tokens for top in tops}, reverse=True)
 
     def capture(self, state: CudaState, count: int) -> None:
-        """Capture the step of a state's shape for so many best tokens, over what its memory happens to hold."""
+        """Capture the step of a state's shape for `count` best tokens; the content of its memory is arbitrary."""
         bound = self._bound(state, count)
         if state.limit >= CAPTURE_RUNS and not self._device.is_captured(bound.graph):
             self._tell_tokens(state, np.zeros(state.size, np.int64))
@@ -58,7 +58,7 @@ class Steps:
             self._device.run(bound.binding, bound.graph)
 
     def run(self, state: CudaState, tokens: Ints, active: Bools, top: int | None, align: bool) -> Scores:
-        """One step of all slots, of which some are active; then others are under way."""
+        """Run one step of all slots, of which some are active, and queue further steps ahead."""
         top = None if top is None else min(top, self._facts.writes.size)
         requested = self._requested(top, align)
         fetched = state.ahead.take(tokens, active, requested)
@@ -75,9 +75,9 @@ class Steps:
         return StepOutputs(tokens, top is None, align)
 
     def _tell(self, state: CudaState, tokens: Ints, active: Bools) -> None:
-        """Upload what the device does not know: tokens that are not the best ones, and lengths that it did not count.
+        """Upload tokens that are not the device's best tokens, and lengths that differ from the device's count.
 
-        A slot that rests counts too, and begins anew before it would leave the caches.
+        Lengths of unused slots are counted too, and are reset before they exceed the caches.
         """
         self._caches.clear_rows(state)
         if state.ahead.best is None or not state.ahead.matches_prediction(tokens, active):
@@ -95,13 +95,13 @@ class Steps:
         state.on_device = lengths.copy()
 
     def _queue(self, state: CudaState, requested: StepOutputs, tokens: Ints) -> Fetched:
-        """One step from what the device holds: these tokens, and lengths as they are counted."""
+        """Queue one step from these tokens and the lengths on the device, which has both already."""
         assert state.on_device is not None
         bound = self._bound(state, requested.tokens)
         graph = bound.graph
         if not self._device.is_captured(graph):
             if state.limit - state.on_device.max() >= CAPTURE_RUNS:
-                self._device.run(bound.binding, graph)  # which steps three times, so what it counted is told anew
+                self._device.run(bound.binding, graph)  # runs three steps, so upload tokens and lengths again
                 self._tell_tokens(state, tokens)
                 self._tell_lengths(state, state.on_device)
             else:
@@ -109,7 +109,7 @@ class Steps:
         return self._run_step(state, bound, graph, requested)
 
     def _look_ahead(self, state: CudaState, requested: StepOutputs, count: int) -> None:
-        """Queue steps until so many are under way, as far as there is room, each from the last one's best tokens."""
+        """Queue steps ahead, up to `count` and the limit of the caches, each from the last one's best tokens."""
         bound = self._bound(state, requested.tokens)
         if not self._device.is_captured(bound.graph):
             return
@@ -128,7 +128,7 @@ class Steps:
         return self._device.fetch(_both(outputs), *more)
 
     def _read(self, fetched: Fetched, state: CudaState, requested: StepOutputs, top: int | None) -> Scores:
-        """What a step says of all slots."""
+        """Return the scores of all slots from the outputs of a step."""
         both, *more = fetched.arrays()
         size = 8 * state.size * requested.tokens
         shape = (state.size, requested.tokens)
@@ -140,7 +140,7 @@ class Steps:
         return Scores(more[0], None, attention) if top is None else Scores(values[:, :top], ids[:, :top], attention)
 
     def _bound(self, state: CudaState, count: int) -> Bound:
-        """The step graph over the memory of a state, for so many of the best tokens."""
+        """Return the step graph bound to the memory of a state, for `count` best tokens."""
         return state.workspace.bound((STEP, count, *state.shape), lambda: self._bind(state, count))
 
     def _bind(self, state: CudaState, count: int) -> Binding:
@@ -175,7 +175,7 @@ class Steps:
 
 
 def _both(outputs: Mapping[str, Tensor]) -> Tensor:
-    """The best tokens and their log-probabilities as one tensor of bytes."""
+    """Return the best tokens and their log-probs as one tensor of bytes."""
     ids = outputs[IDS]
     values = outputs[LOG_PROBS]
     return ids._replace(shape=(ids.size + values.size,), dtype="uint8")

@@ -1,6 +1,7 @@
-"""On which threads a device runs graphs: ONNX Runtime keeps what it captures by thread, for as long as its session.
+"""The threads on which a device runs graphs.
 
-So each new thread would capture all shapes anew, and none of that would ever be freed.
+ONNX Runtime stores captured graphs per thread, for the lifetime of the session. If each new thread ran graphs, it
+would capture all shapes again, and their memory would never be freed.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 
 class Threads:
-    """The thread that makes this runs graphs by itself; for all others, one of ours does."""
+    """The thread that creates this object runs its own graphs; one worker thread runs those of all other threads."""
 
     def __init__(self) -> None:
-        self._here = threading.local()  # by its number, a thread might be one that ended
+        self._here = threading.local()  # not by thread id, because ids are reused
         self._lock = threading.Lock()
         self._here.is_first = True
         self._ours: ThreadPoolExecutor | None = None
@@ -22,11 +23,11 @@ class Threads:
 
     @property
     def captured(self) -> set[int]:
-        """The graphs that were captured where this thread's are run."""
+        """The graphs captured on the thread that runs this thread's graphs."""
         return self._captured[self._is_first]
 
     def run(self, work: Callable[[], None]) -> None:
-        """Do something on the thread for it, and wait until it is done, also where the wait is interrupted."""
+        """Run `work` on the thread for it, and wait until it is done, even if the wait is interrupted."""
         if self._is_first:
             work()
             return

@@ -1,6 +1,6 @@
-"""Which shapes the steps of batches of some sizes have, so that all are captured before a batch asks for them.
+"""The shapes of all steps of batches of given sizes, for capture before the first batch.
 
-Letters: B sources, K rows of each, S source length, M capacity.
+Letters: B sources, K rows per source, S source length, M capacity.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from txport.models.facts import Facts
 from txport.runtimes.base import Sizes
 from txport.runtimes.ort.cuda.workspace import batch_bucket, buckets, capacity_bucket, source_bucket
 
-MOST_CAPTURES = 4096  # of a warm-up: each runs a step three times, and its graph stays on the device
+MOST_CAPTURES = 4096  # in a warm-up: each runs a step three times, and its graph remains on the device
 
 
 class Shape(NamedTuple):
-    """What a `CudaState` has of these names."""
+    """The attributes of these names of a `CudaState`."""
 
     batch: int
     width: int
@@ -30,10 +30,10 @@ class Shape(NamedTuple):
 
 
 def shapes(facts: Facts, sizes: Sizes) -> Iterator[Shape]:
-    """All that batches of these sizes may have, the largest first: no slab is replaced by a larger one.
+    """Yield all shapes of batches of these sizes, the largest first, so that no slab is replaced by a larger one.
 
-    Rows change their slab whenever they move, into a smaller batch, a larger capacity or among beams; sources when they
-    move into a smaller batch, or beside longer ones.
+    Rows change their slab when they move to a smaller batch, a larger capacity or another beam. Sources change it when
+    they move to a smaller batch or to a larger source length.
     """
     batches = buckets(sizes.sources, batch_bucket)
     capacities = _capacities(facts, sizes.length)
@@ -47,7 +47,7 @@ def shapes(facts: Facts, sizes: Sizes) -> Iterator[Shape]:
 
 
 def require_few(sizes: Sizes, captures: int) -> None:
-    """Raise `UnsupportedError` for sizes that would take too long, and too much memory, to prepare for."""
+    """Raise `UnsupportedError` if these sizes need too many captures, in time and memory."""
     if captures > MOST_CAPTURES:
         what = f"batches of up to {sizes.sources} sources, {sizes.rows} rows of each and {sizes.length} tokens a row"
         fix = "lower batch_size, source_tokens or max_new_tokens, or leave out no_repeat_ngram_size"
@@ -55,13 +55,13 @@ def require_few(sizes: Sizes, captures: int) -> None:
 
 
 def _capacities(facts: Facts, length: int) -> list[int]:
-    """Of rows that grow to a length from any before it."""
+    """Return the capacities of rows of up to `length` tokens, the largest first."""
     longest = facts.writes.longest
     return buckets(min(length, longest), lambda size: capacity_bucket(size, longest))
 
 
 def _places(facts: Facts, lengths: Sequence[int]) -> list[int]:
-    """Of sources; none of a causal model."""
+    """Return the padded lengths of sources, the largest first; [0] for a causal model."""
     if facts.task != "seq2seq":
         return [0]
     if isinstance(facts.reads, Features):

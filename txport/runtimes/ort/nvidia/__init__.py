@@ -1,1 +1,1 @@
-"""NVIDIA's GPUs: what is here and what is missing, how ONNX Runtime's providers are set for them, and their errors."""
+"""NVIDIA GPUs: installed and missing software, options of ONNX Runtime's providers, and their errors."""

@@ -1,6 +1,6 @@
-"""What a shared library says of itself: the libraries that it needs, and the GPUs that it has kernels for.
+"""Read a shared library's file: the libraries that it needs, and the GPUs for which it has kernels.
 
-Nothing is loaded or run, so a library whose needs are not met can be asked too. ELF is Linux's format, PE Windows'.
+Nothing is loaded or run, so this works also if needed libraries are missing. Linux uses ELF, Windows uses PE.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 DYNAMIC = 6  # type of an ELF section
 NEEDED = 1  # tag of an entry of the dynamic section
-IMPORTS, DELAYED = 1, 13  # entries in a PE file's table of directories
+IMPORTS, DELAYED = 1, 13  # indices in the directory table of a PE file
 FATBIN = struct.pack("<I", 0xBA55ED50)
-FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin", ".nv_fatb", "__nv_rel")  # a PE file's names have eight letters
+FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin", ".nv_fatb", "__nv_rel")  # names in PE files have at most eight bytes
 PTX, CUBIN = 1, 2
-MOST = 1 << 16  # entries of a table, and parts of a fat binary; real ones have a few thousand
+MOST = 1 << 16  # maximum number of table entries; real files have a few thousand
 
 
 class Section(NamedTuple):
-    """A part of a file."""
+    """A section of an ELF or PE file."""
 
     name: str
     kind: int
@@ -32,25 +32,25 @@ class Section(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """Compute capabilities, major and minor: those of its machine code, and those of its portable code (PTX)."""
+    """Compute capabilities (major, minor) of a library's machine code (`built`) and of its PTX (`portable`)."""
 
     built: frozenset[tuple[int, int]] = frozenset()
     portable: frozenset[tuple[int, int]] = frozenset()
 
     def fit(self, capability: tuple[int, int]) -> bool:
-        """Whether a GPU can run them: machine code of its generation that is no newer, or PTX that is no newer."""
+        """Return whether a GPU can run the kernels: no newer machine code of its major version, or no newer PTX."""
         of_generation = any(each[0] == capability[0] and each <= capability for each in self.built)
         return of_generation or any(each <= capability for each in self.portable)
 
     def __str__(self) -> str:
-        """As people write them: 7.5, 8.0, 9.0."""
+        """Return the capabilities as text, such as "7.5, 8.0, 9.0 and newer"."""
         names = [f"{major}.{minor}" for major, minor in sorted(self.built)]
         more = [f"{major}.{minor} and newer" for major, minor in sorted(self.portable)]
         return ", ".join(names + more)
 
 
 def needed(file: Path) -> tuple[str, ...]:
-    """The names of the libraries that a library is linked to, in its order; none for a file of another format."""
+    """Return the names of the libraries that a library is linked to, in its order; () for an unknown format."""
     with _mapped(file) as data:
         try:
             return tuple(_elf_needed(data) if data[:4] == b"\x7fELF" else _pe_needed(data))
@@ -59,7 +59,7 @@ def needed(file: Path) -> tuple[str, ...]:
 
 
 def kernels(file: Path) -> Kernels:
-    """The GPUs that a library has kernels for; none where it does not say so in a way that is known."""
+    """Return the compute capabilities for which a library has kernels; empty for an unknown format."""
     found: dict[int, set[tuple[int, int]]] = {PTX: set(), CUBIN: set()}
     with _mapped(file) as data:
         try:
@@ -74,7 +74,7 @@ def kernels(file: Path) -> Kernels:
 
 
 class _mapped:  # noqa: N801 - a context manager
-    """A file's bytes, of which only those that are looked at are read; an empty file has none."""
+    """Context manager that maps a file; only accessed pages are read. An empty file is `b""`."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -115,7 +115,7 @@ def _elf_needed(data: mmap.mmap | bytes) -> Iterator[str]:
 
 
 def _pe_header(data: mmap.mmap | bytes) -> tuple[int, int]:
-    """Where the header lies, and its optional part."""
+    """Return the offsets of the header and of its optional part; raise `ValueError` if it is not a PE file."""
     if data[:2] != b"MZ":
         raise ValueError("neither ELF nor PE")
     (header,) = struct.unpack_from("<I", data, 0x3C)
@@ -134,7 +134,7 @@ def _pe_sections(data: mmap.mmap | bytes) -> Iterator[Section]:
 
 
 def _pe_needed(data: mmap.mmap | bytes) -> Iterator[str]:
-    """Libraries that are loaded with it, then those that are loaded where they are first used."""
+    """Yield the libraries that are loaded with it, then the delay-loaded ones."""
     _, optional = _pe_header(data)
     sections = list(_pe_sections(data))
     directories = optional + (112 if struct.unpack_from("<H", data, optional)[0] == 0x20B else 96)
@@ -155,7 +155,7 @@ def _pe_needed(data: mmap.mmap | bytes) -> Iterator[str]:
 
 
 def _fat_parts(data: mmap.mmap | bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The kind of each part of the fat binaries in a section, and the architecture that it is for."""
+    """Yield the kind and the architecture (such as 90) of each part of the fat binaries in a section."""
     place = data.find(FATBIN, start, end)
     while place >= 0:
         version, header, size = struct.unpack_from("<HHQ", data, place + 4)

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of itself and of the GPUs: asked of its own libraries, without CUDA and without PyTorch."""
+"""Query NVIDIA's driver and its GPUs through the driver's own libraries, without the CUDA runtime or PyTorch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-Opener = Callable[[str], Any]  # a library's name or path -> its functions; OSError where it does not load
+Opener = Callable[[str], Any]  # a library's name or path -> its functions; raises OSError if it does not load
 
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 MANAGEMENT = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
-KERNEL_MODULE = Path("/proc/driver/nvidia/version")  # what a container without the driver's libraries still sees
+KERNEL_MODULE = Path("/proc/driver/nvidia/version")  # visible in a container without the driver's libraries
 MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
-TEXT = 96  # bytes of a name
+TEXT = 96  # maximum bytes of a name
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU that CUDA may use: `capability` is major and minor; memory in bytes, free of it None if nothing tells."""
+    """A GPU that CUDA may use: `capability` (major, minor), `memory` in bytes, `free` in bytes or None if unknown."""
 
     name: str
     capability: tuple[int, int]
@@ -32,18 +32,19 @@ class Device:
 
     @property
     def described(self) -> str:
-        """Its name and compute capability."""
+        """The name and compute capability as text."""
         return f"{self.name} (compute capability {self.capability[0]}.{self.capability[1]})"
 
 
 @dataclass(frozen=True)
 class Driver:
-    """What of NVIDIA's driver is here.
+    """State of NVIDIA's driver.
 
-    `is_there` says whether its library loads, `loaded` what the loader says if not. `version` is the driver's, as
-    580.65.06, `cuda` the newest CUDA that it can run: major and minor. `error` is what CUDA answered when it was
-    started: its number and name. `hidden` are GPUs that the driver has and CUDA does not show to this process;
-    `visible` is the variable that may hide them, and `module` the driver of the kernel where only that is here.
+    `is_there`: whether its library loads; `loaded`: the loader's error if not. `version`: the driver's version, such as
+    580.65.06. `cuda`: the newest CUDA that it can run, (major, minor). `error`: number and name of the error when CUDA
+    was started. `devices`: GPUs that this process may use. `hidden`: names of GPUs of the driver that CUDA does not
+    show to this process. `visible`: value of `CUDA_VISIBLE_DEVICES`, which may hide them. `module`: version of the
+    kernel's driver if only that is present.
     """
 
     is_there: bool
@@ -64,7 +65,7 @@ class Memory(ctypes.Structure):
 
 
 class RefusalError(Exception):
-    """A function of the driver that did not do what it was asked to, and the number that it gave."""
+    """A function of the driver returned an error `code`."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -72,12 +73,12 @@ class RefusalError(Exception):
 
 
 def load(name: str) -> Any:
-    """A library by name or path; on Windows, the folders in PATH count too, as they do for ONNX Runtime."""
+    """Load a library by name or path; on Windows also from the folders in PATH, as ONNX Runtime does."""
     return ctypes.CDLL(name, winmode=0) if sys.platform == "win32" else ctypes.CDLL(name)
 
 
 def query_driver(open_library: Opener = load) -> Driver:
-    """Start CUDA and ask; what can't be asked stays empty."""
+    """Start CUDA and query the driver; fields that can't be queried stay empty."""
     visible = os.environ.get(VISIBLE)
     try:
         cuda = open_library(LIBRARY)
@@ -91,13 +92,13 @@ def query_driver(open_library: Opener = load) -> Driver:
             devices = tuple(_device(cuda, nvml, index) for index in range(_integer(cuda.cuDeviceGetCount)))
         except RefusalError as refusal:
             return replace(found, error=(refusal.code, _name_of(cuda, refusal.code)))
-        except AttributeError as error:  # a library of that name, and another one
+        except AttributeError as error:  # another library with this name
             return replace(found, error=(-1, str(error)))
     return replace(found, devices=devices, hidden=() if devices else names)
 
 
 def _newest(cuda: Any) -> tuple[int, int] | None:
-    """The newest CUDA that the driver runs; it tells so even where it does not start."""
+    """Return the newest CUDA version that the driver can run, which works even if CUDA does not start."""
     try:
         number = _integer(cuda.cuDriverGetVersion)
     except (RefusalError, AttributeError):
@@ -119,12 +120,12 @@ def _device(cuda: Any, nvml: Any, index: int) -> Device:
         free = _free(nvml, bus.value)
     except (RefusalError, AttributeError):
         pass
-    known = None if free is None else min(free, memory.value)  # the board's, of which a partition has only a part
+    known = None if free is None else min(free, memory.value)  # `free` is the board's; a partition has less
     return Device(_text(name), (capability[0], capability[1]), memory.value, known)
 
 
 def _free(nvml: Any, bus: bytes) -> int | None:
-    """Bytes that nobody holds of the GPU at an address."""
+    """Return the free bytes of the GPU at a PCI bus address; None without NVML."""
     if nvml is None:
         return None
     handle = ctypes.c_void_p()
@@ -136,7 +137,7 @@ def _free(nvml: Any, bus: bytes) -> int | None:
 
 @contextmanager
 def _management(open_library: Opener) -> Iterator[Any]:
-    """NVIDIA's management library, or None: it is not everywhere where CUDA is."""
+    """Yield NVIDIA's management library (NVML), started, or None: it may be missing although CUDA is present."""
     try:
         nvml = open_library(MANAGEMENT)
         is_started = nvml.nvmlInit_v2() == 0
@@ -151,7 +152,7 @@ def _management(open_library: Opener) -> Iterator[Any]:
 
 
 def _told(nvml: Any) -> tuple[str, tuple[str, ...]]:
-    """The driver's version, and the names of all GPUs, also of those that this process may not use."""
+    """Return the driver's version and the names of all GPUs, also of those that this process may not use."""
     if nvml is None:
         return "", ()
     version = ctypes.create_string_buffer(TEXT)
@@ -170,7 +171,7 @@ def _told(nvml: Any) -> tuple[str, tuple[str, ...]]:
 
 
 def _integer(function: Any, *arguments: Any) -> int:
-    """What a function writes to its first argument."""
+    """Return the integer that a function writes to its first argument; raise `RefusalError` if it fails."""
     value = ctypes.c_int(0)
     _check(function(ctypes.byref(value), *arguments))
     return value.value
@@ -196,7 +197,7 @@ def _text(buffer: Any) -> str:
 
 
 def _module() -> str:
-    """The version of the kernel's driver: the third word of its line that is a number."""
+    """Return the version of the kernel's driver: the first word that looks like a version; "" if there is none."""
     try:
         words = KERNEL_MODULE.read_text(encoding="utf-8", errors="replace").split()
     except OSError:

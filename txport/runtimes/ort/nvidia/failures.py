@@ -1,4 +1,4 @@
-"""What ONNX Runtime raises on a GPU, in words that say what to do; its own messages name files of its source."""
+"""Translate ONNX Runtime's errors on a GPU into errors with a cause and a fix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from txport.errors import UnavailableError, brief
 
 # "... CUDA failure 2: out of memory ; GPU=0 ; hostname=... ; file=... ; line=336 ; expr=cudaMalloc(...); "
 CALL = re.compile(r"(?P<call>\w+ failure \d+: [^;]*?) ?; GPU=")
-# What stands before the words: whose status it is, the place in the source, the function there with its types.
+# Prefixes of messages to remove: the status, the position in the source, and the function with its types.
 BEFORE = (
     re.compile(r"^.*Status Message: ", re.DOTALL),
     re.compile(r"^.*?\.(?:cc|cu|h|cpp):\d+ ", re.DOTALL),
@@ -19,7 +19,7 @@ BEFORE = (
 
 
 class Failure(NamedTuple):
-    """Any of these in an error's text, whatever its case -> what that means, and what to do."""
+    """An error whose text contains any of `signs`, ignoring case: its meaning, and the fix."""
 
     signs: tuple[str, ...]
     meaning: str
@@ -29,7 +29,7 @@ class Failure(NamedTuple):
 NO_SPACE = "use smaller batches, fewer beams, a smaller model or half precision; nvidia-smi says what else holds it"
 LOST = "start the process again; if it comes again, run on --provider cpu and see whether `txport verify` passes there"
 DOCTOR = "`txport doctor` says what was found"
-# The first that fits is told, so what is special stands before what is general.
+# The first match is used, so special failures are before general ones.
 FAILURES = (
     Failure(
         (
@@ -124,7 +124,7 @@ FAILURES = (
 
 
 def explain(error: Exception, provider: str) -> UnavailableError | None:
-    """What an error of ONNX Runtime on a GPU means, in one line; None for one that has nothing to do with the GPU."""
+    """Return our one-line error for an error of ONNX Runtime on a GPU; None if the GPU did not cause it."""
     text = str(error)
     folded = text.lower()
     for failure in FAILURES:
@@ -134,7 +134,7 @@ def explain(error: Exception, provider: str) -> UnavailableError | None:
 
 
 def _told(text: str) -> str:
-    """What matters of a message."""
+    """Return the essential part of a message."""
     if found := CALL.search(text):
         return brief(found["call"])
     for before in BEFORE:

@@ -1,4 +1,4 @@
-"""Whether a bundle fits the GPU: its memory, its types, and fp32 that stays fp32. Asked before any session is made."""
+"""Checks before sessions are created: a bundle fits the GPU's memory and precisions, and fp32 is not TF32."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from txport.errors import UnavailableError, UnsupportedError, quoted
 from txport.runtimes.ort.nvidia.driver import Device
 from txport.system.memory import readable
 
-# Bytes beside the weights: CUDA's context, the libraries' kernels and work space. An estimate, and a low one, so that
-# what might run is not refused; nobody has measured it.
+# Bytes in addition to the weights: CUDA's context, the libraries' kernels and workspace. A low estimate, not measured:
+# no bundle that might run is refused.
 MARGIN = 256 << 20
-BF16 = (8, 0)  # the first compute capability that multiplies in bf16
-HALF = ("fp16", "bf16")  # without anything that TF32 would round; int8 and int4 of the cpu target compute in fp32
-# Operators whose CUDA kernels are cuDNN's, ReduceMean, ReduceMax and ReduceMin with deterministic compute. ReduceSum is
-# not among them.
+BF16 = (8, 0)  # the first compute capability with bf16 products
+HALF = ("fp16", "bf16")  # precisions without fp32 products; int8 and int4 of the cpu target compute in fp32
+# Operators whose CUDA kernels use cuDNN; ReduceMean, ReduceMax and ReduceMin use it with deterministic compute.
+# ReduceSum does not use it.
 OF_CUDNN = frozenset({"Conv", "MultiHeadAttention", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin"})
-TF32 = "NVIDIA_TF32_OVERRIDE"  # 0: no library of NVIDIA's rounds fp32; anything else may
+TF32 = "NVIDIA_TF32_OVERRIDE"  # 0: NVIDIA's libraries do not round fp32 to TF32; with other values they may
 
 
 def require_fit(bundle: Bundle, roles: Iterable[str], device: Device) -> None:
-    """Raise `UnavailableError` for a GPU without bf16 that needs it, or with too little free memory for the weights."""
+    """Raise `UnavailableError` if the GPU lacks bf16 that the bundle needs, or free memory for the weights."""
     require_precision(str(bundle.path), bundle.manifest.arithmetic, device)
     require_memory(str(bundle.path), weights_of(bundle, roles), device)
 
 
 def require_precision(what: str, precision: str, device: Device) -> None:
-    """Raise `UnavailableError` for bf16 on a GPU that has none."""
+    """Raise `UnavailableError` for bf16 on a GPU without it; `what` names the bundle in the message."""
     if precision == "bf16" and device.capability < BF16:
         needs = f"a GPU of compute capability {BF16[0]}.{BF16[1]} or newer"
         fix = "export it with --precision fp16 or fp32, or take another GPU"
@@ -39,7 +39,7 @@ def require_precision(what: str, precision: str, device: Device) -> None:
 
 
 def require_memory(what: str, weights: int, device: Device) -> None:
-    """Raise `UnavailableError` unless there is room for the weights and `MARGIN` on a GPU."""
+    """Raise `UnavailableError` unless a GPU has room for `weights` bytes and `MARGIN`."""
     free = device.memory if device.free is None else device.free
     if weights + MARGIN > free:
         state = "of memory" if device.free is None else f"free, of {readable(device.memory)}"
@@ -49,7 +49,7 @@ def require_memory(what: str, weights: int, device: Device) -> None:
 
 
 def weights_of(bundle: Bundle, roles: Iterable[str]) -> int:
-    """Bytes of the graphs of these roles: each session holds all that its graph refers to, once."""
+    """Return the bytes of the graphs of these roles and their external data: each session loads its own copy."""
     files = bundle.manifest.files
     total = 0
     for role in roles:
@@ -60,9 +60,9 @@ def weights_of(bundle: Bundle, roles: Iterable[str]) -> int:
 
 
 def needs_cudnn(bundle: Bundle, roles: Iterable[str]) -> str | None:
-    """Why graphs of these roles need cuDNN, None where they do not.
+    """Return why graphs of these roles need cuDNN; None if they do not.
 
-    Of other targets than cuda, nobody chose operators that do without it, and ONNX Runtime fuses some that do not.
+    All bundles of targets other than cuda need it: their operators, also those that ONNX Runtime fuses, may use it.
     """
     if bundle.manifest.target != "cuda":
         return f"{bundle.path} is {kind_of(bundle.manifest.target)}, which needs it"
@@ -72,10 +72,9 @@ def needs_cudnn(bundle: Bundle, roles: Iterable[str]) -> str | None:
 
 
 def keep_fp32(precision: str) -> None:
-    """Let no library of NVIDIA's round the operands of fp32 to TF32, in all of this process.
+    """Raise `UnsupportedError` if `NVIDIA_TF32_OVERRIDE` lets NVIDIA's libraries round fp32 operands to TF32.
 
-    TensorRT does so unless this variable, which it reads itself, says otherwise: ONNX Runtime has no option for it.
-    Raises `UnsupportedError` where the user has set it to the contrary.
+    Half precisions are not checked.
     """
     if precision in HALF:
         return
@@ -85,7 +84,10 @@ def keep_fp32(precision: str) -> None:
 
 
 def forbid_tf32(precision: str) -> None:
-    """The same, and set the variable for the libraries that have no other switch."""
+    """Check as `keep_fp32` does, and set `NVIDIA_TF32_OVERRIDE` to 0 for this process, except for half precisions.
+
+    TensorRT rounds to TF32 unless the variable is 0, and ONNX Runtime has no option for it.
+    """
     keep_fp32(precision)
     if precision not in HALF:
         os.environ[TF32] = "0"

@@ -1,4 +1,4 @@
-"""The libraries of CUDA and cuDNN that a provider needs: which are here, where, and which of another version are."""
+"""Find the libraries of CUDA and cuDNN that a provider needs: their paths, versions, and other versions present."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from txport.runtimes.ort.nvidia.driver import Opener, load
 NAMES = re.compile(r"lib(?P<elf>\w+)\.so\.(?P<elf_major>\d+)|(?P<pe>\w+?)(64)?_(?P<pe_major>\d+)\.dll", re.IGNORECASE)
 OF_NVIDIA = ("cudart", "cublas", "cublasLt", "curand", "cufft", "cusparse", "cusolver", "cudnn", "nvrtc", "nvJitLink")
 OF_TENSORRT = ("nvinfer", "nvonnxparser")
-PLACES = ("nvidia/*/lib", "nvidia/*/bin", "nvidia/*/bin/*", "tensorrt_libs")  # of the packages that pip installs
-ASKED = {"cudnn": "cudnnGetVersion", "nvinfer": "getInferLibVersion"}  # family -> a function that gives its version
+PLACES = ("nvidia/*/lib", "nvidia/*/bin", "nvidia/*/bin/*", "tensorrt_libs")  # folders of packages installed by pip
+ASKED = {"cudnn": "cudnnGetVersion", "nvinfer": "getInferLibVersion"}  # family -> the function that returns its version
 SYSTEM = "system"
 MAPS = Path("/proc/self/maps")  # the files that this process has mapped
 
 
 @dataclass(frozen=True)
 class Library:
-    """A library that is needed, by name.
+    """A needed library, by name.
 
-    `path` is where it lies, "system" where only the loader knows, None for nowhere; `version` is what it says of
-    itself, if it says it; `reason` why one that lies there does not load; `others` are libraries of the same family
-    and another major version that lie where it was looked for.
+    `path`: its file, "system" if only the loader knows it, None if it was not found. `version`: the version that it
+    reports, if any. `reason`: why a library that was found does not load. `others`: libraries of the same family with
+    another major version that were found instead.
     """
 
     name: str
@@ -39,17 +39,17 @@ class Library:
 
     @property
     def family(self) -> str:
-        """`cudnn` of libcudnn.so.9."""
+        """The family of the library: `cudnn` for libcudnn.so.9."""
         return split(self.name)[0]
 
     @property
     def is_fine(self) -> bool:
-        """Whether it lies somewhere and loads."""
+        """Whether the library was found and loads."""
         return self.path is not None and not self.reason
 
 
 def split(name: str) -> tuple[str, str]:
-    """Family and major version of a library's name; the whole name and nothing for one of no known form."""
+    """Return the family and major version in a library's name; the whole name and "" for an unknown form."""
     found = NAMES.fullmatch(name)
     if not found:
         return name, ""
@@ -57,13 +57,13 @@ def split(name: str) -> tuple[str, str]:
 
 
 def is_nvidias(name: str) -> bool:
-    """Whether a library is one of CUDA's, of cuDNN or of TensorRT; the driver's own are not."""
+    """Return whether a library belongs to CUDA, cuDNN or TensorRT; those of the driver do not."""
     family = split(name)[0].lower()
     return family in {each.lower() for each in (*OF_NVIDIA, *OF_TENSORRT)}
 
 
 def find(names: Iterable[str], packages: Path, open_library: Opener = load) -> tuple[Library, ...]:
-    """Look for libraries where pip has put NVIDIA's packages, `packages`, then where the system looks."""
+    """Look for libraries in NVIDIA's packages in `packages` (site-packages), then with the system's loader."""
     return tuple(_find(name, packages, open_library) for name in names)
 
 
@@ -76,13 +76,13 @@ def _find(name: str, packages: Path, open_library: Opener) -> Library:
     except OSError as error:
         if file:
             return Library(name, str(file), reason=brief(error))
-        # What the loader finds and can't load for the want of another library, it calls by that one's name.
+        # If the loader finds the library but not one that it needs, the message has the name of that other one.
         return Library(name, None, reason="" if name in str(error) else brief(error), others=others)
     return Library(name, str(file) if file else _place_of(name), _version(split(name)[0], library))
 
 
 def _place_of(name: str) -> str:
-    """Where the loader found a library, or another program had loaded it from."""
+    """Return the path from which a library is loaded in this process; `SYSTEM` if it is unknown."""
     try:
         lines = MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -111,7 +111,7 @@ def _others(name: str, folders: list[Path], open_library: Opener) -> tuple[str, 
 
 
 def _version(family: str, library: Any) -> str:
-    """What a library says that it is: CUDA's runtime, cuDNN and TensorRT do, each in its own way."""
+    """Return the version that the CUDA runtime, cuDNN or TensorRT reports; "" for other libraries."""
     try:
         if family == "cudart":
             value = ctypes.c_int(0)
@@ -121,7 +121,7 @@ def _version(family: str, library: Any) -> str:
             function = getattr(library, ASKED[family])
             function.restype = ctypes.c_size_t if family == "cudnn" else ctypes.c_int
             number = int(function())
-            unit = 10000 if number >= 10000 else 1000  # until cuDNN 8, and TensorRT 8
+            unit = 10000 if number >= 10000 else 1000  # up to cuDNN 8 and TensorRT 8
             return f"{number // unit}.{number % unit // 100}.{number % 100}"
     except AttributeError:
         pass

@@ -1,4 +1,4 @@
-"""The options that NVIDIA's providers start with, and where the engines of TensorRT are kept."""
+"""Options of NVIDIA's providers, and the cache folders of TensorRT's engines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST = "0"  # the first GPU that the process sees: CUDA_VISIBLE_DEVICES chooses
 HALF = {"fp16": "trt_fp16_enable", "bf16": "trt_bf16_enable"}
 ENGINES = "engines"
 
-# fp32 has no TF32; of several kernels, the one is taken that a rule names, not the one that was fastest a moment ago.
+# fp32 without TF32. Kernels are chosen by heuristic rules, not by timing, so that results are reproducible.
 CUDA_OPTIONS = {
     "device_id": FIRST,
     "use_tf32": "0",
@@ -29,12 +29,12 @@ CUDA_OPTIONS = {
 
 
 def cuda_options() -> dict[str, str]:
-    """For ONNX Runtime's CUDA provider."""
+    """Return the options of ONNX Runtime's CUDA provider."""
     return dict(CUDA_OPTIONS)
 
 
 def tensorrt_options(precision: str, engines: Path, timings: Path) -> dict[str, str]:
-    """For TensorRT: half precision only where the bundle has it, engines and measured times in these folders."""
+    """Return TensorRT's options: half precision only for half-precision bundles; folders of engines and timings."""
     options = {
         "device_id": FIRST,
         "trt_engine_cache_enable": "True",
@@ -45,21 +45,22 @@ def tensorrt_options(precision: str, engines: Path, timings: Path) -> dict[str, 
         **{name: "True" if precision == half else "False" for half, name in HALF.items()},
     }
     if precision == "fp16":
-        options["trt_layer_norm_fp32_fallback"] = "True"  # its sums of squares overflow fp16
+        options["trt_layer_norm_fp32_fallback"] = "True"  # sums of squares overflow fp16
     return options
 
 
 def rtx_options(engines: Path) -> dict[str, str]:
-    """For TensorRT-RTX, which keeps the precision of each tensor by itself."""
+    """Return the options of TensorRT-RTX, which keeps the precision of each tensor by default."""
     return {"device_id": FIRST, "nv_runtime_cache_path": str(engines)}
 
 
 def bundle_options(
     provider: str, bundle: Bundle, role: str, device: Device | None, runtime: str, cache: Path | None = None
 ) -> dict[str, str]:
-    """What a provider is started with for a graph; makes the folders of TensorRT's caches.
+    """Return a provider's options for the graph of a role; create the folders of TensorRT's caches.
 
-    `runtime` is the version of what builds the engines. Raises `OutputError` where the user's cache can't be written.
+    `runtime` is the version of the software that builds the engines. Raise `OutputError` if the user's cache can't be
+    written.
     """
     if provider == CUDA:
         return cuda_options()
@@ -72,7 +73,7 @@ def bundle_options(
 
 
 def engine_key(provider: str, bundle: Bundle, device: Device | None, runtime: str) -> str:
-    """The name of a folder of engines, which are good for one bundle on one kind of GPU by one version."""
+    """Return the name of the folder for the engines of one bundle, kind of GPU and runtime version."""
     files = {name: entry["sha256"] for name, entry in sorted(bundle.manifest.files.items())}
     digest = hashlib.sha256(json.dumps([files, bundle.manifest.precision]).encode()).hexdigest()[:16]
     short = next(name for name, full in PROVIDERS.items() if full == provider)
@@ -97,7 +98,7 @@ def _cache() -> Path:
 
 
 def _folder(path: Path) -> Path:
-    """Make a folder that only its user may write to: engines are code."""
+    """Create a folder, and missing parents, that only the user can access: engines are code."""
     with told(path, "choose another place for caches by XDG_CACHE_HOME, or use --provider cuda"):
         for place in [*reversed(path.parents), path]:
             if not place.is_dir():

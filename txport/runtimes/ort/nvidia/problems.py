@@ -1,4 +1,4 @@
-"""Why CUDA or TensorRT can't run here: a function of what was found, so that a test can think up any machine."""
+"""Why CUDA or TensorRT can't run here, as functions of collected facts, so that tests can simulate any machine."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from txport.system.machine import is_x86
 
 GPU_WHEEL = "onnxruntime-gpu"
 EXTRA = "pip install 'txport[cuda]'"
-DRIVERS = {11: 450, 12: 525, 13: 580}  # CUDA -> the first series of drivers that runs all of its minor versions
+DRIVERS = {11: 450, 12: 525, 13: 580}  # CUDA -> the first driver series that runs all of its minor versions
 CONTAINER = "in a container, start it with its GPUs (docker run --gpus all)"
-CUDNN = "cudnn"  # as the family of its library
+CUDNN = "cudnn"  # the family of its library
 NO_GPU = 100  # CUDA_ERROR_NO_DEVICE
-# What CUDA answers when it is started -> what that means, and what to do.
+# CUDA's error code at start -> its meaning, and the fix.
 STARTS = {
     34: ("the stub of libcuda that CUDA's toolkit brings", "take the toolkit's stubs out of LD_LIBRARY_PATH"),
     46: ("a GPU that another process holds alone", "end that process, or set the GPU's compute mode to default"),
@@ -39,20 +39,20 @@ RESTART = "restart the machine; if nvidia-smi fails then too, install the driver
 
 
 class Problem(NamedTuple):
-    """What was found, what is needed, and what to do."""
+    """A problem: the finding, the requirement, and the fix."""
 
     found: str
     needs: str
     fix: str
 
     def __str__(self) -> str:
-        """In one line."""
+        """Return the problem in one line."""
         return f"found {self.found}, needs {self.needs}; {self.fix}"
 
 
 @dataclass(frozen=True)
 class Nvidia:
-    """All that was found of what NVIDIA's providers need; `tensorrt` are the libraries that only TensorRT needs."""
+    """Facts about the requirements of NVIDIA's providers; `tensorrt` are the libraries that only TensorRT needs."""
 
     driver: Driver
     wheel: Wheel | None
@@ -60,7 +60,7 @@ class Nvidia:
     tensorrt: tuple[Library, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the facts and the problems as JSON values."""
         wheel = self.wheel and {
             "name": self.wheel.name,
             "version": self.wheel.version,
@@ -74,7 +74,7 @@ class Nvidia:
 
 
 def look(open_library: Opener = load, folder: Path | None = None) -> Nvidia:
-    """Ask the driver, read the wheel in `folder`, or that is installed, and look for the libraries that it needs."""
+    """Query the driver, read the wheel in `folder`, by default the installed one, and find the libraries it needs."""
     folder = folder or folder_of_package()
     wheel = read_wheel(folder) if folder else None
     driver = query_driver(open_library)
@@ -85,7 +85,7 @@ def look(open_library: Opener = load, folder: Path | None = None) -> Nvidia:
 
 
 def find_tensorrt(facts: Nvidia, open_library: Opener = load) -> Nvidia:
-    """The same, with the libraries that the wheel's TensorRT provider needs beyond those of CUDA."""
+    """Return the facts with the libraries that the wheel's TensorRT provider needs in addition to those of CUDA."""
     if facts.wheel is None:
         return facts
     file = facts.wheel.folder / "capi" / library_file(TENSORRT)
@@ -95,12 +95,12 @@ def find_tensorrt(facts: Nvidia, open_library: Opener = load) -> Nvidia:
 
 
 def problems_of_driver(facts: Nvidia) -> list[Problem]:
-    """All that keeps the driver from running whatever brings CUDA with it."""
+    """Return the problems of the driver, for packages that contain CUDA."""
     return [*_of_driver(facts.driver, None)]
 
 
 def problems_of_cuda(facts: Nvidia) -> list[Problem]:
-    """All that keeps CUDA from running, what has to be done first before the rest."""
+    """Return all problems of CUDA, in the order in which to fix them."""
     driver = facts.driver
     wheel = facts.wheel
     parts = [*_of_driver(driver, wheel)]
@@ -111,13 +111,13 @@ def problems_of_cuda(facts: Nvidia) -> list[Problem]:
 
 
 def problems_of_cudnn(facts: Nvidia) -> list[Problem]:
-    """What is wrong with cuDNN, if the provider starts without it and nodes load it later."""
+    """Return the problems of cuDNN if the provider starts without it and nodes load it later, else []."""
     is_late = facts.wheel is not None and facts.wheel.has_late_cudnn
     return [*_of_libraries([each for each in facts.libraries if each.family == CUDNN])] if is_late else []
 
 
 def problems_of_tensorrt(facts: Nvidia) -> list[Problem]:
-    """All that keeps TensorRT from running, with what keeps CUDA from it."""
+    """Return all problems of TensorRT, including those of CUDA and cuDNN."""
     problems = [*problems_of_cuda(facts), *problems_of_cudnn(facts)]
     wheel = facts.wheel
     if wheel and wheel.library:
@@ -186,7 +186,7 @@ def _of_wheel(wheel: Wheel) -> Iterator[Problem]:
 
 
 def has_gpu_wheel() -> bool:
-    """Whether ONNX Runtime with CUDA is to be had by pip on a machine like this one."""
+    """Return whether pip has ONNX Runtime with CUDA for this platform."""
     return sys.platform in ("linux", "win32") and is_x86()
 
 
@@ -196,7 +196,7 @@ def _incomplete(wheel: Wheel, file: str) -> Problem:
 
 
 def _of_devices(devices: tuple[Device, ...], wheel: Wheel) -> Iterator[Problem]:
-    """The provider runs on the first GPU that the process sees."""
+    """Yield a problem if the wheel has no kernels for the first GPU of the process, which the provider uses."""
     known = wheel.kernels.built | wheel.kernels.portable
     if not devices or not known or wheel.kernels.fit(devices[0].capability):
         return
@@ -219,7 +219,7 @@ def _of_libraries(libraries: Iterable[Library]) -> Iterator[Problem]:
 
 
 def _found(missing: list[Library]) -> str:
-    """What lies there in place of libraries that are missing."""
+    """Return the findings for missing libraries: broken files, other versions, or none."""
     broken = [f"{each.path or each.name}, which does not load ({each.reason})" for each in missing if each.reason]
     others = sorted({other for each in missing for other in each.others})
     absent = [each.name for each in missing if not each.reason]

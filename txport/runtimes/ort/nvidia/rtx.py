@@ -1,4 +1,4 @@
-"""TensorRT-RTX, which NVIDIA ships as a package of its own that plugs into ONNX Runtime."""
+"""TensorRT-RTX, which NVIDIA publishes as a separate package that plugs into ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ PACKAGE, INSTALL = "onnxruntime_ep_nv_tensorrt_rtx", "onnxruntime-ep-nv-tensorrt
 
 
 def is_plugged() -> bool:
-    """Whether the provider comes as a package, and not in ONNX Runtime itself."""
+    """Return whether the provider is a separate package, that is, ONNX Runtime was built without it."""
     return RTX not in ort.get_available_providers()
 
 
 def is_installed() -> bool:
-    """Whether NVIDIA's package is here."""
+    """Return whether NVIDIA's package is installed."""
     return importlib.util.find_spec(PACKAGE) is not None
 
 
 def missing() -> str | None:
-    """Why TensorRT-RTX can't work here, beyond what CUDA needs; None if it can."""
+    """Return why TensorRT-RTX can't work here, apart from the driver; None if it can."""
     if not is_plugged():
         return None
     if not is_installed():
@@ -43,11 +43,11 @@ def missing() -> str | None:
 
 @functools.cache
 def devices() -> tuple[Any, ...]:
-    """Load the package's provider, and what it can run on; `UnavailableError` where it does not load."""
+    """Load the package's provider and return its devices; raise `UnavailableError` if it does not load."""
     try:
         plugin = importlib.import_module(PACKAGE)
         ort.register_execution_provider_library(RTX, plugin.get_library_path())
-    except Exception as error:  # of the package, of its library, of ONNX Runtime
+    except Exception as error:  # from the package, its library or ONNX Runtime
         if "already registered" not in str(error).lower():
             fix = f"pip install --force-reinstall {INSTALL}"
             found = f"{INSTALL}, which does not load in ONNX Runtime {ort.__version__} ({brief(error)})"

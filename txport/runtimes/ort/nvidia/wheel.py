@@ -1,4 +1,4 @@
-"""The installed ONNX Runtime, read from its files: it need not import, and may be a wrong or a broken one."""
+"""Read the installed ONNX Runtime from its files, so that wrong or broken packages work too."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ INFO = "capi/build_and_package_info.py"
 ENTRY = re.compile(r"^(package_name|__version__|cuda_version) = '([^']*)'", re.MULTILINE)
 USUAL = {"package_name": "onnxruntime", "__version__": "", "cuda_version": ""}
 CUDA, TENSORRT, SHARED = "onnxruntime_providers_cuda", "onnxruntime_providers_tensorrt", "onnxruntime_providers_shared"
-CUDNN = "cudnn64_9.dll" if sys.platform == "win32" else "libcudnn.so.9"  # of every ONNX Runtime from 1.19 on
+CUDNN = "cudnn64_9.dll" if sys.platform == "win32" else "libcudnn.so.9"  # for ONNX Runtime from 1.19 on
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """The package that lies in `folder`: the name and version that it was built as, and the CUDA it was built with.
+    """The package in `folder`: its name and version, and the CUDA version that it was built with.
 
-    `library` is its CUDA provider, None if it has none; `needs` are NVIDIA's libraries that this is linked to, and
-    cuDNN; `has_late_cudnn` says whether it is not linked to that, but loads it when a node first needs it; `kernels`
-    are the GPUs that it was built for.
+    `library`: its CUDA provider, None if it has none. `needs`: NVIDIA's libraries that the provider is linked to, and
+    cuDNN. `has_late_cudnn`: whether cuDNN is not linked, but loaded when a node first needs it. `kernels`: the compute
+    capabilities that it was built for.
     """
 
     folder: Path
@@ -39,24 +39,24 @@ class Wheel:
 
     @property
     def cuda_major(self) -> int | None:
-        """The major version of the CUDA that it was built with, None if it does not say."""
+        """The major version of the CUDA that it was built with; None if unknown."""
         major = self.cuda.partition(".")[0]
         return int(major) if major.isdigit() else None
 
     @property
     def described(self) -> str:
-        """Name, version, and CUDA."""
+        """The name, version and CUDA version as text."""
         built = f", built with CUDA {self.cuda}" if self.cuda else ""
         return f"{self.name} {self.version}{built}".strip()
 
 
 def library_file(name: str) -> str:
-    """The file of a provider's library."""
+    """Return the file name of a provider's library."""
     return f"{name}.dll" if sys.platform == "win32" else f"lib{name}.so"
 
 
 def folder_of_package() -> Path | None:
-    """Where ONNX Runtime lies, whether it imports or not; None if it is not installed."""
+    """Return the folder of ONNX Runtime, without importing it; None if it is not installed."""
     try:
         spec = importlib.util.find_spec("onnxruntime")
     except (ImportError, ValueError):
@@ -65,12 +65,12 @@ def folder_of_package() -> Path | None:
         return None
     if spec.origin:
         return Path(spec.origin).parent
-    return next(map(Path, spec.submodule_search_locations or ()), None)  # files of it, and no package any more
+    return next(map(Path, spec.submodule_search_locations or ()), None)  # leftover files without a package
 
 
 @functools.cache
 def read_wheel(folder: Path) -> Wheel:
-    """What lies in a folder of ONNX Runtime; what can't be read stays empty."""
+    """Read a folder of ONNX Runtime; fields that can't be read stay empty."""
     try:
         entries = dict(ENTRY.findall((folder / INFO).read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError):
@@ -85,13 +85,13 @@ def read_wheel(folder: Path) -> Wheel:
 
 
 def needs_of(library: Path) -> tuple[str, ...]:
-    """NVIDIA's libraries that a provider needs; cuDNN is one of them, whether it is linked to it or not."""
+    """Return NVIDIA's libraries that a provider needs, including cuDNN even if it is not linked."""
     linked = linked_to(library)
     return tuple(dict.fromkeys([*linked, CUDNN])) if linked else ()
 
 
 def linked_to(library: Path) -> tuple[str, ...]:
-    """NVIDIA's libraries without which a provider does not load."""
+    """Return NVIDIA's libraries that a provider is linked to; () if its file can't be read."""
     try:
         return tuple(name for name in needed(library) if is_nvidias(name))
     except OSError:
