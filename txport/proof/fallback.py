@@ -37,10 +37,10 @@ def fall_back_to_fp32(
 ) -> tuple[Bundle, Report]:
     """Write a failed bundle again with more matrices in fp32, until it passes.
 
-    The first attempt keeps one matrix in fp32; each further attempt at most doubles their number. `how` are the arguments with
-    which the bundle was written. Returns the first bundle that passes, with its report; the manifest records the kept
-    matrices and their cost in bytes. If none passes, returns the bundle with all matrices in fp32. Raises `ParityError`
-    before the share of weights in fp32 would exceed `limit`.
+    The first attempt keeps one matrix in fp32; each further attempt at most doubles their number. `how` are the
+    arguments with which the bundle was written. Returns the first bundle that passes, with its report; the manifest
+    records the kept matrices and their cost in bytes. If none passes, returns the bundle with all matrices in fp32.
+    Raises `ParityError` before the share of weights in fp32 would exceed `limit`.
     """
     size = bundle.size
     kept = list[str]()

@@ -14,8 +14,8 @@ from txport.models.checkpoint import Checkpoint
 from txport.proof.parity.exact import HALVES
 from txport.system import memory
 
-# Bytes per matrix weight that an ONNX Runtime session holds on a CPU, packed for its kernels. fp16 weights count as fp32,
-# because there are no fp16 kernels. docs/sizes.md lists the measurements. There is no estimate for GPUs.
+# Bytes per matrix weight that an ONNX Runtime session holds on a CPU, packed for its kernels. fp16 weights count as
+# fp32, because there are no fp16 kernels. docs/sizes.md lists the measurements. There is no estimate for GPUs.
 PACKED = {
     ("portable", "fp32"): 4.0,
     ("portable", "fp16"): 4.0,

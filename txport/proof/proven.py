@@ -62,7 +62,7 @@ def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
     tokenizer = load_tokenizer(bundle.path, checkpoint.facts)
     real = [tokenizer.encode(text) for text in bundle.samples[: golden.REAL]]
     size = golden.Size(golden.SHORT if is_large(checkpoint) else golden.LONGEST)
-    if is_large(checkpoint) and isinstance(checkpoint.facts.reads, Features):  # such sources are long and have one length
+    if is_large(checkpoint) and isinstance(checkpoint.facts.reads, Features):  # all sources have one length, a long one
         size = golden.Size(golden.SHORT, golden.LEAST.drawn)
     size = golden.LEAST if is_huge(checkpoint) else size
     tolerance = tolerance_of(bundle.manifest.arithmetic)
