@@ -40,7 +40,7 @@ Run = Callable[[Tensor, State], Decoded]
 
 @torch.inference_mode()
 def require_sound(checkpoint: Checkpoint) -> None:
-    """Raise `CheckpointError` for an adapter that breaks its protocol, `ParityError` for one that computes wrongly."""
+    """Raise `CheckpointError` for an adapter that breaks its protocol, `ParityError` for one with wrong results."""
     model = checkpoint.model
     assert isinstance(model, Adapted)
     exact = model if model.fp32_only else copy.deepcopy(model).double()

@@ -195,7 +195,10 @@ def _cells(
 
 
 def compare(blank: Cell, bundle: Bundle, checkpoint: Checkpoint) -> Cell:
-    """Compare a bundle on one runtime and provider; "not available" if it is missing or does not support the bundle."""
+    """Compare a bundle on one runtime and provider.
+
+    "not available" means that the runtime or provider is missing, or does not support the bundle.
+    """
     begun = time.perf_counter()
     try:
         runtimes.require(blank.runtime, blank.provider)

@@ -39,7 +39,7 @@ class PartCall:
 
     name: str
     part: nn.Module
-    order: int  # among all calls of a run
+    order: int  # index among all calls of a run
     parent: PartCall | None
     arguments: tuple[Tensor | None, ...]
     result: Tensor = field(init=False)

@@ -45,7 +45,7 @@ from txport.proof.parity.weights import weighted
 # Maximum distance of a quantised weight from the checkpoint's, in steps of its grid: half a step from rounding; in 4
 # bits the largest weight of a block may be clipped. `badly_quantised` checks the grid itself.
 OWN_STEPS = {8: 0.501, 4: 2.1}
-COPIES = 4  # copies of the model in memory: its weights and those of the bundle, each also in float64
+COPIES = 4  # x fp32 size of the model: memory for its weights and those of the bundle, each also in float64
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, more: int =
 
     `more` is the number of random cases in addition to the usual ones.
 
-    Raises `UnsupportedError` for bundles exported by other tools and if the bundle was not made from this checkpoint;
-    raises `ParityError` for graphs whose parts can't be identified.
+    Raises `UnsupportedError` for bundles exported by other tools and if the bundle was not made from this checkpoint.
+    Raises `BundleError` for a bundle without weights, and `ParityError` for graphs whose parts can't be identified.
     """
     require_parts(bundle)
     require_checkpoint(bundle, checkpoint)

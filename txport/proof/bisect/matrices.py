@@ -75,7 +75,7 @@ def badly_quantised(found: Sequence[Rounding]) -> Rounding | None:
 
 
 def _middle(one: Rounding, found: Sequence[Rounding]) -> float:
-    """Return the median error of the matrices with as many bits; 4 bits have sixteen times the error of 8 bits."""
+    """Return the median error of matrices with the same number of bits; 4 bits have 16 times the error of 8."""
     return float(np.median([each.error for each in found if each.form.bits == one.form.bits]))
 
 

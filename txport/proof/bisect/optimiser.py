@@ -1,4 +1,4 @@
-"""Check whether ONNX Runtime's optimiser makes a correct graph wrong, and at which level."""
+"""A check whether ONNX Runtime's optimiser makes a correct graph wrong, and at which level."""
 
 from __future__ import annotations
 

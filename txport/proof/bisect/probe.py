@@ -187,8 +187,8 @@ def observe(probe: Probe, case: str, call: Call, record: Record) -> Observation:
 def _settled(probe: Probe, call: Call, feed: dict[str, Array], unknown: Sequence[Tap]) -> dict[str, Array]:
     """Run the isolated graph; at the taps in `unknown`, where PyTorch has no value, feed the graph's own value.
 
-    An example are logits that the call does not request. The own value is computed from PyTorch's values, not by the
-    unchanged graph, whose value has the errors of all parts before.
+    PyTorch has no logits, for example, if the call does not request them. The graph's own value is computed from
+    PyTorch's values. The unchanged graph is not used, because its value has the errors of all earlier parts.
     """
     outputs = {**call.inputs, **probe.isolated.run(feed)}
     for _ in unknown:  # one may depend on another

@@ -114,7 +114,7 @@ def find_taps(
     states = {name: each for each, name in ports.present().items()}
     found += [
         Tap((name,), PORT, name, state=states.get(name)) for name in names if name not in known and name not in NO_PARTS
-    ]  # two tokens may be as good
+    ]  # tokens may be near-ties
     return sorted(found, key=lambda tap: (order.get(tap.value, -1), (OUT, PORT, IN).index(tap.side), tap.modules))
 
 

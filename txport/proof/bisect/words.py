@@ -56,7 +56,7 @@ def _norm(place: Place) -> str:
 
 
 def _residual(place: Place) -> str:
-    """Describe a residual by the norm of its sublayer."""
+    """Describe the norm of a residual by the sublayer that it contains."""
     sublayers = place.parent.sublayers if isinstance(place.parent, Layer) else ()
     inner = next((sublayer for sublayer, around in sublayers if around is place.part), None)
     return "norm" if inner is None else f"norm of {phrase(Place('', inner, place.parent))}"

@@ -26,7 +26,7 @@ from txport.system.documents import DocumentError, read_json
 FACTOR = 3.0
 FLOOR = 0.1
 POINTS = 0.1
-BOUNDS = ("largest", "rms", "place", "atol", "rtol")  # bounds of a tolerance
+BOUNDS = ("largest", "rms", "place", "atol", "rtol")  # fields of a tolerance that must be equal
 SAME = ("target", "precision", "providers", "seed", "random_cases")
 
 Key = tuple[str, ...]

@@ -97,7 +97,7 @@ class Report:
 
     @property
     def near_ties(self) -> int:
-        """The number of rows whose tokens differ from PyTorch's, but have nearly the same score."""
+        """The number of rows whose tokens differ from PyTorch's, with scores that are equal within rounding."""
         return sum(each.near_ties for each in self.tokens)
 
     def summary(self) -> dict[str, Any]:

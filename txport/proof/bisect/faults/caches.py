@@ -49,7 +49,7 @@ def _continued(
         if name != own and other.shape == right.shape:
             yield f"it gets the new places of {name}", np.where(new, other, right)
     for by in (1, -1):
-        edge = new[:, :, -1 if by > 0 else 0]  # positions that a shift would move past the end
+        edge = new[:, :, -1 if by > 0 else 0]  # positions that a shift would move past the edge
         if before.shape == right.shape and not edge.any():
             hypothesis = np.where(np.roll(new, by, axis=2), np.roll(right, by, axis=2), before)
             yield f"a new place is written one {'after' if by > 0 else 'before'} its own", hypothesis

@@ -103,7 +103,7 @@ def multiple(evidence: Evidence) -> Cause | None:
 
 
 def _factor(seen: Array, expected: Array) -> float | None:
-    """Return the factor between two arrays; None if they differ by more than a factor."""
+    """Return the factor between two arrays; None if one is not a multiple of the other."""
     norm = float(np.sum(np.square(expected, dtype=np.float64)))
     factor = float(np.sum(seen.astype(np.float64) * expected)) / norm if norm else 1.0
     error = np.abs(seen - expected).max(initial=0.0)
