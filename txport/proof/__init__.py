@@ -1,1 +1,1 @@
-"""Proof that a bundle computes what PyTorch computes."""
+"""Comparison of bundles with PyTorch: parity, verification, bisection, reports."""

@@ -1,7 +1,7 @@
-"""Whether an adapter is sound in PyTorch itself, before anything is exported; and why its graphs are not.
+"""Checks of an adapter in PyTorch, before anything is exported, and a note on failures of its graphs.
 
-Here are the mistakes that a graph would repeat: shapes that are not what was promised, caches in another order, a
-mask that is not used. Each is told by its name.
+The checks find mistakes that a graph would repeat, such as wrong shapes, caches in the wrong order, or an unused mask.
+Each mistake has its own error message.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from txport.proof.parity.replay import Reference
 from txport.proof.parity.tolerances import tolerance_of
 
 SOURCES = (7, 3, 5)  # tokens of three rows
-PIECES = (3, 1, 2)  # tokens of each run over a growing cache; together those of one run without
-LARGEST_RUN = 2048  # tokens that one run takes here: parity tries the longest anyway
-CLOSE = {torch.float64: 1e-8, torch.float32: 1e-4}  # of the largest value
+PIECES = (3, 1, 2)  # tokens of each run with a growing cache; their sum is one run without cache
+LARGEST_RUN = 2048  # maximum number of tokens per run; parity tests the longest lengths
+CLOSE = {torch.float64: 1e-8, torch.float32: 1e-4}  # relative to the largest absolute value
 Run = Callable[[Tensor, State], Decoded]
 
 
 @torch.inference_mode()
 def require_sound(checkpoint: Checkpoint) -> None:
-    """Raise `CheckpointError` for an adapter that breaks its protocol, `ParityError` for one that computes wrongly."""
+    """Raise `CheckpointError` for an adapter that breaks its protocol, `ParityError` for one with wrong results."""
     model = checkpoint.model
     assert isinstance(model, Adapted)
     exact = model if model.fp32_only else copy.deepcopy(model).double()
@@ -128,7 +128,7 @@ def _tokens(draw: Draw, rows: int) -> Tensor:
 
 
 def _steps(model: Adapted, tokens: Tensor, run: Run) -> Iterator[str]:
-    """One run over all tokens, and the same in pieces over a growing cache."""
+    """Compare one run over all tokens with runs over pieces and a growing cache; yield the problems."""
     rows, total = tokens.shape
     whole = run(tokens, model.empty_state(rows))
     _require_decoded(model, whole, total, tokens)
@@ -168,7 +168,7 @@ def _named(each: StateTensor) -> str:
 
 
 def _require(model: Adapted, function: str, name: str, value: Any, shape: tuple[int, ...]) -> None:
-    """Raise `CheckpointError` for a tensor that is none, or has another shape or type, or is not finite."""
+    """Raise `CheckpointError` unless `value` is a finite tensor of `shape` in the model's dtype."""
     if not isinstance(value, Tensor):
         raise CheckpointError(f"{function} must give {name} as a tensor, got a {type(value).__name__}")
     if tuple(value.shape) != shape:
@@ -196,7 +196,7 @@ def _padding(function: str, name: str, pairs: list[tuple[Tensor, Tensor]]) -> It
 
 
 def _off(one: Tensor, other: Tensor) -> float | None:
-    """How far two tensors lie apart, if that is more than rounding."""
+    """Return the largest difference of two tensors, or None if rounding explains it."""
     if one.shape != other.shape:
         return float("inf")
     gap = float((one - other).abs().max()) if one.numel() else 0.0
@@ -204,7 +204,7 @@ def _off(one: Tensor, other: Tensor) -> float | None:
 
 
 def note_on_lengths(bundle: Bundle, checkpoint: Checkpoint) -> str:
-    """What to add to a failure where an adapter's graphs are right at the lengths of their trace; else nothing."""
+    """Return a note for a failure if an adapter's graphs are right at the traced lengths; otherwise an empty string."""
     if not isinstance(checkpoint.outline, Adapted):
         return ""
     try:
@@ -218,7 +218,7 @@ def note_on_lengths(bundle: Bundle, checkpoint: Checkpoint) -> str:
 
 
 def _wrong_where_traced(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[bool]:
-    """Each output of each graph over random inputs: whether it differs from PyTorch's."""
+    """Yield, for each output of each graph with weights, whether it differs from PyTorch on random inputs."""
     reference = Reference(exact_of(bundle, checkpoint), bundle.manifest)
     rng = np.random.default_rng(0)
     runtime = runtimes.load("ort", bundle)
@@ -234,7 +234,7 @@ def _wrong_where_traced(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[bool
 
 
 def _inputs(graph: Graph, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
-    """Something for each input, as long as in the trace; a state of zeros, which is one of tokens too."""
+    """Return an array for each input of a graph, with the traced lengths: random, or zeros for caches."""
     lengths = lengths_of(graph)
     found = {}
     size = min(facts.reads.size, facts.writes.size)

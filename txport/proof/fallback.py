@@ -1,4 +1,4 @@
-"""The fallback of a quantised bundle that differs from PyTorch: the matrices that err most are kept in fp32."""
+"""Fallback for a quantised bundle that differs from PyTorch: the matrices with the largest errors stay in fp32."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ from txport.proof.reports.report import Report
 
 Errors = dict[str, float]
 
-NAMED = 3  # matrices that a refusal names
+NAMED = 3  # matrices that an error message lists
 
 
 def fall_back_to_fp32(
     bundle: Bundle, report: Report, checkpoint: Checkpoint, progress: Callable[[str], None], *, limit: float, **how: Any
 ) -> tuple[Bundle, Report]:
-    """Write a bundle that failed anew, with more and more in fp32: one matrix, then as many again each time.
+    """Write a failed bundle again with more matrices in fp32, until it passes.
 
-    `how` is what it was written with. -> the first that passes, its manifest saying what was kept and at what cost;
-    or, if not even that helps, one with all in fp32. Raises `ParityError` before more than the share `limit` of the
-    weights would stay in fp32.
+    The first attempt keeps one matrix in fp32; each further attempt at most doubles their number. `how` are the
+    arguments with which the bundle was written. Returns the first bundle that passes, with its report; the manifest
+    records the kept matrices and their cost in bytes. If none passes, returns the bundle with all matrices in fp32.
+    Raises `ParityError` before the share of weights in fp32 would exceed `limit`.
     """
     size = bundle.size
     kept = list[str]()
@@ -61,9 +62,10 @@ def fall_back_to_fp32(
 
 
 def kept_share(model: Model, matrices: Iterable[Sequence[str]], kept: Iterable[str]) -> float:
-    """Of the weights in `matrices`, those packed together side by side, the share in fp32.
+    """Return the share of the weights in `matrices` that stays in fp32.
 
-    Beside `kept`, that is what is packed with them; a tied tensor counts once.
+    Each item of `matrices` lists weights that are packed together. If one of them is in `kept`, all of them stay in
+    fp32. A tied tensor counts once.
     """
     first = first_names(model)
     parameters = dict(model.named_parameters())
@@ -84,7 +86,7 @@ def beyond(
     worst: list[str],
     limit: float,
 ) -> str:
-    """Why no more is kept in fp32, and what to do instead."""
+    """Return the error message for a fallback that would exceed `limit`, with a fix."""
     now, then = (percent(kept_share(checkpoint.model, matrices, names)) for names in (kept, [*kept, worst[0]]))
     others = f" (then {', '.join(worst[1:NAMED])})" if worst[1:] else ""
     return (
@@ -95,16 +97,17 @@ def beyond(
 
 
 def aliases(model: Model, names: Iterable[str]) -> set[str]:
-    """Every name of some weights; tied ones have several."""
+    """Return all names of the given weights; tied weights have several."""
     first = first_names(model)
     wanted = {first[name] for name in names}
     return {name for name, each in first.items() if each in wanted}
 
 
 def worst_matrices(bundle: Bundle, checkpoint: Checkpoint, seed: int = 0) -> list[str]:
-    """The weights that a bundle holds in few bits, those first whose products are furthest from PyTorch's.
+    """Return the names of the quantised weights of a bundle, ordered by error, largest first.
 
-    The error of the weights, on what PyTorch multiplies with them, and that of the activations, seen in the graph.
+    The error combines two relative errors of the matrix product, as a root sum of squares. One comes from rounding the
+    weights, computed with PyTorch's inputs. The other comes from rounding the activations, measured in the graph.
     """
     cases = draw_cases(bundle, seed)
     manifest = bundle.manifest
@@ -120,7 +123,7 @@ def worst_matrices(bundle: Bundle, checkpoint: Checkpoint, seed: int = 0) -> lis
 
 
 def activation_errors(pairs: Iterable[tuple[Probe, Observation | ParityError]], precision: str) -> Errors:
-    """The largest error of each product of any case, as a share of it, when what it reads is right: by weight."""
+    """Return the largest relative error of each matrix product over all cases, by weight; inputs are PyTorch's."""
     found: Errors = {}
     for _probe, observation in pairs:
         if isinstance(observation, ParityError):

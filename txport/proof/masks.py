@@ -1,7 +1,7 @@
-"""Logits that are masks: -1e9 says that a token must not come, and nothing of how exact the other logits are.
+"""Detection of masked logits: a model sets a logit to about -1e9 to exclude its token.
 
-What tensors may be off by grows with their largest value. A mask would make that as large as the model's own logits, so
-that any of them passed.
+The tolerance of a tensor grows with its largest absolute value. With a mask in the tensor, the tolerance would be as
+large as the model's real logits, and any error would pass. Masks are therefore cut off before a comparison.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-LEAST, GAP = 9e3, 100.0  # of a mask: its size, and how many times larger it is than the largest logit that is none
-ROOM = 2.0  # a mask counts as so many times the largest other logit, so that one that is missing is seen
+LEAST, GAP = 9e3, 100.0  # minimum size of a mask, and its minimum ratio to the largest real logit
+ROOM = 2.0  # masks are cut off at ROOM x the largest real logit, so a missing mask still shows
 
 
 def bound_of(logits: Array) -> float:
-    """The size at which masks are cut off; infinite where there are none."""
+    """Return the absolute value at which masks are cut off; infinity if there are no masks."""
     sizes = np.abs(logits).ravel()
     if not sizes.max(initial=0.0) >= LEAST:
         return np.inf
@@ -28,11 +28,11 @@ def bound_of(logits: Array) -> float:
 
 
 def cut_off(logits: Array, bound: float) -> Array:
-    """Logits with their masks cut off."""
+    """Return the logits, clipped to [-bound, bound]."""
     return logits if np.isinf(bound) else np.clip(logits, -bound, bound)
 
 
 def largest_of(logits: Array) -> float:
-    """The largest absolute value of those that are no masks."""
+    """Return the largest absolute value of the logits, masks excluded."""
     bound = bound_of(logits)
     return float(np.abs(logits).max(initial=0.0)) if np.isinf(bound) else bound / ROOM

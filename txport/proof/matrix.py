@@ -1,7 +1,7 @@
-"""Every bundle that a checkpoint can become, on every runtime and provider, against PyTorch: one cell each.
+"""The matrix: all bundles of a checkpoint on all runtimes and providers, compared with PyTorch.
 
-A cell passes, passes with near-ties, fails, or is not available, and says why. Bundles are made and proven as `export`
-makes them, each once.
+Each cell is one bundle on one runtime and provider. Its verdict is pass, near-tie (it passes with near-ties), fail or
+not available; the last two have a reason. Each bundle is exported and compared once, as by `export`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from txport.version import __version__
 
 PASS, NEAR_TIE, FAIL, NOT_AVAILABLE = "pass", "near-tie", "fail", "not available"
 VERDICTS = (PASS, NEAR_TIE, FAIL, NOT_AVAILABLE)
-FAILED = ParityError.exit_code  # of errors that say so: a graph that breaks its contract is another
-USUAL = ("ort", "cpu")  # where most bundles are proven
+FAILED = ParityError.exit_code  # exit code of a failed comparison; a graph that breaks its contract has another
+USUAL = ("ort", "cpu")  # where most bundles are compared
 
 Kind = tuple[str, str]  # target, precision
 Engine = tuple[str, str]  # runtime, provider
@@ -41,14 +41,14 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Cell:
-    """One bundle on one runtime; numbers are None where nothing was measured."""
+    """One bundle on one runtime and provider; numbers that were not measured are None."""
 
     target: str
     precision: str
     runtime: str
     provider: str
     verdict: str
-    why: str = ""  # it failed, or is not available
+    why: str = ""  # reason if it failed or is not available
     bytes: int | None = None
     worst_logit_difference: float | None = None
     near_ties: int | None = None
@@ -59,32 +59,32 @@ class Cell:
 
 @dataclass(frozen=True)
 class Matrix:
-    """All cells, and what they were made of."""
+    """All cells; `about` describes the checkpoint, the versions and the machine."""
 
     about: dict[str, Any]
     cells: list[Cell]
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many cells there are of each verdict."""
+        """The number of cells per verdict."""
         found = Counter(cell.verdict for cell in self.cells)
         return {verdict: found[verdict] for verdict in VERDICTS}
 
     @property
     def passed(self) -> bool:
-        """Whether no cell failed."""
+        """True if no cell failed."""
         return not self.counts[FAIL]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; infinity and NaN, which JSON has no numbers for, as strings."""
+        """Return JSON values; infinity and NaN become strings."""
         cells = [finite(asdict(cell)) for cell in self.cells]
         return {"verdict": PASS if self.passed else FAIL, **self.about, "counts": self.counts, "cells": cells}
 
 
 def kinds(targets: Sequence[str] = (), precisions: Sequence[str] = ()) -> list[Kind]:
-    """The bundles that there are of these targets and precisions, all if none is named.
+    """Return the supported pairs of these targets and precisions; an empty argument means all.
 
-    Raises `UnsupportedError` for one that is named and has none.
+    Raises `UnsupportedError` for a given target or precision that has no pair.
     """
     chosen = [
         (target, precision)
@@ -102,9 +102,9 @@ def kinds(targets: Sequence[str] = (), precisions: Sequence[str] = ()) -> list[K
 
 
 def engines(names: Sequence[str] = (), providers: Sequence[str] = ()) -> list[Engine]:
-    """The runtimes and providers to try, if none is named all that keep a bundle's precision.
+    """Return the pairs of runtime and provider to try; an empty argument means all that keep a bundle's precision.
 
-    Where most bundles are proven comes first, always.
+    ONNX Runtime on the CPU is always included, as the first pair.
     """
     from txport.runtimes.ort.providers import candidates, short_name
 
@@ -113,7 +113,7 @@ def engines(names: Sequence[str] = (), providers: Sequence[str] = ()) -> list[En
         (name, provider)
         for name in names or runtimes.USUAL
         for provider in wanted
-        if name == "ort" or provider == "cpu" or (names and providers)  # the others have no providers
+        if name == "ort" or provider == "cpu" or (names and providers)  # other runtimes have no providers
     ]
     return [USUAL, *(pair for pair in pairs if pair != USUAL)]
 
@@ -125,10 +125,10 @@ def fill(
     progress: Progress,
     keep: Path | None = None,
 ) -> Matrix:
-    """Export each kind of bundle and compare it on each engine; bundles stay in a new folder `keep`, if it is given.
+    """Export each kind of bundle, and compare it on each runtime and provider.
 
-    There, what failed anywhere has a name that ends in `-failed`. Raises `UnavailableError` if nothing can be proven
-    here.
+    If `keep` is given, the bundles stay in this new folder; the name of a bundle that failed in any cell ends in
+    `-failed`. Raises `UnavailableError` if the runtime or provider on which a target is compared is not available.
     """
     for target in dict.fromkeys(target for target, _ in chosen):
         runtimes.require(*runtimes.home(target))
@@ -152,7 +152,7 @@ def _about(checkpoint: Checkpoint, tried: Sequence[Engine]) -> dict[str, Any]:
 def _row(
     checkpoint: Checkpoint, kind: Kind, tried: Sequence[Engine], folder: Path, progress: Progress, keep: bool
 ) -> list[Cell]:
-    """The cells of one bundle."""
+    """Return the cells of one bundle."""
     path = folder / "-".join(kind)
     path.mkdir()
     cells = list(_cells(checkpoint, kind, tried, path, progress))
@@ -195,7 +195,10 @@ def _cells(
 
 
 def compare(blank: Cell, bundle: Bundle, checkpoint: Checkpoint) -> Cell:
-    """A bundle on one engine; only what is not here, or not made for each other, is not available."""
+    """Compare a bundle on one runtime and provider.
+
+    "not available" means that the runtime or provider is missing, or does not support the bundle.
+    """
     begun = time.perf_counter()
     try:
         runtimes.require(blank.runtime, blank.provider)
@@ -203,16 +206,16 @@ def compare(blank: Cell, bundle: Bundle, checkpoint: Checkpoint) -> Cell:
     except (UnavailableError, UnsupportedError) as error:
         return replace(blank, verdict=NOT_AVAILABLE, why=str(error))
     try:
-        with np.errstate(all="ignore"):  # what comes of it is compared
+        with np.errstate(all="ignore"):  # the results are compared
             return _judge(blank, check(bundle, checkpoint, {blank.runtime: blank.provider}), begun)
     except UnsupportedError as error:
         return replace(blank, verdict=NOT_AVAILABLE, why=_why(error, bundle.path))
-    except Exception as error:  # each runtime has errors of its own
+    except Exception as error:  # each runtime raises other exception types
         return replace(blank, verdict=FAIL, why=_why(error, bundle.path), parity_seconds=_since(begun))
 
 
 def _why(error: Exception, path: Path) -> str:
-    """The message, without the place of a bundle that is soon gone."""
+    """Return the message of an error, without the path of a temporary bundle."""
     return str(error).replace(str(path), path.name) or type(error).__name__
 
 
@@ -236,9 +239,9 @@ def _since(begun: float) -> float:
 
 
 def require_run(matrix: Matrix, asked: Mapping[str, Sequence[str]]) -> None:
-    """Raise `UnavailableError` if something that was asked for by name ran in no cell: that is no success.
+    """Raise `UnavailableError` if a requested name ran in no cell.
 
-    `asked` maps a field of a cell, such as "provider", to names.
+    `asked` maps a field of `Cell`, such as "provider", to the requested names.
     """
     from txport.runtimes.ort.providers import short_name
 

@@ -1,7 +1,7 @@
-"""What the proof of an export takes of memory, told before anything is written.
+"""Memory that the comparison of an export with PyTorch requires, estimated before anything is written.
 
-The estimate is what a proof is known to hold at least, so that what fits is never refused. Files that are mapped do not
-count: their pages give way where memory is needed.
+The estimate is a lower bound, so an export that fits is never refused. Memory-mapped files do not count, because the
+system can drop their pages.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from txport.models.checkpoint import Checkpoint
 from txport.proof.parity.exact import HALVES
 from txport.system import memory
 
-# Bytes that a session of ONNX Runtime holds on a CPU for each weight of a matrix, packed for its kernels. None are of
-# fp16, so those weights are fp32 there. docs/sizes.md has what was measured. On a GPU nothing was: nothing is foretold.
+# Bytes per matrix weight that an ONNX Runtime session holds on a CPU, packed for its kernels. fp16 weights count as
+# fp32, because there are no fp16 kernels. docs/sizes.md lists the measurements. There is no estimate for GPUs.
 PACKED = {
     ("portable", "fp32"): 4.0,
     ("portable", "fp16"): 4.0,
@@ -23,11 +23,11 @@ PACKED = {
     ("cpu", "int8"): 1.0,
     ("cpu", "int4"): 0.5,
 }
-EXACT, HALF = 8, 2  # bytes of a weight in float64, and in 16 bits
+EXACT, HALF = 8, 2  # bytes per weight in float64 and in 16 bits
 
 
 def require_room(checkpoint: Checkpoint, target: str, precision: str) -> None:
-    """Raise `UnavailableError` where there is clearly too little memory for a proof, with what would fit."""
+    """Raise `UnavailableError` if there is too little memory for the comparison; the message lists exports that fit."""
     free = memory.available()
     needed = memory_for(checkpoint, target, precision)
     if free is None or needed <= free:
@@ -40,10 +40,11 @@ def require_room(checkpoint: Checkpoint, target: str, precision: str) -> None:
 
 
 def memory_for(checkpoint: Checkpoint, target: str, precision: str) -> int:
-    """Bytes that the proof of an export holds at its worst moment, at least: packed weights, and PyTorch's in float64.
+    """Return the minimum peak memory of the comparison in bytes: packed weights and PyTorch's weights in float64.
 
-    Of a causal cpu bundle, two graphs have all weights. A streamed model has one tensor in float64 at a time. Any other
-    is held whole, and for 16 bits twice more: rounded, and in float64 with what it computes rounded.
+    In a causal cpu bundle, two graphs contain all weights. A streamed model has one tensor in float64 at a time. Any
+    other model is in memory as a whole. For 16 bits it has two more copies: rounded weights, and float64 weights for
+    the run with rounded activations.
     """
     model = checkpoint.outline
     products = {id(each.weight): each.weight.numel() for each in model.modules() if isinstance(each, nn.Linear)}

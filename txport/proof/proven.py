@@ -1,4 +1,4 @@
-"""Checkpoint -> a bundle, compared with PyTorch, which tells it what to be verified with."""
+"""Writing a bundle from a checkpoint, and comparing it with PyTorch, which also records its golden outputs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from txport.search.options import require_defaults
 
 
 def write(checkpoint: Checkpoint, folder: Path, **how: Any) -> Bundle:
-    """Write the files of a bundle into an empty folder, `how` as `export_graphs` takes it; nothing is compared yet.
+    """Write the files of a bundle into an empty folder, without comparing it.
 
-    Raises `ConfigError` for a checkpoint that says how to search, and that in a way that can't be.
+    `how` are the arguments of `export_graphs`. Raises `ConfigError` if the checkpoint's generation options are not
+    valid.
     """
     try:
         require_defaults(checkpoint.generation, checkpoint.facts)
@@ -40,11 +41,11 @@ def write(checkpoint: Checkpoint, folder: Path, **how: Any) -> Bundle:
 
 
 def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int = 0) -> tuple[Bundle, Report]:
-    """Compare a bundle with PyTorch where it is proven; -> it with the verdict, and goldens if that is good.
+    """Compare a bundle with PyTorch on its target's runtime; return the bundle with its verdict, and the report.
 
-    A cuda bundle runs on the GPU, or, where there is none, on the CPU in its place; the verdict says which. `seed` and
-    `cases` are those of `check`. Raises `ParityError` where a graph does not run at all, or the goldens do not hold on
-    this machine.
+    If the bundle passes, golden outputs are added. A cuda bundle runs on the GPU, or on the CPU if there is none; the
+    verdict states which. `seed` and `cases` are those of `check`. Raises `ParityError` if a graph does not run, or if
+    the bundle does not reproduce the golden outputs on this machine.
     """
     runtime, provider = runtimes.home(bundle.manifest.target)
     report = check(bundle, checkpoint, {runtime: provider}, seed, cases=cases)
@@ -61,7 +62,7 @@ def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
     tokenizer = load_tokenizer(bundle.path, checkpoint.facts)
     real = [tokenizer.encode(text) for text in bundle.samples[: golden.REAL]]
     size = golden.Size(golden.SHORT if is_large(checkpoint) else golden.LONGEST)
-    if is_large(checkpoint) and isinstance(checkpoint.facts.reads, Features):  # long, and all of one length
+    if is_large(checkpoint) and isinstance(checkpoint.facts.reads, Features):  # all sources have one length, a long one
         size = golden.Size(golden.SHORT, golden.LEAST.drawn)
     size = golden.LEAST if is_huge(checkpoint) else size
     tolerance = tolerance_of(bundle.manifest.arithmetic)

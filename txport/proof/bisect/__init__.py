@@ -1,1 +1,1 @@
-"""The first place at which a bundle computes what PyTorch does not, and why."""
+"""Bisection of a bundle: the first part whose result differs from PyTorch, and the cause."""

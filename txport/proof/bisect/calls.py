@@ -1,4 +1,4 @@
-"""The calls of a model's parts while it runs: what each was given, what it gave, and the call that it was made in."""
+"""Recording of the calls of a model's parts during a run: arguments, result and calling part."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ WATCHED = (nn.Linear, nn.Conv1d, nn.Embedding, *NORM_TYPES, *BLOCKS, *INNER)
 
 @dataclass(eq=False)
 class PartCall:
-    """One call of a part: its tensor arguments, None for those left out, and the first tensor that came out."""
+    """One call of a part: its tensor arguments (None if omitted), and the first tensor that it returned."""
 
     name: str
     part: nn.Module
-    order: int  # among all calls of a run
+    order: int  # index among all calls of a run
     parent: PartCall | None
     arguments: tuple[Tensor | None, ...]
     result: Tensor = field(init=False)
@@ -47,19 +47,19 @@ class PartCall:
 
     @property
     def read(self) -> Array:
-        """Its first argument."""
+        """The first argument."""
         first = self.arguments[0]
         assert first is not None
         return first.numpy()
 
     @property
     def gave(self) -> Array:
-        """What came out."""
+        """The result."""
         found: Array = self.result.numpy()
         return found
 
     def inner_calls(self, part: nn.Module) -> list[PartCall]:
-        """The calls of one part that this one made, in order."""
+        """Return the calls of `part` that were made directly by this call, in order."""
         return [each for each in self.inner if each.part is part]
 
 
@@ -69,7 +69,7 @@ Record = dict[str, list[PartCall]]  # the calls of each part by its name, in ord
 
 @contextlib.contextmanager
 def recording(model: nn.Module) -> Iterator[Record]:
-    """Every call of every part while the model runs in the context; whoever reads the record clears it."""
+    """Record the calls of all watched parts while the model runs in this context; the caller clears the record."""
     record: Record = {}
     open_calls: list[PartCall] = []
 
@@ -99,16 +99,16 @@ def recording(model: nn.Module) -> Iterator[Record]:
 
 
 def calls_of(record: Record, names: Iterable[str]) -> list[PartCall]:
-    """The calls of several parts, in the order in which they were made."""
+    """Return the calls of several parts, in the order in which they were made."""
     return sorted((call for name in names for call in record.get(name, ())), key=lambda call: call.order)
 
 
 def altered(part: Part, **changes: Any) -> Part:
-    """The same part, its weights where they are, with some of its attributes, parts or weights changed."""
+    """Return a shallow copy of a part, which shares its weights, with some attributes, parts or weights changed."""
     other = copy.copy(part)
     for kind in ("_parameters", "_buffers", "_modules"):
         other.__dict__[kind] = dict(getattr(part, kind))
-    for kind in ("_forward_hooks", "_forward_pre_hooks"):  # it is no call of the model's
+    for kind in ("_forward_hooks", "_forward_pre_hooks"):  # calls of the copy are not recorded
         other.__dict__[kind] = {}
     for name, value in changes.items():
         for kind in ("_parameters", "_buffers", "_modules"):

@@ -1,8 +1,8 @@
-"""The first place at which a bundle computes what PyTorch does not, and why.
+"""Bisection of a bundle: the first part whose result differs from PyTorch, and the cause.
 
-Every part of every graph is fed what PyTorch computed before it, so an error stays in the part where it arises, and
-a part that errs is named whatever comes before or after it. Then fault models are tried on its figures, and the
-exporter is run again, step by step, to see which step brought the error in.
+Each part of each graph gets its inputs from PyTorch, so an error stays in the part where it arises, and each wrong part
+is found independently of the others. Fault models are then tried on its values. Finally, the exporter is run again step
+by step, to find the step that introduced the error.
 """
 
 from __future__ import annotations
@@ -42,36 +42,36 @@ from txport.proof.parity.replay import Reference
 from txport.proof.parity.tolerances import tolerance_of
 from txport.proof.parity.weights import weighted
 
-# Steps of its own grid that a quantised weight may lie from the checkpoint's: by rounding half a step; in 4 bits the
-# largest of a block may be cut. Whether the grid is good is for `badly_quantised` to say.
+# Maximum distance of a quantised weight from the checkpoint's, in steps of its grid: half a step from rounding; in 4
+# bits the largest weight of a block may be clipped. `badly_quantised` checks the grid itself.
 OWN_STEPS = {8: 0.501, 4: 2.1}
-COPIES = 4  # in fp32 that taking a model apart holds: the weights, those of the bundle, and both in float64
+COPIES = 4  # x fp32 size of the model: memory for its weights and those of the bundle, each also in float64
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """What a bundle does wrong first: where, of what kind, and with which figures."""
+    """The first error of a bundle: its position, kind and figures."""
 
     graph: str
     where: str
     kind: str
     what: str
-    node: str = ""  # the first one that gives what PyTorch has nowhere
-    origin: str = ""  # the step of the export that brought it in
+    node: str = ""  # the first node whose value does not exist in PyTorch
+    origin: str = ""  # the export step that introduced the error
     figures: dict[str, Any] = field(default_factory=dict)
-    also: tuple[str, ...] = ()  # other places that err by themselves
+    also: tuple[str, ...] = ()  # other positions with independent errors
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; NaN and infinity as strings, which JSON has no numbers for."""
+        """Return JSON values; NaN and infinity become strings."""
         values = asdict(self)
         return {**values, "figures": finite(self.figures)}
 
     def describe(self) -> str:
-        """In one line."""
+        """Describe the culprit in one line."""
         return f"{self.where}: {self.what} ({self.kind})"
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """What to show: a word and the rest of the line."""
+        """Yield the lines to show, each as (label, text)."""
         yield "culprit", self.where + (f" (the {self.graph} graph)" if self.graph else "")
         yield "kind", self.kind
         yield "what", self.what
@@ -89,12 +89,12 @@ def _describe_figures(figures: Mapping[str, Any]) -> str:
 
 
 def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, more: int = 0) -> Culprit | None:
-    """The first culprit of a bundle that differs from its checkpoint; None if each part computes what PyTorch does.
+    """Return the first culprit of a bundle that differs from its checkpoint; None if every part agrees with PyTorch.
 
-    `more` random cases are tried beyond the usual ones.
+    `more` is the number of random cases in addition to the usual ones.
 
-    Raises `UnsupportedError` for another checkpoint than the bundle was made from, `ParityError` for graphs in which
-    nothing of it can be found.
+    Raises `UnsupportedError` for bundles exported by other tools and if the bundle was not made from this checkpoint.
+    Raises `BundleError` for a bundle without weights, and `ParityError` for graphs whose parts can't be identified.
     """
     require_parts(bundle)
     require_checkpoint(bundle, checkpoint)
@@ -106,13 +106,13 @@ def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, more: int =
         return _bisect(bundle, checkpoint, seed, more)
     except (TxportError, MemoryError):
         raise
-    except Exception as error:  # a graph can be so odd that nobody can read it
+    except Exception as error:  # an altered graph can have any structure
         what = f"{type(error).__name__}: {brief(error)}"
         raise ParityError(f"the graphs of {bundle.path} can't be taken apart ({what}); export it again") from error
 
 
 def require_parts(bundle: Bundle) -> None:
-    """Raise `UnsupportedError` for graphs whose parts have no names of ours."""
+    """Raise `UnsupportedError` for graphs exported by other tools, whose parts don't have txport's names."""
     if isinstance(bundle.manifest, ForeignManifest):
         why = "the parts of graphs that others exported have no names of ours"
         raise UnsupportedError(f"{bundle.path} can't be bisected: {why}; compare without --bisect")
@@ -139,7 +139,7 @@ def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Cul
 
 
 def _bisect_outputs(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Culprit | None:
-    """As `_bisect`, of a module of the user's, whose parts nobody knows: a weight, ONNX Runtime, or a whole output."""
+    """Bisect a user's module, whose parts are unknown: return a wrong weight, an optimiser fault or a wrong output."""
     if wrong := wrong_weights(bundle, checkpoint.model):
         first, *others = wrong.values()
         cause = describe_weight(first)
@@ -171,7 +171,7 @@ def _bisect_outputs(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int
 def _running(
     pairs: Iterable[tuple[Probe, Observation | ParityError]], failures: list[tuple[Probe, ParityError]]
 ) -> Iterator[tuple[Probe, Observation]]:
-    """The calls that run; the others are noted."""
+    """Yield the calls that run; append the others to `failures`."""
     for probe, result in pairs:
         if isinstance(result, ParityError):
             failures.append((probe, result))
@@ -180,7 +180,7 @@ def _running(
 
 
 def wrong_weights(bundle: Bundle, model: Model) -> dict[str, WrongWeight]:
-    """Weights and tables that are not the checkpoint's, by its own name for them, in its order."""
+    """Return the weights and tables that differ from the checkpoint's, by the model's names, in the model's order."""
     known: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     known.update(model.named_buffers())
     names = {id(tensor): name for name, tensor in reversed(known.items())}
@@ -223,7 +223,7 @@ def _weight(wrong: Mapping[str, WrongWeight], model: Model) -> Culprit:
 
 
 def _optimised(found: Miscompiled | None) -> Culprit | None:
-    """A graph that is right, and wrong in the hands of ONNX Runtime."""
+    """Return the culprit for a graph that only ONNX Runtime's optimiser makes wrong."""
     if found is None:
         return None
     what = f"{found.worst.tensor} is right without ONNX Runtime's optimiser and wrong from its level {found.level!r} on"
@@ -232,7 +232,7 @@ def _optimised(found: Miscompiled | None) -> Culprit | None:
 
 
 def _rounded(bundle: Bundle, checkpoint: Checkpoint, seed: int) -> Culprit | None:
-    """The matrix that its few bits harm more than they need, or than they harm the others."""
+    """Return the badly quantised matrix as a culprit, or None; see `badly_quantised`."""
     reference = Reference(Exact.of(checkpoint.model), bundle.manifest)
     calls = (call for case in draw_cases(bundle, seed) for call in reference.replay(case, seed))
     found = roundings(bundle, checkpoint.model, linear_inputs(reference.model, calls))

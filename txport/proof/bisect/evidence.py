@@ -1,4 +1,4 @@
-"""What is known of a place of a graph that errs, in figures."""
+"""The evidence of a wrong value at a tap of a graph, for fault models."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from txport.proof.bisect.words import describe
 
 Array = NDArray[Any]
 
-PORT_KIND = Port  # of outputs that hold no state
-INPUT_KIND = Tap  # of what goes into a part
+PORT_KIND = Port  # of graph outputs without state
+INPUT_KIND = Tap  # of inputs of parts
 
 
 @dataclass(frozen=True)
 class TapEvidence(Evidence):
-    """What is known of one tap that errs."""
+    """The evidence of one tap with a wrong value."""
 
     finding: Finding
     model: Model
-    wrong: Mapping[str, WrongWeight]  # by the model's first name for it
+    wrong: Mapping[str, WrongWeight]  # by the model's first name of the weight
 
     @property
     def seen(self) -> Array:
-        """What the graph gives."""
+        """The graph's value, in float64."""
         return self.finding.observation.seen[self.finding.tap].astype(np.float64)
 
     @property
     def expected(self) -> Array:
-        """What PyTorch gives."""
+        """PyTorch's value, in float64."""
         return self.finding.observation.truths[self.finding.tap].astype(np.float64)
 
     @property
@@ -53,12 +53,12 @@ class TapEvidence(Evidence):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules at the tap, by name."""
+        """The names of the modules at the tap."""
         return self.finding.tap.modules
 
     @property
     def role(self) -> str:
-        """The graph's."""
+        """The role of the graph."""
         return self.finding.probe.role
 
     @property
@@ -68,13 +68,13 @@ class TapEvidence(Evidence):
 
     @property
     def arrays(self) -> dict[str, Array]:
-        """Inputs and outputs of the graph, by port."""
+        """PyTorch's inputs and outputs of the graph, by port."""
         call = self.finding.observation.call
         return {**call.inputs, **call.expected}
 
     @property
     def summands(self) -> dict[str, Array]:
-        """What the span reads, in words."""
+        """The values that the span reads, by description."""
         return {self._words(tap): value for tap, value in self.reads.items()}
 
     def _words(self, tap: Tap) -> str:
@@ -83,13 +83,13 @@ class TapEvidence(Evidence):
 
     @cached_property
     def span(self) -> Span:
-        """The nodes that came to this value."""
+        """The nodes that compute this value from the taps before it."""
         probe = self.finding.probe
         return span_before(probe.copy(), probe.taps, self.finding.tap)
 
     @cached_property
     def reads(self) -> dict[Tap, Array]:
-        """PyTorch's values at the taps that the span reads, each once; of a span without nodes, that before it."""
+        """PyTorch's values at the taps that the span reads; if a part outputs the tap's value, this output alone."""
         truths = self.finding.observation.truths
         own = self.finding.tap
         before = [tap for tap in truths if own.side == IN and tap.side == OUT and tap.value == own.value]
@@ -100,14 +100,14 @@ class TapEvidence(Evidence):
 
     @cached_property
     def call(self) -> PartCall | None:
-        """The call of the part at the tap; None at an output of the graph."""
+        """The call of the part at the tap; None for an output of the graph."""
         tap = self.finding.tap
         record = self.finding.observation.record
         return None if tap.side == PORT else record[self.modules[0]][tap.nth]
 
     @cached_property
     def block(self) -> PartCall | None:
-        """The call of the attention or feed-forward whose result the tap is, but for its last linear map."""
+        """The call of the attention or feed-forward whose last linear layer reads the value, or None."""
         call = self.call
         if self.finding.tap.side != IN or call is None or call.parent is None:
             return None
@@ -115,14 +115,14 @@ class TapEvidence(Evidence):
 
     @cached_property
     def embedding(self) -> PartCall | None:
-        """The call of the embedding, but for its norm, whose result the tap is."""
+        """The call of the embedding whose sum before the norm is the value at the tap, or None."""
         calls = [self.call_at(tap) for tap in self.reads]
         found = [call for call in calls if call is not None and isinstance(call.part, nn.Embedding)]
         return found[0].parent if found and len(found) == len(calls) and self.finding.tap.side != OUT else None
 
     @cached_property
     def frames(self) -> PartCall | None:
-        """The call of the part that reads frames whose result the tap is."""
+        """The call of the `Frames` part whose result is the value at the tap, or None."""
         calls = [self.call_at(tap) for tap in self.reads if tap.side == OUT]
         parents = [call.parent for call in calls if call is not None and call.parent is not None]
         found = [each for each in parents if isinstance(each.part, Frames)]
@@ -133,13 +133,13 @@ class TapEvidence(Evidence):
         )
 
     def call_at(self, tap: Tap) -> PartCall | None:
-        """The call of the first part at another tap."""
+        """Return the call of the first module at another tap; None if there is none."""
         calls = self.finding.observation.record.get(tap.modules[0], [])
         return calls[tap.nth] if tap.side != PORT and tap.nth < len(calls) else None
 
     @property
     def kind(self) -> type:
-        """Of what kind the place is: a part, a cache, or what goes into a part or out of the graph."""
+        """The kind of value (see `KINDS`): a type of part, a cache, an input of a part, or an output of the graph."""
         tap = self.finding.tap
         if tap.side == PORT:
             return StateTensor if tap.state is not None else PORT_KIND

@@ -1,4 +1,4 @@
-"""Graphs of which each part reads PyTorch's values, so that an error stays where it arises, and what runs them."""
+"""Isolated graphs, in which each part reads PyTorch's values, so an error stays where it arises; and their runner."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Span:
-    """The nodes of a graph between the taps before a value and the value itself, and what they read."""
+    """The nodes that compute a value from the taps before it, and the values that they read."""
 
     nodes: tuple[ir.Node, ...]
-    reads: tuple[str, ...]  # values at other taps
-    inputs: tuple[str, ...]  # of the graph
+    reads: tuple[str, ...]  # names of values at other taps
+    inputs: tuple[str, ...]  # names of graph inputs
 
 
 def span_before(model: ir.Model, taps: Sequence[Tap], tap: Tap) -> Span:
-    """What lies between a tap and those before it."""
+    """Return the span between a tap and the taps before it."""
     tapped = {each.value for each in taps}
     values = {str(value.name): value for node in model.graph for value in node.outputs}
     nodes: set[ir.Node] = set()
@@ -54,7 +54,7 @@ def span_before(model: ir.Model, taps: Sequence[Tap], tap: Tap) -> Span:
 
 
 def isolate(model: ir.Model, taps: Sequence[Tap], dtype: str) -> None:
-    """Let whatever reads at a tap read PyTorch's values, which become inputs."""
+    """Replace the value at each tap, for the nodes that read it, by a new graph input for PyTorch's value."""
     values = {str(value.name): value for node in model.graph for value in node.outputs}
     kind = ir.TensorType(ir.DataType.from_numpy(np.dtype(dtype)))
     given = {tap: ir.Value(name=tap.given, type=kind) for tap in taps}
@@ -76,18 +76,21 @@ def isolate(model: ir.Model, taps: Sequence[Tap], dtype: str) -> None:
 
 
 def show(model: ir.Model, names: Sequence[str]) -> None:
-    """Make more values outputs of a graph."""
+    """Make the named values outputs of a graph."""
     values = {str(value.name): value for node in model.graph for value in node.outputs}
     shown = {str(value.name) for value in model.graph.outputs}
     model.graph.outputs.extend(values[name] for name in dict.fromkeys(names) if name in values and name not in shown)
 
 
 class Runner:
-    """A graph in memory, its weights where they lie, on ONNX Runtime at one level of its optimiser."""
+    """An ONNX Runtime session on the CPU for a graph in memory, with its weights in `folder`.
+
+    `level` is the optimisation level; None disables all optimisations.
+    """
 
     def __init__(self, model: ir.Model, folder: Path, level: Any = None) -> None:
         options = ort.SessionOptions()
-        options.log_severity_level = 4  # what fails is raised, and need not be logged
+        options.log_severity_level = 4  # errors are raised, so they need not be logged
         none = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.graph_optimization_level = none if level is None else level
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # PyTorch runs in between
@@ -100,6 +103,6 @@ class Runner:
         self._outputs = [each.name for each in self._session.get_outputs()]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Every output by name; inputs that the graph does not have are left out."""
+        """Run the graph and return its outputs by name; inputs that the graph does not have are ignored."""
         feed = {name: array for name, array in inputs.items() if name in self._inputs}
         return dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))

@@ -1,8 +1,8 @@
-"""What is known of each kind of part: what its place is called, and what may be wrong with it.
+"""The kinds of parts: for each, the description of its position and its fault models.
 
-A fault model runs a part again in float64 with one thing changed, or computes what it would give under one fault,
-which is the cause if that is what was seen, up to a small share of the error. Nothing is concluded from names or from
-the shape of the graph.
+A fault model runs a part again in float64 with one change, or computes its result under one fault. If this result
+equals the graph's value, up to a small share of the error, the fault is the cause. Names and the structure of the graph
+are not used as evidence.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FaultModel = Callable[[TapEvidence], Cause | None]
 
 @dataclass(frozen=True)
 class Kind:
-    """The words for a place of this kind, and its fault models in the order in which they are tried."""
+    """The description of a position of this kind, and its fault models in the order in which they are tried."""
 
     words: Callable[[TapEvidence], str]
     faults: tuple[FaultModel, ...]
@@ -79,14 +79,14 @@ def _frames(evidence: TapEvidence) -> str:
 
 
 def _sum(evidence: TapEvidence) -> str:
-    """After the last sublayer that is added."""
+    """Describe a residual sum by the last sublayer that it adds."""
     calls = [evidence.call_at(tap) for tap in evidence.reads if tap.side == OUT]
     ends = [found for call in calls if call is not None and (found := _sublayer(evidence, call))]
     return f"{describe(evidence.model, [ends[-1]])}, residual sum" if ends else _itself(evidence)
 
 
 def _sublayer(evidence: TapEvidence, call: PartCall) -> str | None:
-    """The name of the sublayer that a call of a part ends: of its last linear map, or of the norm of its result."""
+    """Return the name of the sublayer that ends with this call (last linear layer or result norm); None otherwise."""
     if call.parent is not None:
         return call.parent.name if call.part is last_map(call.parent.part) else None
     name, _, _ = call.name.rpartition(".")
@@ -140,7 +140,7 @@ KINDS: Mapping[type, Kind] = {
 
 
 def kind_of(evidence: TapEvidence) -> Kind:
-    """The kind of a place; `ParityError` where there is none."""
+    """Return the kind of the value at a tap; raise `ParityError` if there is none."""
     for each in evidence.kind.__mro__:
         if each in KINDS:
             return KINDS[each]
@@ -149,13 +149,13 @@ def kind_of(evidence: TapEvidence) -> Kind:
 
 
 def place_of(evidence: TapEvidence) -> str:
-    """Where a tap errs, in words."""
+    """Describe the position of a tap."""
     again = f" (call {evidence.finding.tap.nth + 1})" if evidence.finding.tap.nth else ""
     return kind_of(evidence).words(evidence) + again
 
 
 def cause_of(evidence: TapEvidence) -> Cause:
-    """The first fault model that explains what was seen."""
+    """Return the cause by the first fault model that explains the graph's value."""
     if evidence.seen.shape != evidence.expected.shape:
         return Cause("shape", f"its shape is {evidence.seen.shape}, expected {evidence.expected.shape}")
     for fault_model in kind_of(evidence).faults:

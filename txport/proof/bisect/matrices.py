@@ -1,8 +1,9 @@
-"""The quantised matrices of a bundle, worst first, by what their rounding does to the products they are in.
+"""The quantised matrices of a bundle, ordered by the error that rounding causes in their matrix products.
 
-Rounding to a grid of step s leaves an error of s / sqrt(12), and a product with x one of sqrt(sum of (s x)^2 / 12).
-How fine the grid can be follows from the largest weight of a row or a block, so a matrix on a coarser one is badly
-quantised; one whose largest weights lie far from the rest is ill suited to so few bits.
+Rounding to a grid with step s has the root-mean-square error s / sqrt(12); the error of a product with x is
+sqrt(sum((s x)^2) / 12). The finest possible grid follows from the largest weight of a row or block. A matrix on a
+coarser grid is badly quantised. A matrix whose largest weights are much larger than the rest is not suited to its
+number of bits.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from txport.proof.parity.weights import COARSE, finest
 Array = NDArray[Any]
 
 ROWS_ENOUGH = 512
-ILL_SUITED, BEYOND_OTHERS = 0.1, 5.0  # of the product; times the middle one of the others
+ILL_SUITED, BEYOND_OTHERS = 0.1, 5.0  # minimum relative error; minimum ratio to the median error
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """One quantised matrix: its error and what its bits would leave, as shares of the product, root mean squares."""
+    """One quantised matrix: its error, and the error on the finest grid, both as relative RMS of the product."""
 
     name: str
     form: Form
@@ -39,12 +40,12 @@ class Rounding:
 
     @property
     def coarseness(self) -> float:
-        """How many times the error that its bits would leave."""
+        """The ratio of the error to the error on the finest grid."""
         return self.error / max(self.possible, 1e-30)
 
 
 def roundings(bundle: Bundle, model: Model, inputs: Mapping[str, Array]) -> list[Rounding]:
-    """Every quantised matrix of a bundle, those of the largest error first; `inputs` (rows, in) by module."""
+    """Return every quantised matrix of a bundle, largest error first; `inputs` are (rows, in) by module name."""
     weights = dict(model.named_parameters(remove_duplicate=False))
     read = {f"{name}.weight": rows for name, rows in inputs.items()}
     found: dict[str, Rounding] = {}
@@ -57,7 +58,7 @@ def roundings(bundle: Bundle, model: Model, inputs: Mapping[str, Array]) -> list
 
 
 def _rounding(name: str, form: Form, held: Array, expected: Array, x: Array | None) -> Rounding:
-    """The errors of one matrix (out, in); of itself, where nothing is multiplied with it."""
+    """Compute the errors of one matrix (out, in) for inputs `x` (rows, in); None: the identity matrix."""
     x = np.eye(expected.shape[1]) if x is None else x.astype(np.float64)
     size = max(float(np.sqrt(np.square(x @ expected.T).mean())), 1e-30)
     error = float(np.sqrt(np.square(x @ (held - expected).T).mean()))
@@ -66,7 +67,7 @@ def _rounding(name: str, form: Form, held: Array, expected: Array, x: Array | No
 
 
 def badly_quantised(found: Sequence[Rounding]) -> Rounding | None:
-    """The matrix on the coarsest grid for its bits, else the one that is ill suited to them; None if all are well."""
+    """Return the matrix on the coarsest grid, else a matrix not suited to its bits; None if there is neither."""
     coarsest = max(found, key=lambda each: each.coarseness)
     if coarsest.coarseness > COARSE:
         return coarsest
@@ -74,12 +75,12 @@ def badly_quantised(found: Sequence[Rounding]) -> Rounding | None:
 
 
 def _middle(one: Rounding, found: Sequence[Rounding]) -> float:
-    """The middle error of the matrices that are held in as many bits: 4 leave sixteen times the error of 8."""
+    """Return the median error of matrices with the same number of bits; 4 bits have 16 times the error of 8."""
     return float(np.median([each.error for each in found if each.form.bits == one.form.bits]))
 
 
 def describe_rounding(bad: Rounding, found: Sequence[Rounding]) -> str:
-    """What is wrong with a matrix, beside the worst of the others."""
+    """Describe the error of a matrix, next to the worst of the others."""
     others = [each for each in found if each is not bad]
     beside = f"; the worst of the others, {others[0].name}, by {others[0].error:.2%}" if others else ""
     if bad.coarseness > COARSE:
@@ -90,7 +91,7 @@ def describe_rounding(bad: Rounding, found: Sequence[Rounding]) -> str:
 
 
 def linear_inputs(model: Model, calls: Iterable[object]) -> dict[str, Array]:
-    """What goes into each linear map of the model that replays `calls`: (rows, in), at most `ROWS_ENOUGH` rows."""
+    """Return the inputs of each linear layer while `calls` are replayed: (rows, in), at most `ROWS_ENOUGH` rows."""
     found: dict[str, list[Array]] = {}
     with recording(model) as record:
         for _ in calls:

@@ -1,7 +1,7 @@
-"""The node within a part that errs: the first one that gives what PyTorch has nowhere in that part.
+"""The wrong node within a part: the first node whose value does not exist anywhere in PyTorch's part.
 
-PyTorch's own values inside a part are known up to their layout, so values are compared sorted; what is masked counts
-as equal however far below the rest it lies.
+PyTorch's values inside a part are known up to their layout, so sorted values are compared. All masked scores count as
+equal.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from txport.proof.bisect.isolation import Runner, isolate, show
 
 Array = NDArray[Any]
 
-MASKED = -1e3  # no score lies so low
+MASKED = -1e3  # below every score that is not masked
 MASK_VALUES = (0.0, 1.0, MASKED)
 
 
 def guilty_node(evidence: TapEvidence) -> str:
-    """Name, operator and plain attributes of the first node that errs, or of the last one of the part."""
+    """Describe the first wrong node of a part, or its last node: operator, name and scalar attributes."""
     if not evidence.span.nodes:
         return ""
     known = [_sorted(each) for each in _known(evidence)]
@@ -45,7 +45,7 @@ def guilty_node(evidence: TapEvidence) -> str:
 
 
 def _run(evidence: TapEvidence) -> dict[str, Array]:
-    """What each node of the part gives for PyTorch's values; numbers only, and only what depends on an input."""
+    """Return the floating-point outputs of the part's nodes that depend on its inputs, with PyTorch's values fed in."""
     finding = evidence.finding
     model = finding.probe.copy()
     names = [str(value.name) for node in evidence.span.nodes for value in node.outputs]
@@ -57,7 +57,7 @@ def _run(evidence: TapEvidence) -> dict[str, Array]:
 
 
 def _varying(evidence: TapEvidence) -> set[str]:
-    """Values that depend on what the part reads; the others are weights in another layout."""
+    """Return the names of values that depend on the part's inputs; the others are weights in another layout."""
     found = {*evidence.span.reads, *evidence.span.inputs}
     for node in evidence.span.nodes:
         if any(value is not None and value.name in found for value in node.inputs):
@@ -76,7 +76,7 @@ def _is_known(value: Array, known: list[Array], allowed: float) -> bool:
 
 
 def _known(evidence: TapEvidence) -> Iterator[Array]:
-    """Every value that PyTorch has in this part."""
+    """Yield the values that PyTorch computes in this part, its inputs and result included."""
     yield evidence.expected
     yield from evidence.reads.values()
     yield from evidence.finding.observation.call.inputs.values()
@@ -95,7 +95,7 @@ def _known(evidence: TapEvidence) -> Iterator[Array]:
 
 
 def _activated(x: torch.Tensor) -> Iterator[Array]:
-    """The steps of relu, gelu and silu."""
+    """Yield the intermediate values of relu, gelu and silu."""
     error = torch.erf(x / 2**0.5)
     steps = (x / 2**0.5, error, 1 + error, (1 + error) / 2, x * (1 + error), torch.sigmoid(x), F.relu(x))
     yield from (each.numpy() for each in steps)

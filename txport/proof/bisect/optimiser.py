@@ -1,4 +1,4 @@
-"""Whether ONNX Runtime's own optimiser makes a sound graph wrong, and from which of its levels on."""
+"""A check whether ONNX Runtime's optimiser makes a correct graph wrong, and at which level."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEVELS = {
 
 @dataclass(frozen=True)
 class Miscompiled:
-    """A graph that is right as it stands and wrong once it is optimised."""
+    """A graph that is right without optimisation and wrong at `level`, the lowest such level."""
 
     role: str
     level: str
@@ -36,7 +36,7 @@ class Miscompiled:
 def miscompiled(
     bundle: Bundle, roles: Iterable[str], reference: Reference, cases: Iterable[Case], seed: int
 ) -> Miscompiled | None:
-    """The first output that differs from PyTorch with every optimisation, but not with none."""
+    """Return the first graph whose output differs from PyTorch with all optimisations, but not without; else None."""
     graphs = {role: shown(read_ir(bundle.file(role)), bundle.manifest) for role in roles}
 
     def runner(role: str, level: str) -> Runner:
@@ -56,7 +56,7 @@ def miscompiled(
 
 
 def _breach(case: Case, call: Call, runner: Runner, reference: Reference) -> Comparison | None:
-    """The output that differs most, if any differs too much."""
+    """Return the worst output beyond its tolerance; None if all outputs are within it."""
     tolerance = tolerance_of(reference.manifest.arithmetic)
     found = compare_call(case, "ort", call, runner.run(call.inputs), reference, tolerance)
     return max((each for each in found if not each.passed), key=badness, default=None)

@@ -1,4 +1,4 @@
-"""Which step of the export brought an error in: the exporter is run again, and its graph probed after each step."""
+"""The export step that introduced an error: the exporter is run again, and its graph is probed after each step."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from txport.proof.bisect.probe import Finding, compare_tap, make_probe, observe
 
 
 def origin(finding: Finding, model: Model, manifest: Manifest) -> str:
-    """The first step after which the place errs, in words; where none does, the fault is in the file alone.
+    """Describe the first step after which the tap is wrong; if there is none, the error is only in the file.
 
-    `model` has the weights that a quantised bundle holds: they are on their grid, and quantising changes them no more.
+    For a quantised bundle, `model` has the weights of the bundle: they are on their grid, and quantising them again
+    does not change them.
     """
     for step, graph in graphs(finding.probe.role, model, manifest):
         if errs(finding, graph, packs(graph) | manifest.weights, manifest):
@@ -29,7 +30,7 @@ def origin(finding: Finding, model: Model, manifest: Manifest) -> str:
 
 
 def graphs(role: str, model: Model, manifest: Manifest) -> Iterator[tuple[str, ir.Model]]:
-    """A graph as each step of the export leaves it; one model, changed in place."""
+    """Yield (step, graph) after each step of the export; the same graph is modified in place."""
     job = Job(copy.deepcopy(model).to(getattr(torch, manifest.dtype)), manifest, role)
     known = dict(model.named_parameters(remove_duplicate=False))
     job.unrounded = lambda name: known[name].detach()
@@ -38,20 +39,20 @@ def graphs(role: str, model: Model, manifest: Manifest) -> Iterator[tuple[str, i
 
 
 def forms_in(graph: ir.Model, manifest: Manifest) -> dict[str, Form]:
-    """The form that a bundle has for each initializer of a graph that is not quantised yet."""
+    """Return the storage form in the bundle for each initializer of a graph that is not quantised yet."""
     named = ((str(value.name), parts_of(value)[0]) for value in graph.graph.initializers.values())
     return {name: manifest.forms[first] for name, first in named if first in manifest.forms}
 
 
 def errs(finding: Finding, model: ir.Model, table: Mapping[str, Stored], manifest: Manifest) -> bool:
-    """Whether a graph errs where another does, in the same call; False where it has no such place, or does not run."""
+    """Return True if `model` is wrong at the same tap in the same call; False if it has no such tap or does not run."""
     probe = finding.probe
     seen = finding.observation
     graph = ir.from_proto(ir.to_proto(model))  # the next step changes the model itself
     try:
         fresh = make_probe(graph, table, probe.role, manifest, Path(), probe.model, seen.record)
         observation = observe(fresh, seen.case, seen.call, seen.record)
-    except Exception:  # half-way, a graph need not run, and ONNX Runtime has errors of its own
+    except Exception:  # an incomplete graph need not run; ONNX Runtime raises other types
         return False
     alike = [
         tap

@@ -1,4 +1,4 @@
-"""What a graph computes at its taps when everything before each of them is right."""
+"""Probes: the values of a graph at its taps if all values before each tap are PyTorch's."""
 
 from __future__ import annotations
 
@@ -31,24 +31,25 @@ from txport.runtimes.ort.cuda.stand_in import widen
 
 Array = NDArray[Any]
 
-# How far one part of a model may be from PyTorch, over its largest value, when what it reads is PyTorch's: it has no
-# errors of others to carry. Beyond that, so many times what changes if all that it reads is rounded otherwise: sharp
-# attention and small differences of large numbers tell the last bit of what they read.
+# Maximum difference of one part from PyTorch, relative to its largest value, with PyTorch's inputs: errors of earlier
+# parts do not accumulate. A larger difference is allowed up to `SHAKEN` times the change that is caused by rounding all
+# inputs differently: sharp attention and small differences of large numbers are sensitive to the last bit of their
+# inputs.
 LOCAL = {"fp32": 1e-5, "fp16": 4e-3, "bf16": 3e-2, "int8": 1e-5, "int4": 1e-5}
 SHAKEN = 16.0
-WIDE = "float32"  # in which graphs for a device are looked at
+WIDE = "float32"  # the type in which cuda graphs are probed
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One graph that shows its taps, as it is and isolated."""
+    """One graph with its taps as outputs, in two sessions: unchanged and isolated."""
 
     role: str
     precision: str
-    dtype: str  # in which it is looked at
-    folder: Path  # of its weights
+    dtype: str  # type in which it is probed
+    folder: Path  # of the weights
     copy: Callable[[], ir.Model]  # of the graph as it was read
-    model: nn.Module  # that it is held against
+    model: nn.Module  # PyTorch's model that it is compared with
     taps: tuple[Tap, ...]
     free: Runner
     isolated: Runner
@@ -56,7 +57,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Observation:
-    """One call of one graph: PyTorch's values by tap, and the graph's, each computed from PyTorch's."""
+    """One call of one graph: PyTorch's values by tap, and the graph's values, computed from PyTorch's."""
 
     case: str
     call: Call
@@ -68,7 +69,7 @@ class Observation:
 
     @cached_property
     def _shaken(self) -> dict[str, Array]:
-        """What the graph gives where each number that it reads is one that stands beside it."""
+        """The graph's outputs if each input is replaced by an adjacent floating-point number."""
         rng = np.random.default_rng(0)
 
         def beside(values: Array) -> Array:
@@ -79,7 +80,7 @@ class Observation:
         return self.run({name: beside(each) if each.dtype.kind == "f" else each for name, each in self.feed.items()})
 
     def noise(self, tap: Tap) -> float:
-        """How much a tap changes when all that the graph reads is rounded otherwise."""
+        """Return the largest change of a tap if all inputs of the graph are rounded differently."""
         shaken = self._shaken.get(tap.value)
         seen = self.seen[tap]
         if shaken is None or shaken.shape != seen.shape:
@@ -90,7 +91,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Finding:
-    """A tap at which a graph errs: where most, and in which cases."""
+    """A tap with a wrong value: its worst comparison, and the cases in which it is wrong."""
 
     probe: Probe
     tap: Tap
@@ -108,9 +109,9 @@ def make_probe(
     model: nn.Module,
     record: Record,
 ) -> Probe:
-    """Two sessions of a graph: one that shows its taps, one that also reads PyTorch's values there.
+    """Create two sessions of a graph: one outputs its taps, the other also reads PyTorch's values there.
 
-    `table` says what its initializers are, `record` which parts of the model run in its place.
+    `table` states how its initializers are stored; `record` has the calls of the model's parts in the same run.
     """
     whole = shown(graph, manifest)
     plain = whole.clone()
@@ -125,7 +126,7 @@ def make_probe(
 
 
 def shown(model: ir.Model, manifest: Manifest) -> ir.Model:
-    """A graph whose parts can be looked at here; one for a device taken apart, in fp32, its weights as they are."""
+    """Return a graph that can be probed on the CPU: a cuda graph is split into plain operators in fp32."""
     if manifest.target != "cuda":
         return model
     for value in model.graph.initializers.values():
@@ -139,7 +140,7 @@ def shown(model: ir.Model, manifest: Manifest) -> ir.Model:
 
 
 def probe_file(bundle: Bundle, role: str, model: nn.Module, record: Record) -> Probe:
-    """A graph of a bundle as it lies on disk."""
+    """Create the probe of a graph of a bundle, read from its file."""
     file = bundle.file(role)
     return make_probe(read_ir(file), bundle.manifest.weights, role, bundle.manifest, file.parent, model, record)
 
@@ -147,13 +148,13 @@ def probe_file(bundle: Bundle, role: str, model: nn.Module, record: Record) -> P
 def observations(
     bundle: Bundle, reference: Reference, cases: Iterable[Case], seed: int
 ) -> Iterator[tuple[Probe, Observation | ParityError]]:
-    """Every call of every case, on the graph of its role; the error where it does not run."""
+    """Run every call of every case on its graph; yield the observation, or the error if the graph does not run."""
     probes: dict[str, Probe] = {}
     with recording(reference.model) as record:
         for case in cases:
             for call in reference.replay(case, seed):
                 if not bundle.manifest.graphs[call.role].has_weights:
-                    continue  # it moves what others computed
+                    continue  # the graph only moves values
                 if call.role not in probes:
                     probes[call.role] = probe_file(bundle, call.role, reference.model, record)
                 probe = probes[call.role]
@@ -161,14 +162,14 @@ def observations(
                     yield probe, observe(probe, case.name, call, dict(record))
                 except TxportError:
                     raise
-                except Exception as error:  # ONNX Runtime has errors of its own
+                except Exception as error:  # ONNX Runtime raises other exception types
                     where = f"case {case.name}, step {call.step}: the {probe.role} graph does not run"
                     yield probe, ParityError(f"{where}: {brief(error)}")
                 record.clear()
 
 
 def observe(probe: Probe, case: str, call: Call, record: Record) -> Observation:
-    """Run a graph once as it is, for the shapes, and once with PyTorch's values at every tap."""
+    """Run a graph once unchanged, for the shapes, and once with PyTorch's values at every tap."""
     free = {**call.inputs, **probe.free.run(call.inputs)}
     truths: dict[Tap, Array] = {}
     feed = dict(call.inputs)
@@ -184,12 +185,13 @@ def observe(probe: Probe, case: str, call: Call, record: Record) -> Observation:
 
 
 def _settled(probe: Probe, call: Call, feed: dict[str, Array], unknown: Sequence[Tap]) -> dict[str, Array]:
-    """What the isolated graph gives; where PyTorch has no value, such as logits nobody asked for, its own is read.
+    """Run the isolated graph; at the taps in `unknown`, where PyTorch has no value, feed the graph's own value.
 
-    That is what it computes from PyTorch's values, not what it computes as a whole, which has the errors of all of it.
+    PyTorch has no logits, for example, if the call does not request them. The graph's own value is computed from
+    PyTorch's values. The unchanged graph is not used, because its value has the errors of all earlier parts.
     """
     outputs = {**call.inputs, **probe.isolated.run(feed)}
-    for _ in unknown:  # one may follow from another
+    for _ in unknown:  # one may depend on another
         own = {tap.given: outputs[tap.value] for tap in unknown}
         if all(np.array_equal(feed[name], value, equal_nan=value.dtype.kind == "f") for name, value in own.items()):
             break
@@ -199,7 +201,7 @@ def _settled(probe: Probe, call: Call, feed: dict[str, Array], unknown: Sequence
 
 
 def compare_tap(tap: Tap, observation: Observation, precision: str) -> Comparison:
-    """One tap with what is allowed there: in 8 or 4 bits, a product's activations are rounded too."""
+    """Compare one tap with its tolerance; products with quantised weights also round their activations."""
     expected = observation.truths[tap]
     seen = observation.seen[tap]
     allowed = _allowed(expected, precision)
@@ -221,7 +223,7 @@ def _is_rounded(tap: Tap, precision: str) -> bool:
 
 
 def _is_close(tap: Tap, observation: Observation, precision: str) -> bool:
-    """Whether a tap has clearly passed, without any measure of how well."""
+    """Return True if a tap clearly passes; a fast check without statistics."""
     expected = observation.truths[tap]
     seen = observation.seen[tap]
     if _is_rounded(tap, precision) or expected.shape != seen.shape:
@@ -231,7 +233,7 @@ def _is_close(tap: Tap, observation: Observation, precision: str) -> bool:
 
 
 def find(pairs: Iterable[tuple[Probe, Observation]]) -> list[Finding]:
-    """The taps that err, in the order of the graphs; of several taps of one value only the first."""
+    """Return the taps that are wrong, in the order of the graphs; of several taps of one value only the first."""
     bad: dict[tuple[str, Tap], Finding] = {}
     for probe, observation in pairs:
         for tap in (each for each in observation.truths if not _is_close(each, observation, probe.precision)):
@@ -243,14 +245,14 @@ def find(pairs: Iterable[tuple[Probe, Observation]]) -> list[Finding]:
 
 
 def _join(one: Finding, other: Finding) -> Finding:
-    """The worse of two at one tap, with the cases of both."""
+    """Return the worse of two findings at one tap, with the cases of both."""
     cases = tuple(dict.fromkeys((*one.cases, *other.cases)))
     worse = other if badness(other.worst) > badness(one.worst) else one
     return dataclasses.replace(worse, cases=cases)
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
-    """As the graphs compute them, the encoder first; an equal value is named once."""
+    """Sort findings in the order of roles and taps; keep one finding per value."""
     roles = list(dict.fromkeys(each.probe.role for each in findings))
     order = sorted(findings, key=lambda each: (roles.index(each.probe.role), each.probe.taps.index(each.tap)))
     first: dict[tuple[str, str], Finding] = {}

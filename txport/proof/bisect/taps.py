@@ -1,9 +1,8 @@
-"""Places that PyTorch and a graph have in common, and what each computes there.
+"""Taps: values that exist both in PyTorch and in a graph.
 
-A tap is the input or the output of a linear map, a convolution, a norm or an embedding, found in PyTorch by the
-module's name and in the graph by the weight that a node reads, or an output of the graph. An isolated graph reads
-PyTorch's values at every tap, so that what comes out at one was computed from right values, and an error stays where it
-arises.
+A tap is the input or the output of a linear layer, a convolution, a norm or an embedding, or an output of the graph. It
+is found in PyTorch by the module's name, and in the graph by the weight that a node reads. An isolated graph reads
+PyTorch's values at every tap. Each value is therefore computed from right values, and an error stays where it arises.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from txport.proof.bisect.calls import WATCHED, Record, calls_of
 Array = NDArray[Any]
 
 IN, OUT, PORT = "in", "out", "port"
-# Operators that multiply with a weight, and which of their inputs it is.
+# Operators that multiply with a weight, and the index of the input that is the weight.
 LINEAR = {"Gemm": 1, "MatMul": 1, "FusedMatMul": 1, "DynamicQuantizeMatMul": 1, "MatMulNBits": 1, "QGemm": 3}
-NO_PARTS = (IDS, NEXT_IDS, PRESENT_LENGTHS)  # outputs: two tokens may be as good, and lengths are counted
+NO_PARTS = (IDS, NEXT_IDS, PRESENT_LENGTHS)  # outputs without tap: tokens may be near-ties; lengths are counters
 LOOKUPS = ("Gather", "GatherBlockQuantized")
 CONVOLUTION = "Conv"
 NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
@@ -37,7 +36,7 @@ NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization
 
 @dataclass(frozen=True)
 class Holder:
-    """A part that holds a weight or a table itself, and the attribute that it is."""
+    """A part that directly contains a weight or a table, and the name of that attribute."""
 
     name: str
     part: nn.Module
@@ -45,38 +44,38 @@ class Holder:
 
     @property
     def is_main(self) -> bool:
-        """Whether the nodes that read it are where the part begins and ends."""
+        """True if the input and output of the part are found at the nodes that read this weight."""
         return self.attribute == "weight" and isinstance(self.part, (nn.Linear, nn.Conv1d, nn.Embedding, *NORM_TYPES))
 
 
 @dataclass(frozen=True)
 class Tap:
-    """One place: the modules by name (several where one node does the work of all), the side, and the graph's value."""
+    """One tap: the names of the modules (several if one node computes them all), the side, and the graph's value."""
 
     modules: tuple[str, ...]
     side: str
     value: str
-    readers: tuple[tuple[str, int], ...] = ()  # the first output of each node that reads an input, its place there
+    readers: tuple[tuple[str, int], ...] = ()  # nodes that read an input: their first output, index of the input
     quantized: bool = False
-    nth: int = 0  # of the module's calls in one run, where there are several
-    state: StateTensor | None = None  # of a port
+    nth: int = 0  # index among the module's calls in one run
+    state: StateTensor | None = None  # of a port that is a cache
 
     @property
     def name(self) -> str:
-        """`decoder.0.attention.query in`; of a port, its name."""
+        """The name, such as `decoder.0.attention.query in`; for a port, the name of the port."""
         again = f" (call {self.nth + 1})" if self.nth else ""
         return self.modules[0] if self.side == PORT else f"{'+'.join(self.modules)} {self.side}{again}"
 
     @property
     def given(self) -> str:
-        """What an isolated graph calls the input that brings PyTorch's value to this place."""
+        """The name of the input of an isolated graph that receives PyTorch's value for this tap."""
         return f"given {self.name}"
 
 
 def truth(tap: Tap, record: Record, expected: Mapping[str, Array]) -> Array | None:
-    """What PyTorch computed at a tap; None for an output that has no single right value.
+    """Return PyTorch's value at a tap; None for an output that is not in `expected`.
 
-    Raises `ParityError` for a tap that PyTorch has nothing for.
+    Raises `ParityError` if PyTorch did not run the modules of the tap.
     """
     if tap.side == PORT:
         return expected.get(tap.modules[0])
@@ -90,10 +89,10 @@ def truth(tap: Tap, record: Record, expected: Mapping[str, Array]) -> Array | No
 def find_taps(
     graph: ir.Model, table: Mapping[str, Stored], ports: Graph, model: nn.Module, record: Record
 ) -> list[Tap]:
-    """Every tap of a graph, in the order in which it computes them.
+    """Return every tap of a graph, in the order of computation.
 
-    `table` says what its initializers are, `record` which parts of the model run in its place. Raises `ParityError`
-    for a weight of the model that no kind of part covers.
+    `table` states how its initializers are stored; `record` has the calls of the model's parts in the same run. Raises
+    `ParityError` for a weight of the model that no kind of part covers.
     """
     order = {str(value.name): at for at, node in enumerate(graph.graph) for value in node.outputs}
     holders = holders_of(model)
@@ -109,18 +108,18 @@ def find_taps(
         if held:
             found.extend(_taps_of_weight(value, stored, held, order, record))
     known = {tap.value for tap in found if tap.side == OUT}
-    # attention that the graph itself reads is no end of a part, and what follows from it shows
+    # attention weights that the graph itself reads are not the output of a part; other taps show what depends on them
     ends = (each for each in graph.graph.outputs if not (each.name == ports.attention and list(each.uses())))
     names = (str(each.name) for each in ends)
     states = {name: each for each, name in ports.present().items()}
     found += [
         Tap((name,), PORT, name, state=states.get(name)) for name in names if name not in known and name not in NO_PARTS
-    ]  # two tokens may be as good
+    ]  # tokens may be near-ties
     return sorted(found, key=lambda tap: (order.get(tap.value, -1), (OUT, PORT, IN).index(tap.side), tap.modules))
 
 
 def holders_of(model: nn.Module) -> dict[str, list[Holder]]:
-    """The parts that hold each weight and table themselves, by every name that it has; tied ones have several."""
+    """Return the parts that directly contain each weight and table, by each of its names; tied weights have several."""
     found: dict[int, list[Holder]] = {}
     names: dict[str, int] = {}
     for name, part in model.named_modules(remove_duplicate=False):
@@ -132,7 +131,7 @@ def holders_of(model: nn.Module) -> dict[str, list[Holder]]:
 
 
 def require_covered(holder: Holder) -> None:
-    """Raise `ParityError` for a part that nothing is known of."""
+    """Raise `ParityError` for a part of an unknown type."""
     if not isinstance(holder.part, WATCHED):
         what = f"{holder.name}.{holder.attribute}".removeprefix(".")
         kind = type(holder.part).__name__
@@ -142,7 +141,7 @@ def require_covered(holder: Holder) -> None:
 def _taps_of_weight(
     value: ir.Value, stored: Stored, held: Sequence[Sequence[Holder]], order: Mapping[str, int], record: Record
 ) -> Iterator[Tap]:
-    """The taps around each node that computes with a weight; the nth node does what the nth call did."""
+    """Yield the taps of each node that computes with a weight; the nth node corresponds to the nth call."""
     readers = sorted(_readers(value), key=lambda each: order.get(str(each[0].outputs[0].name), -1))
     top = [(node, place) for node, place in readers if str(node.outputs[0].name) in order]
     main = next((each for some in held for each in some if each.is_main), None)
@@ -153,11 +152,11 @@ def _taps_of_weight(
         if not kinds or not all(names):
             if main is not None:
                 raise ParityError(f"no part covers {main.name}: {node.op_type} {node.name!r} is none of its operators")
-            continue  # a table within a part, whose own tap shows what it is used for
+            continue  # a table within a part; the tap of that part covers it
         number = counts[kinds] = counts.get(kinds, -1) + 1
         calls = [calls_of(record, some) for some in names]
         if not all(calls) and kinds == (nn.Embedding,):
-            continue  # a table that the model adds rows of itself: what it adds them to is the next tap's
+            continue  # the model adds rows of the table without a call; the next tap covers the sum
         if not all(calls):
             raise ParityError(f"no part covers {node.op_type} {node.name!r}: PyTorch runs no {names[0][0]} here")
         picked = [some[min(number, len(some) - 1)] for some in calls]
@@ -166,7 +165,7 @@ def _taps_of_weight(
 
 
 def _kinds_at(node: ir.Node, place: int) -> tuple[type[nn.Module], ...]:
-    """The kinds of parts that compute with their weight as a node does."""
+    """Return the types of parts that use their weight as the input `place` of a node; empty if there are none."""
     if node.op_type in LOOKUPS and place == 0:
         return (nn.Embedding,)
     if LINEAR.get(node.op_type) == place:
@@ -179,7 +178,7 @@ def _kinds_at(node: ir.Node, place: int) -> tuple[type[nn.Module], ...]:
 
 
 def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
-    """The nodes that compute with a weight, transposed before or not."""
+    """Yield (node, input index) for the nodes that read a weight, directly or transposed."""
     for node, place in value.uses():
         if node.op_type == "Transpose":
             yield from _readers(node.outputs[0])
@@ -207,7 +206,7 @@ def _taps_of(node: ir.Node, part: nn.Module, modules: tuple[str, ...], nth: int,
 
 
 def _start_of_norm(node: ir.Node) -> ir.Value:
-    """What a norm of plain nodes reads: before its product with the weight it is divided, and perhaps centred."""
+    """Return the input of a norm made of plain nodes, which ends with the product `node` (Sub, Div, Mul)."""
     value = node.inputs[0]
     divided = _before(value, "Div")
     if divided is not None:
@@ -221,7 +220,7 @@ def _start_of_norm(node: ir.Node) -> ir.Value:
 
 
 def _before(value: ir.Value | None, operator: str) -> ir.Node | None:
-    """The node that gives a value, if it is this operator; a change of type between them does not count."""
+    """Return the node that outputs a value if it is this operator, else None; a Cast in between is skipped."""
     node = None if value is None else value.producer()
     if node is not None and node.op_type == "Cast" and operator != "Cast":
         return _before(node.inputs[0], operator)
@@ -229,7 +228,7 @@ def _before(value: ir.Value | None, operator: str) -> ir.Node | None:
 
 
 def _readers_within(start: ir.Value, end: ir.Value) -> tuple[tuple[str, int], ...]:
-    """The nodes between two values that read the first."""
+    """Return (first output, input index) of the nodes between `start` and `end` that read `start`."""
     between: set[ir.Node] = set()
     waiting = [end]
     while waiting:
@@ -242,11 +241,11 @@ def _readers_within(start: ir.Value, end: ir.Value) -> tuple[tuple[str, int], ..
 
 
 def _quantizers(node: ir.Node) -> list[ir.Node]:
-    """The nodes that read what a product's input is before it is brought into 8 bits, or the product itself."""
+    """Return the nodes that read the input of a product before its quantisation to 8 bits, or the product itself."""
     before = _producer(node) if node.op_type == "QGemm" else None
     if before is None or before.op_type != "QuantizeLinear":
         return [before or node]
-    divided = _producer(before)  # each row by its largest value, which is found in the same input
+    divided = _producer(before)  # each row divided by its largest value, which is computed from the same input
     largest = divided and _producer(divided, 1)
     top = largest and _producer(largest)
     size = top and _producer(top)
@@ -259,7 +258,7 @@ def _producer(node: ir.Node, place: int = 0) -> ir.Node | None:
 
 
 def _with_bias(node: ir.Node) -> ir.Value:
-    """What a product gives, in the scale of its rows and its bias added."""
+    """Return the result of a product after the scale of its rows and its bias."""
     quantizers = _quantizers(node)
     uses = list(node.outputs[0].uses())
     if len(quantizers) > 1 and len(uses) == 1 and uses[0][0].inputs[1] is quantizers[0].inputs[1]:
@@ -273,7 +272,7 @@ def _with_bias(node: ir.Node) -> ir.Value:
 
 
 def _end_of_lookup(node: ir.Node) -> ir.Value:
-    """What a lookup gives once it is a floating point number for each dim again."""
+    """Return the result of a lookup after dequantisation, if there is one."""
     after = [user for user, _ in node.outputs[0].uses()]
     quantized = node.op_type == LOOKUPS[1] or any(user.op_type == "DequantizeLinear" for user in after)
     return after[0].outputs[0] if quantized and len(after) == 1 else node.outputs[0]

@@ -1,4 +1,4 @@
-"""The parts of a model in words, by their types, and by where they hang in the tree of modules."""
+"""Descriptions of the parts of a model, from their types and their positions in the module tree."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from txport.models.parts import (
 )
 
 ATTENTIONS = {"row": "self-attention", "source": "cross-attention"}
-PROJECTION = "projection"  # a linear map's tag
+PROJECTION = "projection"  # tag of a linear layer
 
 
 class Place(NamedTuple):
-    """A part in the tree of modules: what it hangs on, and under which attribute."""
+    """A part in the module tree: its parent, and the attribute of the parent."""
 
     attribute: str
     part: nn.Module
@@ -56,7 +56,7 @@ def _norm(place: Place) -> str:
 
 
 def _residual(place: Place) -> str:
-    """The norm of the sublayer that a residual is around."""
+    """Describe the norm of a residual by the sublayer that it contains."""
     sublayers = place.parent.sublayers if isinstance(place.parent, Layer) else ()
     inner = next((sublayer for sublayer, around in sublayers if around is place.part), None)
     return "norm" if inner is None else f"norm of {phrase(Place('', inner, place.parent))}"
@@ -101,13 +101,13 @@ WORDS: Mapping[type[nn.Module], Callable[[Place], str]] = {
 
 
 def phrase(place: Place) -> str:
-    """What one part is called beside the others of its layer."""
+    """Describe one part within its layer."""
     named = next((WORDS[kind] for kind in type(place.part).__mro__ if kind in WORDS), _plain)
     return named(place)
 
 
 def path_to(model: nn.Module, name: str) -> list[Place]:
-    """From the model down to a part, as far as its name goes."""
+    """Return the path from the model down to a part, as far as modules with these names exist."""
     found: list[Place] = []
     part = model
     for attribute in name.split("."):
@@ -120,7 +120,7 @@ def path_to(model: nn.Module, name: str) -> list[Place]:
 
 
 def name_of_sublayer(model: nn.Module, residual: str) -> str:
-    """The name of the sublayer that a residual of a layer is around."""
+    """Return the name of the sublayer that a residual of a layer contains."""
     holder, _, _ = residual.rpartition(".")
     layer = model.get_submodule(holder)
     assert isinstance(layer, Layer)
@@ -130,13 +130,13 @@ def name_of_sublayer(model: nn.Module, residual: str) -> str:
 
 
 def _ended_stack(place: Place) -> Stack | None:
-    """The stack whose last norm this is."""
+    """Return the stack whose last norm this part is; None if there is none."""
     stacks = place.parent.stacks if isinstance(place.parent, Model) else ()
     return next((stack for stack in stacks if stack.norm is place.part), None)
 
 
 def _layer(path: Sequence[Place]) -> tuple[str, Sequence[Place]]:
-    """`decoder layer 1`, and the way from there; layers count from 0, as in names."""
+    """Return the layer, such as `decoder layer 1`, and the rest of the path; layers count from 0, as in names."""
     first = path[0]
     stack = first.parent.stack_of(first.attribute) if isinstance(first.parent, Model) else None
     at = max((at for at, place in enumerate(path) if isinstance(place.parent, nn.ModuleList)), default=0)
@@ -152,7 +152,7 @@ def _layer(path: Sequence[Place]) -> tuple[str, Sequence[Place]]:
 
 
 def describe(model: nn.Module, modules: Sequence[str]) -> str:
-    """`decoder.1.attention.query` -> `decoder layer 1, self-attention, query`."""
+    """Describe modules: `decoder.1.attention.query` -> `decoder layer 1, self-attention, query`."""
     path = path_to(model, modules[0])
     if not path:
         return modules[0]
@@ -165,5 +165,5 @@ def describe(model: nn.Module, modules: Sequence[str]) -> str:
 
 
 def describe_state(tensor: StateTensor) -> str:
-    """A cache: `decoder layer 1, self-attention, cached keys`."""
+    """Describe a cache: `decoder layer 1, self-attention, cached keys`."""
     return f"decoder layer {tensor.layer}, {ATTENTIONS[tensor.owner]}, cached {tensor.role}s"

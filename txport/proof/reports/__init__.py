@@ -1,1 +1,1 @@
-"""What is said of a comparison: a report, its tables and pages for people and for CI, and drift from an earlier one."""
+"""Reports of comparisons: the report, its tables and pages for people and for CI, and drift from an earlier report."""

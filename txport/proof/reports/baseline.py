@@ -1,14 +1,14 @@
-"""An older report as a baseline: what became worse, even where it is within tolerance.
+"""Drift from a baseline, which is an older report: everything that became worse, even within tolerance.
 
 The rules:
 
-- Both must be of the same checkpoint, target, precision, providers, tolerances, seed and number of random cases, else
-  they are not compared.
-- A tensor of a case drifts if its worst step uses more than `FACTOR` times the share of its tolerance that it used, and
-  more than `FLOOR` of it: below that, another processor or version rounds otherwise. Steps are taken together,
-  since the worst one wanders.
-- Rows that were equal and now are near-ties or wrong drift, one line for each kind of search.
-- What was compared and no longer is drifts: a case, a tensor, a search.
+- Both reports must have the same checkpoint, target, precision, providers, tolerances, seed and number of random cases;
+  otherwise they are not compared.
+- A tensor of a case drifts if its worst step uses more than `FACTOR` times the share of its tolerance that it used
+  before, and more than `FLOOR` of the tolerance. Below `FLOOR`, other processors and versions round differently. Only
+  the worst of all steps is compared, because it is not the same step each time.
+- Rows that were equal and are now near-ties or wrong count as drift, with one line per kind of search.
+- A case, tensor or search that was compared before and is no longer compared counts as drift.
 - An error rate on the same texts drifts if it is worse by more than `POINTS` percentage points.
 """
 
@@ -26,7 +26,7 @@ from txport.system.documents import DocumentError, read_json
 FACTOR = 3.0
 FLOOR = 0.1
 POINTS = 0.1
-BOUNDS = ("largest", "rms", "place", "atol", "rtol")  # what shares are of
+BOUNDS = ("largest", "rms", "place", "atol", "rtol")  # fields of a tolerance that must be equal
 SAME = ("target", "precision", "providers", "seed", "random_cases")
 
 Key = tuple[str, ...]
@@ -34,12 +34,12 @@ Json = dict[str, Any]
 
 
 def read_baseline(path: Path) -> Json:
-    """An older report of `txport parity --report`; `TextError` if it is none."""
+    """Read an older report of `txport parity --report`; raise `TextError` if the file is not a report."""
     try:
         report: Json = read_json(path)
         known = report["format"]
         if known == FORMAT:
-            drift(report, report)  # reads all that is compared
+            drift(report, report)  # reads all values that are compared
     except DocumentError as error:
         raise TextError(f"{error}; give a report of `txport parity --report`") from error
     except (AttributeError, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
@@ -52,7 +52,7 @@ def read_baseline(path: Path) -> Json:
 
 
 def require_same(old: Json, new: Json) -> None:
-    """Raise `UnsupportedError` unless two reports are of the same thing."""
+    """Raise `UnsupportedError` unless two reports have the same checkpoint, settings and tolerances."""
     was, now = (f"{report['checkpoint']['name']} {report['checkpoint']['sha256'][:16]}" for report in (old, new))
     if old["checkpoint"]["sha256"] != new["checkpoint"]["sha256"]:
         raise UnsupportedError(f"the baseline is of another checkpoint: {was}, this is {now}; write a new one")
@@ -70,7 +70,10 @@ def require_same(old: Json, new: Json) -> None:
 
 
 def drift(old: Json, new: Json) -> list[str]:
-    """What became worse, a line each; both are reports as JSON values."""
+    """Return one line for each value that became worse; both reports are JSON values.
+
+    Raises `UnsupportedError` if they can't be compared.
+    """
     require_same(old, new)
     return [*_grown(dict(_shares(old)), dict(_shares(new))), *_lost_rows(old, new), *_worse_rates(old, new)]
 
@@ -111,7 +114,7 @@ def _rates(report: Json) -> Iterator[tuple[str, float]]:
 
 
 def _shares(report: Json) -> Iterator[tuple[Key, float]]:
-    """The largest share of its tolerance that each tensor of each case uses, over all steps."""
+    """Yield, for each tensor of each case, the largest share of its tolerance that any step uses."""
     for case in report["cases"]:
         shares: dict[Key, float] = {}
         for each in case["tensors"]:

@@ -1,4 +1,4 @@
-"""A matrix as people read it: rows of a table, Markdown, and one HTML file without scripts."""
+"""A matrix for people: rows of a table, Markdown, and one HTML file without scripts."""
 
 from __future__ import annotations
 
@@ -60,24 +60,24 @@ th, td {{ border-bottom: 1px solid #8888; padding: .3rem .8rem .3rem 0; text-ali
 
 
 def title(matrix: Matrix) -> str:
-    """What was compared."""
+    """Return the title of the matrix."""
     return f"{matrix.about['checkpoint']['name']} compared with PyTorch"
 
 
 def summary(matrix: Matrix) -> str:
-    """How many cells there are of each verdict."""
+    """Return a line with the number of cells per verdict."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in matrix.counts.items())
     return f"{len(matrix.cells)} cells: {counts}"
 
 
 def about(matrix: Matrix) -> str:
-    """What it was compared with, and where."""
+    """Return a line with the machine, the versions and the hash of the checkpoint."""
     versions = ", ".join(f"{name} {version}" for name, version in matrix.about["versions"].items())
     return f"{matrix.about['machine']}; {versions}; checkpoint SHA-256 {matrix.about['checkpoint']['sha256']}"
 
 
 def rows(matrix: Matrix) -> Iterator[tuple[str, ...]]:
-    """A row a cell, in the order of `COLUMNS`; empty where nothing was measured."""
+    """Yield one row per cell, in the order of `COLUMNS`; values that were not measured are empty."""
     for cell in matrix.cells:
         yield (
             cell.target,
@@ -97,14 +97,14 @@ def _near_ties(cell: Cell) -> str:
 
 
 def markdown(matrix: Matrix) -> str:
-    """A page with one table."""
+    """Return a Markdown page with one table."""
     lines = [line(COLUMNS), line(["---"] * len(COLUMNS)), *map(line, rows(matrix))]
     parts = [f"# {plain(title(matrix))}", summary(matrix), "\n".join(lines), plain(about(matrix))]
     return "\n\n".join(parts) + "\n"
 
 
 def page(matrix: Matrix) -> str:
-    """One HTML file that needs nothing else."""
+    """Return one self-contained HTML file."""
     body = "\n".join(
         f"<tr>{''.join(_cell(number, text, cell) for number, text in enumerate(row))}</tr>"
         for row, cell in zip(rows(matrix), matrix.cells, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-import xml.etree.ElementTree as ET  # only writes
+import xml.etree.ElementTree as ET  # used only for writing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,12 +19,12 @@ from txport.system.terminal import printable
 
 COLUMNS = ("case", "runtime", "largest difference", "of allowed", "where", "rows equal", "verdict")
 UNMEASURED = "not measured; --quality FILE, lines of a text, a tab and its target, measures it"
-SHOWN = 20  # failures in Markdown: a comment on a pull request has limits
+SHOWN = 20  # failures in Markdown: a comment on a pull request has a size limit
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def title(report: Report) -> str:
-    """What was compared with what."""
+    """Return the title: the bundle, the reference and the numbers of comparisons."""
     about = report.about
     summary = report.summary()
     what = f"{about['checkpoint']['name']}, {about['target']} {about['precision']}"
@@ -33,7 +33,7 @@ def title(report: Report) -> str:
 
 
 def ran(report: Report) -> Iterator[str]:
-    """What really ran, a line for each runtime."""
+    """Yield one line per runtime: the number of nodes that ran on each provider."""
     wheels = {name: each for name, each in report.about["versions"].items() if name.startswith("onnxruntime")}
     version = ", ".join(f"{name} {each}" for name, each in wheels.items())
     for label, graphs in report.about["ran"].items():
@@ -43,7 +43,7 @@ def ran(report: Report) -> Iterator[str]:
 
 
 def pytorch(report: Report) -> str:
-    """How far PyTorch itself is from what is right."""
+    """Return a line with the error of PyTorch in fp32 compared with float64."""
     found = report.about["pytorch"]
     return (
         f"PyTorch in fp32 is off by up to {found['worst_logit_difference']:.2g} from float64, of "
@@ -52,12 +52,12 @@ def pytorch(report: Report) -> str:
 
 
 def quality(report: Report) -> list[str]:
-    """Error rates, or that there are none, a line each."""
+    """Return one line per error rate, or one line which states that none was measured."""
     return [each.describe() for each in report.quality] or [UNMEASURED]
 
 
 def rows(report: Report) -> list[tuple[str, ...]]:
-    """A row for each case on each runtime under `COLUMNS`, the worst first; the weights of all graphs in one."""
+    """Return one row per case and runtime, in the order of `COLUMNS`, worst first; all weights are in one row."""
     parts = [part for part in report.by_case() if part.case != WEIGHTS]
     weights = [each for each in report.tensors if each.case == WEIGHTS]
     if weights:
@@ -67,7 +67,7 @@ def rows(report: Report) -> list[tuple[str, ...]]:
 
 def _row(part: Part) -> tuple[str, ...]:
     worst = part.worst
-    says_little = worst is None or (worst.case == WEIGHTS and worst.passed)  # rounding uses all that is allowed
+    says_little = worst is None or (worst.case == WEIGHTS and worst.passed)  # rounding uses the whole tolerance
     share = "" if worst is None or says_little else _percent(100 * worst.badness)
     return (
         part.case,
@@ -98,7 +98,7 @@ def _count(tokens: Iterable[TokenComparison]) -> str:
 
 
 def markdown(report: Report | Broken) -> str:
-    """A summary fit for a pull request."""
+    """Return a Markdown summary for a pull request."""
     if isinstance(report, Broken):
         return f"### txport parity: FAIL\n\n{code(report.message)}\n"
     failures = report.failures()
@@ -127,7 +127,7 @@ def markdown(report: Report | Broken) -> str:
 
 @dataclass(frozen=True)
 class Test:
-    """One test case of JUnit: where it stands, and what is wrong, or why it was skipped."""
+    """A JUnit test case: its position in the file, and the failure or the reason for a skip."""
 
     suite: str
     group: str
@@ -137,9 +137,10 @@ class Test:
 
 
 def junit(report: Report | Broken, seconds: float) -> str:
-    """JUnit XML: a suite for each runtime, a test case for each tensor and search of each case, worst step first.
+    """Return JUnit XML with one suite per runtime and one test case per tensor and search of each case.
 
-    What came to no end is one failure.
+    The failure of a tensor is that of its worst step. A comparison that could not be completed is one failure.
+    `seconds` is the duration of the comparison.
     """
     if isinstance(report, Broken):
         return _xml({"parity": [Test("parity", "run", "a graph does not run", report.message)]}, [], seconds)
@@ -180,7 +181,7 @@ def _add_test(suite: ET.Element, test: Test) -> None:
 
 
 def _clean(text: str) -> str:
-    """Without what XML can't hold, or a terminal would obey."""
+    """Replace characters that are not valid in XML, and terminal control characters."""
     return NOT_XML.sub("?", printable(text, keep="\n\t"))
 
 
@@ -217,7 +218,7 @@ def _failure(rate: Quality) -> str | None:
 
 
 def _by_tensor(tensors: Iterable[Comparison]) -> dict[str, list[Comparison]]:
-    """All steps of each tensor; what whole runs give stands by itself."""
+    """Group the comparisons of all steps by tensor; the outputs of complete runs are separate groups."""
     found: dict[str, list[Comparison]] = {}
     for each in tensors:
         found.setdefault(f"{each.tensor} ({each.kind})" if each.kind in RUNS else each.tensor, []).append(each)

@@ -1,4 +1,4 @@
-"""All that a comparison found, and what it was found with."""
+"""The report of a comparison: all results, and the settings and versions that produced them."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from txport.proof.bisect.culprit import Culprit
 
 
-SAID = ("left_out", "reference", "computed", "unused")  # what a manifest records where there is any of it
+SAID = ("left_out", "reference", "computed", "unused")  # recorded in a manifest if not empty
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that was compared, and what with; `drift` is what became worse than a baseline, line by line.
+    """All results of a comparison; `about` describes the bundle, settings and versions.
 
-    Where it was `bisected`, the part that errs, if one does, fails it: it may be less than few bits round.
+    `drift` has one line for each value that is worse than in a baseline. If the bundle was `bisected` and a `culprit`
+    was found, the report fails: its error can be smaller than the tolerance of a quantised bundle.
     """
 
     about: dict[str, Any]
@@ -49,36 +50,36 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether every comparison passed."""
+        """True if every comparison passed, nothing drifted, and there is no culprit."""
         return not self.drift and self.culprit is None and all(each.passed for each in self.everything())
 
     def everything(self) -> Iterator[Comparison | TokenComparison | Quality]:
-        """All comparisons, tensors first."""
+        """Yield all comparisons: tensors, then tokens, then quality."""
         yield from self.tensors
         yield from self.tokens
         yield from self.quality
 
     @property
     def verdict(self) -> str:
-        """In one word."""
+        """The verdict: "pass" or "fail"."""
         return "pass" if self.passed else "fail"
 
     @property
     def worst(self) -> Comparison:
-        """The largest difference for what is allowed.
+        """The comparison with the largest ratio of difference to tolerance.
 
-        Of those that fail, a weight comes first, then a graph, since they explain what the whole runtime says.
+        Among failures, weights come first, then graphs, because they explain the errors of complete runs.
         """
         return max(self.tensors, key=_urgency)
 
     def describe_worst(self) -> str:
-        """What went wrong, in one line; if nothing did, what came closest to it."""
+        """Describe the worst failure in one line, or the worst passing comparison if nothing failed."""
         if self.worst.passed and not self.passed:
             return self.failures()[0]
         return self.worst.describe()
 
     def failures(self) -> list[str]:
-        """Everything that went wrong, a line each, the worst first."""
+        """Return one line per failure, worst first."""
         rank = {id(each): number for number, each in enumerate(sorted(self.tensors, key=_urgency, reverse=True))}
         failed = [each for each in self.everything() if not each.passed]
         failed.sort(key=lambda each: rank.get(id(each), len(rank)))
@@ -86,21 +87,21 @@ class Report:
         return [each.describe() for each in failed] + culprits + self.drift
 
     def worst_of(self, tensor: str) -> float:
-        """The largest absolute difference of one port, over all cases and runtimes; 0 if it was not compared."""
+        """Return the largest absolute difference of one port, over all cases and runtimes; 0 if it was not compared."""
         return max((each.max_abs for each in self.tensors if each.tensor == tensor), default=0.0)
 
     @property
     def worst_output(self) -> float:
-        """The largest absolute difference of what the model gives: logits, or the outputs of one that only encodes."""
+        """The largest absolute difference of the logits, or of the outputs of an encoder-only model."""
         return max(map(self.worst_of, self.about.get("outputs", [LOGITS])))
 
     @property
     def near_ties(self) -> int:
-        """Rows whose tokens are others, and as good."""
+        """The number of rows whose tokens differ from PyTorch's, with scores that are equal within rounding."""
         return sum(each.near_ties for each in self.tokens)
 
     def summary(self) -> dict[str, Any]:
-        """What a manifest records: the same for a checkpoint on every machine."""
+        """Return the values that a manifest records; they are the same on every machine."""
         return {
             "verdict": self.verdict,
             "runtimes": sorted(self.about["ran"]),
@@ -111,7 +112,7 @@ class Report:
         }
 
     def figures(self) -> dict[str, Any]:
-        """What was measured, which the kernels of the machine decide: for people, and on no other machine the same."""
+        """Return measured values, for people; they depend on the kernels, and differ between machines."""
         return {
             "worst_logit_difference": float(f"{self.worst_output:.3g}"),
             "near_ties": self.near_ties,
@@ -119,7 +120,7 @@ class Report:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; NaN and infinity as strings, which JSON has no numbers for."""
+        """Return JSON values; NaN and infinity become strings."""
         return {
             "format": FORMAT,
             "verdict": self.verdict,
@@ -133,7 +134,7 @@ class Report:
         }
 
     def by_case(self) -> list[Part]:
-        """What was compared in each case on each runtime."""
+        """Return the comparisons grouped by case and runtime, weights included."""
         parts: dict[tuple[str, str], Part] = {}
         for tensor in self.tensors:
             parts.setdefault((tensor.case, tensor.runtime), Part(tensor.case, tensor.runtime)).tensors.append(tensor)
@@ -153,9 +154,10 @@ class Report:
 
 
 def _urgency(each: Comparison) -> tuple[int, bool, float]:
-    """What to look at first; where a weight or a graph fails, it explains the rest.
+    """Return a sort key: the most important comparison has the largest key.
 
-    A weight that passes comes last: in few bits, rounding uses all that is allowed.
+    Failing weights and graphs come first, because they explain other failures. Passing weights come last, because the
+    rounding of quantised weights uses the whole tolerance.
     """
     explains = {WEIGHTS: 3, GRAPH: 2, FORCED: 1, INFERRED: 1}
     passing = -1 if each.kind == WEIGHTS else 0
@@ -164,7 +166,7 @@ def _urgency(each: Comparison) -> tuple[int, bool, float]:
 
 @dataclass(frozen=True)
 class Part:
-    """One case on one runtime."""
+    """The comparisons of one case on one runtime."""
 
     case: str
     runtime: str
@@ -173,24 +175,24 @@ class Part:
 
     @property
     def passed(self) -> bool:
-        """Whether all of it passed."""
+        """True if all comparisons passed."""
         return all(each.passed for each in self.tensors) and all(each.passed for each in self.tokens)
 
     @property
     def badness(self) -> float:
-        """The largest difference for what is allowed; infinite where tokens are wrong or a number is none."""
+        """The largest ratio of difference to tolerance; infinite if tokens are wrong or a value is NaN."""
         worst = max(map(badness, self.tensors), default=0.0)
         return worst if all(each.passed for each in self.tokens) else np.inf
 
     @property
     def worst(self) -> Comparison | None:
-        """The tensor with the largest difference for what is allowed."""
+        """The tensor with the largest ratio of difference to tolerance; None if there are no tensors."""
         return max(self.tensors, key=badness, default=None)
 
 
 @dataclass(frozen=True)
 class Broken:
-    """A comparison that came to no end, since a graph does not run; `bisected` and `culprit` as of a `Report`."""
+    """A comparison that could not be completed because a graph does not run; for the fields, see `Report`."""
 
     error: ParityError
     bisected: bool = False
@@ -198,10 +200,10 @@ class Broken:
 
     @property
     def message(self) -> str:
-        """Which graph does not run, and what its runtime says."""
+        """The graph that does not run, and the error of its runtime."""
         return str(self.error)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         culprit = {"culprit": self.culprit and self.culprit.to_dict()} if self.bisected else {}
         return {"format": FORMAT, "verdict": "fail", "error": self.message, **culprit}

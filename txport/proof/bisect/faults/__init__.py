@@ -1,1 +1,1 @@
-"""Fault models: each computes what a part of a graph would give under one fault."""
+"""Fault models: each computes the result of a part of a graph under one fault."""

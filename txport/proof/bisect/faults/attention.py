@@ -1,4 +1,4 @@
-"""Faults of an attention: its core run again over what PyTorch's read, with another mask, cache, grouping or scale."""
+"""Faults of attention: the core runs again on PyTorch's inputs, with another mask, cache, grouping or scale."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from txport.proof.bisect.faults.evidence import Cause, Evidence
 Array = NDArray[Any]
 
 MASKED = -1e30
-LIMITS = (1 / 64, 1024.0)  # of a cap in a model that has none
+LIMITS = (1 / 64, 1024.0)  # range of caps to try in a model that has none
 INTERLEAVED = "the numbers of heads are interleaved, they lie side by side"
 
 
 @dataclass(frozen=True)
 class Attended:
-    """A core, and what it read in a call: (B, N, T, H), (B, G, S, H) twice, mask and distances (..., T, S)."""
+    """A core and its inputs in a call.
+
+    `query` is (B, N, T, H), `key` and `value` are (B, G, S, H), `mask` and `distances` are (..., T, S).
+    """
 
     core: DotProduct | Additive
     query: Tensor
@@ -37,36 +40,36 @@ class Attended:
     distances: Tensor | None = None
 
     def replace(self, **changes: Any) -> Attended:
-        """With other keys, values or masks, or another core."""
+        """Return a copy with other keys, values or masks, or another core."""
         return dataclasses.replace(self, **changes)
 
     @property
     def seen(self) -> Tensor:
-        """Which places may be seen (..., T, S)."""
+        """True at the positions that are not masked: (..., T, S)."""
         return self.mask == 0
 
 
 def attended(call: PartCall) -> Attended:
-    """What the core of an attention read in a call."""
+    """Return the core of an attention and its inputs in a call; without a mask, all positions are visible."""
     assert isinstance(call.part, Attention)
     query, key, value, mask, *rest = call.inner_calls(call.part.core)[-1].arguments
     assert query is not None
     assert key is not None
     assert value is not None
-    mask = query.new_zeros(1, 1, 1, key.shape[2]) if mask is None else mask  # all is seen
+    mask = query.new_zeros(1, 1, 1, key.shape[2]) if mask is None else mask  # all positions are visible
     return Attended(call.part.core, query, key, value, mask, rest[0] if rest else None)
 
 
 @torch.inference_mode()
 def attend(given: Attended) -> Array:
-    """What the core mixes -> (B * T, N x H)."""
+    """Return the output of the core: (B x T, N x H)."""
     mixed, _ = given.core(given.query, given.key, given.value, given.mask, given.distances)
     found: Array = mixed.transpose(1, 2).flatten(2).flatten(0, 1).numpy()
     return found
 
 
 def scaled(given: Attended, factor: float) -> Attended:
-    """With scores of queries and keys times a factor."""
+    """Return a copy whose scores of queries and keys are multiplied by a factor."""
     core = given.core
     if isinstance(core, DotProduct):
         return given.replace(core=altered(core, scale=core.scale * factor))
@@ -75,7 +78,11 @@ def scaled(given: Attended, factor: float) -> Attended:
 
 @torch.inference_mode()
 def inner_values(given: Attended) -> Iterator[Array]:
-    """The steps of attention: products, scores, masked scores, weights, and the values that they mix (B, N, T, H)."""
+    """Yield the output of attention and its intermediate values.
+
+    The output is (B, N, T, H). The weights are (B, N, T, S). For a `DotProduct`, the products and the scaled, capped,
+    biased and masked scores follow, (B, N, T, S) each.
+    """
     core = given.core
     mixed, weights = core(given.query, given.key, given.value, given.mask, given.distances)
     yield from (mixed.numpy(), weights.numpy())
@@ -93,17 +100,17 @@ def inner_values(given: Attended) -> Iterator[Array]:
 
 
 def read_by(evidence: Evidence) -> Attended:
-    """What PyTorch's attention read where this one errs."""
+    """Return the core and inputs of PyTorch's attention at the wrong value."""
     assert evidence.block is not None
     return attended(evidence.block)
 
 
 def other_mask(evidence: Evidence) -> Cause | None:
-    """An attention that sees places that it must not, or not all that it may."""
+    """Attention to masked positions, or not to all positions that are visible."""
     given = read_by(evidence)
     seen = given.seen
     kinds = {f"the mask is dropped: {_beyond(evidence, seen)} seen": torch.ones_like(seen)}
-    if seen.shape[-2] > 1:  # several queries, of which some may see less than others
+    if seen.shape[-2] > 1:  # several queries can have different masks
         kinds["the mask is dropped: padding is seen"] = torch.ones_like(seen).tril(seen.shape[-1] - seen.shape[-2])
     for by, words in ((1, "one place too many is seen"), (-1, "one place too few is seen")):
         kinds[f"the mask is off by one: {words}"] = _shifted(seen, by)
@@ -114,7 +121,7 @@ def other_mask(evidence: Evidence) -> Cause | None:
 
 
 def _beyond(evidence: Evidence, seen: Tensor) -> str:
-    """What a mask hides."""
+    """Describe the positions that the mask hides."""
     assert evidence.block is not None
     if getattr(evidence.block.part, "over", "row") == "source" or evidence.role in (ENCODER, MODEL):
         return "padding of the source is"
@@ -122,14 +129,14 @@ def _beyond(evidence: Evidence, seen: Tensor) -> str:
 
 
 def _shifted(seen: Tensor, by: int) -> Tensor:
-    """So many more places of each query, from the first that it sees on."""
+    """Return a mask with `by` more positions per query; positions are contiguous from the first visible one."""
     places = torch.arange(seen.shape[-1])
     first = seen.int().argmax(-1, keepdim=True)
     return (places >= first) & (places < first + seen.sum(-1, keepdim=True) + by)
 
 
 def other_window(evidence: Evidence) -> Cause | None:
-    """An attention that sees more or fewer of the last tokens than its layer does, or all of them."""
+    """Attention with a larger or smaller window than its layer's, or without a window."""
     assert evidence.block is not None
     part = evidence.block.part
     given = read_by(evidence)
@@ -140,7 +147,7 @@ def other_window(evidence: Evidence) -> Cause | None:
         return None
     if not windows:
         return _window_of_none(evidence, given)
-    mask, distances = next(iter(windows.values())).arguments  # before any window, the same for all
+    mask, distances = next(iter(windows.values())).arguments  # before the window is applied, the same for all
     assert mask is not None
     assert distances is not None
     if own is not None and evidence.explains(attend(given.replace(mask=mask))):
@@ -153,9 +160,9 @@ def other_window(evidence: Evidence) -> Cause | None:
 
 
 def _window_of_none(evidence: Evidence, given: Attended) -> Cause | None:
-    """A window in a model that has none: each query sees the last of the places that it may."""
+    """A window in a model that has none: each query attends only to the last of its visible positions."""
     seen = given.seen
-    behind = seen.int().flip(-1).cumsum(-1).flip(-1)  # how many it sees from a place on
+    behind = seen.int().flip(-1).cumsum(-1).flip(-1)  # number of visible positions from this one on
     for size in range(1, int(behind.max())):
         mask = additive(seen & (behind <= size), given.mask.dtype)
         if evidence.explains(attend(given.replace(mask=mask))):
@@ -164,7 +171,7 @@ def _window_of_none(evidence: Evidence, given: Attended) -> Cause | None:
 
 
 def other_cache(evidence: Evidence) -> Cause | None:
-    """An attention over keys or values of others."""
+    """Attention with swapped keys and values, or with another cache as its keys or values."""
     given = read_by(evidence)
     if evidence.explains(attend(given.replace(key=given.value, value=given.key))):
         return Cause("cache", "keys and values are swapped")
@@ -178,7 +185,7 @@ def other_cache(evidence: Evidence) -> Cause | None:
 
 
 def other_heads(evidence: Evidence) -> Cause | None:
-    """Queries that meet keys and values of others, or numbers that are dealt out to heads otherwise."""
+    """Query heads with the wrong key/value heads, or an interleaved layout of heads."""
     given = read_by(evidence)
     heads = given.core.heads
     key_heads = given.core.key_heads
@@ -199,16 +206,16 @@ def other_heads(evidence: Evidence) -> Cause | None:
 
 
 def interleaved(heads: Tensor) -> Tensor:
-    """(B, N, T, H), of which each head takes every Nth of the numbers -> (B, N, T, H)."""
+    """Return heads (B, N, T, H) of the same numbers, in which each head has every Nth number: (B, N, T, H)."""
     numbers = heads.transpose(1, 2)  # (B, T, N, H)
     return unflatten(numbers.flatten(2), 2, (numbers.shape[3], numbers.shape[2])).permute(0, 3, 1, 2)
 
 
 def replaced(array: Tensor, old: Tensor, new: Tensor) -> Tensor | None:
-    """Heads (B, G, S, H) with others in the places of the tokens `old` (B, G, T, H); None where one is not there.
+    """Return heads (B, G, S, H) in which the tokens `old` (B, G, T, H) are replaced by `new` (B, G, T, H).
 
-    The array may have been rounded to fp32. Of tokens that are alike, such as padding, each has a place of its own; the
-    last places are theirs, since what came before may be alike too.
+    Returns None if a token of `old` is not in the array. Values are compared in fp32. Equal tokens, such as padding,
+    have separate positions, the last ones that match: tokens of the past can be equal too.
     """
     if array.dim() != 4 or old.shape[:2] != array.shape[:2] or old.shape[3] != array.shape[3]:
         return None
@@ -217,8 +224,8 @@ def replaced(array: Tensor, old: Tensor, new: Tensor) -> Tensor | None:
     if not same.any(-1).all():
         return None
     alike = (old[:, :, :, None] == old[:, :, None]).all(-1).all(1)  # (B, T, T)
-    after = alike.triu(1).sum(-1)  # later tokens that are the same
-    left = same.int().flip(-1).cumsum(-1).flip(-1) - same.int()  # later places that would do
+    after = alike.triu(1).sum(-1)  # number of later tokens that are equal
+    left = same.int().flip(-1).cumsum(-1).flip(-1) - same.int()  # number of later positions that match
     own = same & (left == after[:, :, None])
     own = torch.where(own.any(-1, keepdim=True), own, same)
     found = array.clone()
@@ -228,7 +235,7 @@ def replaced(array: Tensor, old: Tensor, new: Tensor) -> Tensor | None:
 
 
 def other_scale(evidence: Evidence) -> Cause | None:
-    """Scores that are not divided by the square root of the head's size: the factor that fits best."""
+    """Scores with another scale than the model's; the factor that fits best is tried."""
     given = read_by(evidence)
     factor = fitted(evidence, lambda factor: attend(scaled(given, factor)), 1 / 64, 64)
     if not evidence.explains(attend(scaled(given, factor))):
@@ -237,7 +244,7 @@ def other_scale(evidence: Evidence) -> Cause | None:
 
 
 def other_cap(evidence: Evidence) -> Cause | None:
-    """Scores without their cap, or with another, or with one that the model has not: the limit that fits best."""
+    """Scores without the model's soft cap, or with another cap; the limit that fits best is tried."""
     given = read_by(evidence)
     core = given.core
     if not isinstance(core, DotProduct):
@@ -258,7 +265,7 @@ def other_cap(evidence: Evidence) -> Cause | None:
 
 
 def _as_if(core: nn.Module, factor: float) -> str:
-    """What a factor of the scores looks like."""
+    """Describe the factor as a missing scale or as the scale of another head size; empty if it is neither."""
     if not isinstance(core, DotProduct) or abs(core.scale - 1) < 1e-3:
         return ""
     scale = core.scale * factor

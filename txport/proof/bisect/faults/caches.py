@@ -1,4 +1,4 @@
-"""Faults of a cache that is not what PyTorch hands on."""
+"""Faults of caches that differ from PyTorch's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 
 def swapped_ports(evidence: TapEvidence) -> Cause | None:
-    """A cache that holds, or goes on from, what belongs to another."""
+    """A cache with the content, the past or the new positions of another cache, or with new positions off by one."""
     own = evidence.modules[0]
     call = evidence.finding.observation.call
     for name, array in call.expected.items():
@@ -33,7 +33,7 @@ def swapped_ports(evidence: TapEvidence) -> Cause | None:
 def _continued(
     own: str, past: str | None, inputs: Mapping[str, Array], expected: Mapping[str, Array]
 ) -> Iterator[tuple[str, Array]]:
-    """What a cache would be if it went on from another's past, or got another's new places."""
+    """Yield the content of a cache with another's past, with another's new positions, or shifted by one position."""
     if past is None or past not in inputs:
         return
     right = expected[own]
@@ -49,14 +49,14 @@ def _continued(
         if name != own and other.shape == right.shape:
             yield f"it gets the new places of {name}", np.where(new, other, right)
     for by in (1, -1):
-        edge = new[:, :, -1 if by > 0 else 0]  # what would fall off there
+        edge = new[:, :, -1 if by > 0 else 0]  # positions that a shift would move past the edge
         if before.shape == right.shape and not edge.any():
             hypothesis = np.where(np.roll(new, by, axis=2), np.roll(right, by, axis=2), before)
             yield f"a new place is written one {'after' if by > 0 else 'before'} its own", hypothesis
 
 
 def _new_places(right: Array, before: Array) -> Array:
-    """Which places of a cache a call fills: what lies beyond the past, or differs from it."""
+    """Return True at the positions that a call fills: after the past, or different from it."""
     new = np.ones(right.shape, dtype=bool)
     size = before.shape[2]
     new[:, :, :size] = (right[:, :, :size] != before).any(axis=(1, 3), keepdims=True)
@@ -64,7 +64,7 @@ def _new_places(right: Array, before: Array) -> Array:
 
 
 def other_cached_heads(evidence: TapEvidence) -> Cause | None:
-    """Keys or values whose numbers are dealt out to heads otherwise before they are cached."""
+    """Cached keys or values with an interleaved layout of heads."""
     expected = torch.from_numpy(evidence.expected)
     state = evidence.finding.tap.state
     assert state is not None

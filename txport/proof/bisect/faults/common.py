@@ -1,4 +1,4 @@
-"""Faults of parts that are the same everywhere: weights, sums, factors."""
+"""Faults that occur in all kinds of parts: weights, sums, factors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from txport.proof.bisect.faults.evidence import EXPLAINED, Cause, Evidence, Wron
 
 Array = NDArray[Any]
 
-GRID, STEPS = 97, 200  # of the search for a factor
-NOTHING = 1e-4  # times what it should be: not there at all
+GRID, STEPS = 97, 200  # number of grid points and of search steps
+NOTHING = 1e-4  # a smaller factor means that the value is missing
 
 
 def fitted(evidence: Evidence, run: Callable[[float], Array], least: float, most: float) -> float:
-    """The argument between two with which a part gives nearly what was seen: a grid, then a golden-section search."""
+    """Return the argument in [least, most] for which `run` is closest to the value that was seen.
+
+    The search is a geometric grid, then a golden-section search. Returns `least` if the sizes differ.
+    """
 
     def error(value: float) -> float:
         found = run(value)
@@ -42,13 +45,13 @@ def fitted(evidence: Evidence, run: Callable[[float], Array], least: float, most
 
 
 def wrong_weight(evidence: Evidence) -> Cause | None:
-    """The weight that it reads is not the checkpoint's."""
+    """A weight of the part that differs from the checkpoint's."""
     parts = (evidence.model.get_submodule(module) for module in evidence.modules)
     return _wrong_among(evidence, (each for part in parts for each in part.parameters(recurse=False)))
 
 
 def inner_weight(evidence: Evidence) -> Cause | None:
-    """A weight or a table of an attention that is none of a linear map is not the checkpoint's."""
+    """A weight or table of attention, linear layers excluded, that differs from the checkpoint's."""
     assert evidence.block is not None
     part = evidence.model.get_submodule(evidence.block.name)
     inner = [each for each in part.modules() if not isinstance(each, nn.Linear)]
@@ -57,7 +60,7 @@ def inner_weight(evidence: Evidence) -> Cause | None:
 
 
 def _wrong_among(evidence: Evidence, tensors: Iterable[Tensor]) -> Cause | None:
-    """The first of some tensors that the graph has other numbers for."""
+    """Return the cause for the first of these tensors that has other values in the graph; None if there is none."""
     names: dict[int, str] = {}
     for name, tensor in (*evidence.model.named_parameters(), *evidence.model.named_buffers()):
         names.setdefault(id(tensor), name)
@@ -66,7 +69,7 @@ def _wrong_among(evidence: Evidence, tensors: Iterable[Tensor]) -> Cause | None:
 
 
 def describe_weight(wrong: WrongWeight) -> Cause:
-    """How a weight differs from the checkpoint's."""
+    """Describe the difference of a weight from the checkpoint's: shape, NaN, factor or values."""
     name = wrong.name
     held = wrong.held
     expected = wrong.expected
@@ -84,7 +87,7 @@ def describe_weight(wrong: WrongWeight) -> Cause:
 
 
 def not_finite(evidence: Evidence) -> Cause | None:
-    """Numbers go in, something else comes out."""
+    """Values that are NaN or infinite."""
     broken = ~np.isfinite(evidence.seen)
     if not broken.any():
         return None
@@ -94,13 +97,13 @@ def not_finite(evidence: Evidence) -> Cause | None:
 
 
 def multiple(evidence: Evidence) -> Cause | None:
-    """All of it is too large or too small by one factor."""
+    """A result that is PyTorch's times one factor."""
     factor = _factor(evidence.seen, evidence.expected)
     return None if factor is None else Cause("scale", f"all of it is {factor:.6g} times what it should be")
 
 
 def _factor(seen: Array, expected: Array) -> float | None:
-    """By which one is the other, if it is."""
+    """Return the factor between two arrays; None if one is not a multiple of the other."""
     norm = float(np.sum(np.square(expected, dtype=np.float64)))
     factor = float(np.sum(seen.astype(np.float64) * expected)) / norm if norm else 1.0
     error = np.abs(seen - expected).max(initial=0.0)
@@ -109,12 +112,12 @@ def _factor(seen: Array, expected: Array) -> float | None:
 
 
 def summands(evidence: Evidence) -> Cause | None:
-    """A sum of what it reads, one part of it missing or scaled."""
+    """A sum of its inputs in which one summand is missing or scaled."""
     return wrong_sum(evidence, evidence.summands)
 
 
 def wrong_sum(evidence: Evidence, parts: Mapping[str, Array]) -> Cause | None:
-    """Which part of a sum is not added as it should be; the factors are those that fit best."""
+    """Return the cause if one summand is missing or scaled; factors are fitted by least squares."""
     known = {words: value for words, value in parts.items() if value.size == evidence.seen.size}
     if not known:
         return None
@@ -129,7 +132,7 @@ def wrong_sum(evidence: Evidence, parts: Mapping[str, Array]) -> Cause | None:
 
 
 def no_bias(evidence: Evidence) -> Cause | None:
-    """A linear map whose bias was lost."""
+    """A linear layer without its bias."""
     biases = [evidence.model.get_submodule(module).bias for module in evidence.modules]
     if any(bias is None for bias in biases):
         return None
@@ -138,7 +141,7 @@ def no_bias(evidence: Evidence) -> Cause | None:
 
 
 def other_output(evidence: Evidence) -> Cause | None:
-    """What one part gives, activated or capped otherwise than in the model."""
+    """The output of a part with another activation or cap than the model's."""
     reads = [value for value in evidence.summands.values() if value.size == evidence.expected.size]
     kinds: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATIONS, "no activation": nn.Identity()}
     caps = {part.limit: part for part in evidence.model.modules() if isinstance(part, SoftCap)}

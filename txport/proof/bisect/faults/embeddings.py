@@ -1,4 +1,4 @@
-"""Faults of what goes into the first layer: the embeddings of tokens and of their positions."""
+"""Faults of the input embeddings: token embeddings, positions and segment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHIFTS = (1, -1, 2, -2)
 
 
 def moved(evidence: Evidence) -> Cause | None:
-    """Tokens stand at other positions than their own."""
+    """Tokens at wrong positions, or without positions."""
     table = _table(evidence)
     if table is None:
         return None
@@ -36,14 +36,14 @@ def moved(evidence: Evidence) -> Cause | None:
 
 
 def wrong_positions(evidence: Evidence) -> Cause | None:
-    """The table of positions, or the vector of the segment, is not the model's."""
+    """A table of positions or a segment vector that differs from the model's."""
     assert evidence.embedding is not None
     names = (f"{evidence.embedding.name}.{own}" for own in ("positions", "segment"))
     return next((describe_weight(evidence.wrong[name]) for name in names if name in evidence.wrong), None)
 
 
 def wrong_summand(evidence: Evidence) -> Cause | None:
-    """The tokens' part is scaled, that of the positions, or that of the segment."""
+    """A sum in which the token embedding, the position or the segment is missing or scaled."""
     parts = {"the embedding of a token": _looked_up(evidence)}
     table = _table(evidence)
     if table is not None:
@@ -55,7 +55,7 @@ def wrong_summand(evidence: Evidence) -> Cause | None:
 
 
 def position_rows(evidence: Evidence) -> Iterator[Array]:
-    """What PyTorch looks up for the positions, for each token or each row once, and the tokens' part of the sum."""
+    """Yield PyTorch's position vectors, per token and without repetitions, and the sum without them."""
     table = _table(evidence)
     if table is not None:
         own = _places(evidence, table)
@@ -70,20 +70,20 @@ def _part(evidence: Evidence) -> Embedding:
 
 
 def _table(evidence: Evidence) -> Array | None:
-    """PyTorch's table of positions (places, D), None where it adds none."""
+    """Return PyTorch's table of positions (positions, D); None if the model adds none."""
     positions = _part(evidence).positions
     return None if positions is None else positions.detach().numpy()
 
 
 def _looked_up(evidence: Evidence) -> Array:
-    """The vectors of the tokens that go in, as they lie in the table: (tokens, D)."""
+    """Return the token embeddings of the input before scaling: (tokens, D)."""
     assert evidence.embedding is not None
     call = evidence.embedding.inner_calls(_part(evidence).tokens)[0]
     return call.gave.reshape(-1, call.gave.shape[-1])
 
 
 def _places(evidence: Evidence, table: Array) -> Array:
-    """The row of PyTorch's table that it added for each token, in their order: the nearest to what it gives."""
+    """Return, for each token in order, the row of the position table that is nearest to PyTorch's added vector."""
     part = _part(evidence)
     segment = getattr(part, "segment", None)
     added = evidence.expected.reshape(-1, table.shape[1]) - _looked_up(evidence) * part.scale

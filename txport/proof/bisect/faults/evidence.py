@@ -1,4 +1,4 @@
-"""What fault models are given of a place that errs: figures, and the part of the model that computes there."""
+"""The evidence that fault models receive: a wrong value, and the part of the model that computes it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from txport.proof.bisect.calls import PartCall, Record
 
 Array = NDArray[Any]
 
-EXPLAINED = 0.02  # of the error may be left when a fault model is right
+EXPLAINED = 0.02  # share of the error that may remain if a fault model is right
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What went wrong, in a word and in a sentence."""
+    """The cause of an error: its kind, one word, and its description."""
 
     kind: str
     what: str
@@ -29,7 +29,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class WrongWeight:
-    """A weight as a graph and as the checkpoint has it, under the name that the graph gives it."""
+    """A weight as held by a graph and as in the checkpoint, with its name in the graph."""
 
     name: str
     held: Array
@@ -37,12 +37,12 @@ class WrongWeight:
 
 
 class Evidence(Protocol):
-    """A place of a model at which something else gives other values: a graph of it, or what it was imported from.
+    """A value at which a model and another source differ: a graph of the model, or the model it was imported from.
 
-    `expected` is what the model gives, `seen` what the other does, of which so much is `allowed`. `modules` are the
-    names of the parts at the place, `role` is the graph in which it is, `record` all calls of parts in that run.
-    `summands` are the values that came there, in words, `arrays` the inputs and outputs of the graph. `wrong` are
-    weights that the other has other numbers for, by the model's first name for them.
+    `expected` is the model's value, `seen` the other source's value; `allowed` is the maximum absolute difference.
+    `modules` are the names of the parts that compute the value, `role` is the graph with the value, and `record` has
+    all calls of parts in that run. `summands` are the inputs of the value, by description. `arrays` are the inputs and
+    outputs of the graph. `wrong` are weights that differ in the other source, by the model's first name of each.
     """
 
     model: Model
@@ -74,43 +74,43 @@ class Evidence(Protocol):
 
     @property
     def call(self) -> PartCall | None:
-        """The call of the part at the place; None where there is none."""
+        """The call of the part that computes the value; None if there is none."""
         ...
 
     @property
     def block(self) -> PartCall | None:
-        """The call of the attention or feed-forward whose result is there, but for its last linear map."""
+        """The call of the attention or feed-forward whose last linear layer reads the value, or None."""
         ...
 
     @property
     def embedding(self) -> PartCall | None:
-        """The call of the embedding, but for its norm, whose result is there."""
+        """The call of the embedding whose sum before the norm is the value, or None."""
         ...
 
     @property
     def frames(self) -> PartCall | None:
-        """The call of the part that reads frames whose result is there."""
+        """The call of the `Frames` part whose result is the value, or None."""
         ...
 
     def explains(self, hypothesis: Array) -> bool:
-        """Whether what a fault model gives is what was seen."""
+        """Return True if the result of a fault model equals `seen`, up to a small share of the error."""
         if hypothesis.size != self.seen.size:
             return False
         error = np.abs(self.expected - self.seen).max(initial=0.0)
         return bool(self.left(hypothesis) <= max(EXPLAINED * error, min(self.allowed, error / 4)))
 
     def left(self, hypothesis: Array) -> float:
-        """The largest difference between what a fault model gives and what was seen."""
+        """Return the largest absolute difference between the result of a fault model and `seen`."""
         return float(np.abs(hypothesis.reshape(self.seen.shape) - self.seen).max(initial=0.0))
 
     def best(self, hypotheses: Mapping[str, Array]) -> str | None:
-        """The hypothesis that explains what was seen, in words; of several that are much alike, the nearest."""
+        """Return the description of the nearest hypothesis that explains `seen`; None if none does."""
         found = [what for what, hypothesis in hypotheses.items() if self.explains(hypothesis)]
         return min(found, key=lambda what: self.left(hypotheses[what]), default=None)
 
 
 def last_map(part: nn.Module) -> nn.Module | None:
-    """The linear map that an attention or a feed-forward ends with."""
+    """Return the last linear layer of an attention or feed-forward; None for other parts."""
     if isinstance(part, Attention):
         return part.output
     return part.outer if isinstance(part, FeedForward | GatedFeedForward) else None

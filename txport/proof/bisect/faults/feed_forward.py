@@ -1,4 +1,4 @@
-"""Faults of a feed-forward before its last linear map: run again with another activation, or its maps exchanged."""
+"""Faults of a feed-forward before its last linear layer: another activation, or exchanged linear layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Part = FeedForward | GatedFeedForward
 
 
 class Together:
-    """What a feed-forward asks of `Ops`: several maps of one input."""
+    """The method of `Ops` that a feed-forward requires: several linear layers with one input."""
 
     def together(self, x: Tensor, *maps: Linear) -> tuple[Tensor, ...]:
         """See `Ops.together`."""
@@ -25,7 +25,7 @@ class Together:
 
 
 def read_by(evidence: Evidence) -> tuple[Part, Tensor]:
-    """PyTorch's feed-forward where this one errs, and what it reads."""
+    """Return PyTorch's feed-forward at the wrong value, and its input."""
     assert evidence.block is not None
     part = evidence.block.part
     x = evidence.block.arguments[0]
@@ -36,7 +36,7 @@ def read_by(evidence: Evidence) -> tuple[Part, Tensor]:
 
 @torch.inference_mode()
 def before_last(part: Part, x: Tensor, **changes: Any) -> Array:
-    """What the last linear map reads, with changes."""
+    """Return the input of the last linear layer, with changed attributes of the part."""
     changed: Any = altered(part, outer=nn.Identity(), **changes)
     found: Array = changed(x, Together()).numpy()
     return found
@@ -44,7 +44,7 @@ def before_last(part: Part, x: Tensor, **changes: Any) -> Array:
 
 @torch.inference_mode()
 def before_activation(part: Part, x: Tensor) -> Tensor:
-    """What the activation reads."""
+    """Return the input of the activation."""
     first = part.gate if isinstance(part, GatedFeedForward) else part.inner
     found: Tensor = first(x)
     return found
@@ -52,7 +52,7 @@ def before_activation(part: Part, x: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def other_activation(evidence: Evidence) -> Cause | None:
-    """An activation that is not the model's."""
+    """Another activation than the model's, or none."""
     part, x = read_by(evidence)
     kinds = {name: before_last(part, x, activation=name) for name in ACTIVATIONS}
     plain = before_activation(part, x)
@@ -63,7 +63,7 @@ def other_activation(evidence: Evidence) -> Cause | None:
 
 @torch.inference_mode()
 def exchanged(evidence: Evidence) -> Cause | None:
-    """A gated feed-forward whose two first maps change places, or one of which is left out."""
+    """A gated feed-forward with exchanged first linear layers, without one of them, or with an added gate."""
     part, x = read_by(evidence)
     if not isinstance(part, GatedFeedForward):
         return None

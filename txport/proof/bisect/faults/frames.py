@@ -1,4 +1,4 @@
-"""Faults of what goes into an encoder that reads frames: its convolutions, and the positions that are added."""
+"""Faults of the input of an audio encoder: its convolutions, and the positions that are added."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHIFTS = (1, -1)
 
 
 def no_channel_bias(evidence: Evidence) -> Cause | None:
-    """A convolution whose bias was lost."""
+    """A convolution without its bias."""
     part = _convolution(evidence)
     if part.bias is None:
         return None
@@ -31,7 +31,7 @@ def no_channel_bias(evidence: Evidence) -> Cause | None:
 
 @torch.inference_mode()
 def other_frames(evidence: Evidence) -> Cause | None:
-    """A convolution over other frames than PyTorch's: moved by one, or in the other order of its kernel."""
+    """A convolution whose frames are shifted by one, or whose kernel is reversed."""
     part = _convolution(evidence)
     call = evidence.call
     assert call is not None
@@ -52,13 +52,13 @@ def _convolution(evidence: Evidence) -> nn.Conv1d:
 
 
 def wrong_table(evidence: Evidence) -> Cause | None:
-    """The table of positions is not the model's."""
+    """A table of positions that differs from the model's."""
     name = f"{_frames(evidence).name}.positions"
     return describe_weight(evidence.wrong[name]) if name in evidence.wrong else None
 
 
 def other_places(evidence: Evidence) -> Cause | None:
-    """Positions that are not added, or those of other places."""
+    """Positions that are not added, or are off by one."""
     part = _part(evidence)
     table = part.positions.detach().double().numpy()
     convolved = evidence.expected.reshape(-1, *table.shape) - table  # (B, T, D)
@@ -70,7 +70,7 @@ def other_places(evidence: Evidence) -> Cause | None:
 
 @torch.inference_mode()
 def other_bend(evidence: Evidence) -> Cause | None:
-    """Another activation behind the last convolution."""
+    """Another activation after the last convolution, or none."""
     part = _part(evidence)
     x = _frames(evidence).inner_calls(part.second)[0].result
     others = {name: bend for name, bend in ACTIVATIONS.items() if name != part.activation}

@@ -1,4 +1,4 @@
-"""Faults of a norm: that of another kind, without its weight or bias, or with another epsilon."""
+"""Faults of a norm: another kind of norm, a missing weight or bias, or another epsilon."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NORMALISE: dict[str, Normalise] = {
 
 
 def _read(evidence: Evidence) -> tuple[Any, Tensor, Tensor, Tensor | None]:
-    """The norm, what it reads, its weight and its bias."""
+    """Return the norm, its input, its weight and its bias (None if it has none)."""
     assert evidence.call is not None
     norm: Any = evidence.call.part
     x = evidence.call.arguments[0]
@@ -51,7 +51,7 @@ def _read(evidence: Evidence) -> tuple[Any, Tensor, Tensor, Tensor | None]:
 
 @torch.inference_mode()
 def other_norm(evidence: Evidence) -> Cause | None:
-    """A norm of another kind, with the same weight and bias."""
+    """A norm of another kind with the same weight, with or without the bias."""
     norm, x, weight, bias = _read(evidence)
     own = next(name for kind, name in OWN.items() if isinstance(norm, kind))
     for name, normalise in NORMALISE.items():
@@ -65,7 +65,7 @@ def other_norm(evidence: Evidence) -> Cause | None:
 
 @torch.inference_mode()
 def other_affine(evidence: Evidence) -> Cause | None:
-    """A norm without its weight or bias, or with a weight that counts from 1."""
+    """A norm without its weight or bias, or with 1 + weight."""
     norm, x, weight, bias = _read(evidence)
     own = next(name for kind, name in OWN.items() if isinstance(norm, kind))
     plain = NORMALISE[own](x, norm.eps)
@@ -78,7 +78,7 @@ def other_affine(evidence: Evidence) -> Cause | None:
 
 @torch.inference_mode()
 def epsilon(evidence: Evidence) -> Cause | None:
-    """A norm with another epsilon: the one that fits best."""
+    """A norm with another epsilon; the value that fits best is tried."""
     norm, x, _, _ = _read(evidence)
 
     def run(eps: float) -> Any:

@@ -1,4 +1,4 @@
-"""Faults of positions within an attention: rotary ones, and those that distances stand for."""
+"""Faults of positions in attention: rotary and relative positions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Array = NDArray[Any]
 Turn = Callable[[Tensor, Tensor], Tensor]
 
 SHIFTS = (1, -1, 2, -2)
-BASES = (1e2, 1e3, 1e4, 1e5, 2.5e5, 5e5, 1e6, 5e6, 1e7)  # of published models, and what lies between them
-BETWEEN = (10.0, 1e9)  # where another is looked for
+BASES = (1e2, 1e3, 1e4, 1e5, 2.5e5, 5e5, 1e6, 5e6, 1e7)  # bases of published models, and values between them
+BETWEEN = (10.0, 1e9)  # range in which the base is fitted
 WHO = {(True, True): "queries and keys", (True, False): "queries", (False, True): "keys"}
 
 
 def turns(rotary: Rotary) -> Iterator[tuple[str, Turn]]:
-    """Other ways to turn heads (B, N, T, H) at positions, in words."""
+    """Yield (description, function) for wrong rotations of heads (B, N, T, H) at positions."""
     yield "not turned by their positions", lambda x, places: x
     for shift in SHIFTS:
         yield f"turned by positions that are off by {shift:+d}", _moved(rotary, shift)
@@ -42,14 +42,14 @@ def turns(rotary: Rotary) -> Iterator[tuple[str, Turn]]:
 
 
 def fitted_turn(key: PartCall, evidence: Evidence, run: Callable[[Turn], Array]) -> Iterator[tuple[str, Turn]]:
-    """Angles of the base that fits best, where it is none of those that are tried; `run` tells what a turn gives."""
+    """Yield the rotation with the base that fits best; `run` returns the result under a rotation."""
     rotary = key.part
     places = key.arguments[1]
     assert isinstance(rotary, Rotary)
     own = _base_of(rotary)
     if own is None or places is None:
         return
-    longest = int(places.max()) + 1  # a table of all positions is too large to be made for each try
+    longest = int(places.max()) + 1  # a table of all positions is too large to build for each attempt
     best = fitted(evidence, lambda base: run(_of_base(rotary, base, longest)), *BETWEEN)
     yield f"turned by angles of the base {best:.6g}, the model's is {own:.4g}", _of_base(rotary, best, longest)
 
@@ -59,7 +59,7 @@ def _moved(rotary: Rotary, shift: int) -> Turn:
 
 
 def _of_other_bases(rotary: Rotary) -> Iterator[tuple[str, Turn]]:
-    """Angles whose speeds fall faster, or less fast, from pair to pair."""
+    """Yield rotations with other bases of the inverse frequencies."""
     own = _base_of(rotary)
     for base in BASES if own is not None else ():
         if not math.isclose(base, own or 0.0, rel_tol=1e-3):
@@ -70,7 +70,7 @@ def _of_other_bases(rotary: Rotary) -> Iterator[tuple[str, Turn]]:
 
 
 def _base_of(rotary: Rotary) -> float | None:
-    """Of which the slowest angle is; None for too few positions or pairs to tell."""
+    """Return the base, from the lowest inverse frequency; None if there are too few positions or pairs."""
     longest, half = rotary.cos.shape
     if longest < 2 or half < 2:
         return None
@@ -85,7 +85,7 @@ def _of_base(rotary: Rotary, base: float, longest: int) -> Rotary:
 
 
 def other_turn(evidence: Evidence) -> Cause | None:
-    """Queries, keys or both that are turned otherwise."""
+    """Queries, keys or both with a wrong rotation."""
     block = evidence.block
     given = read_by(evidence)
     assert block is not None
@@ -110,7 +110,7 @@ def other_turn(evidence: Evidence) -> Cause | None:
 
 
 def other_cached_turn(evidence: Evidence) -> Cause | None:
-    """Keys that are turned otherwise before they are cached."""
+    """Cached keys with a wrong rotation."""
     expected = torch.from_numpy(evidence.expected)
     for call in (each for calls in evidence.record.values() for each in calls if isinstance(each.part, Attention)):
         found = _turned_in(call)
@@ -132,7 +132,7 @@ def other_cached_turn(evidence: Evidence) -> Cause | None:
 
 
 def _turned_in(call: PartCall) -> tuple[Rotary, tuple[PartCall, PartCall]] | None:
-    """The rotary part of an attention, and its calls for queries and for keys; None if it has none."""
+    """Return the rotary part of an attention, and its calls for queries and for keys; None if there is none."""
     rotary = call.part.rotary if isinstance(call.part, Attention) else None
     calls = [] if rotary is None else call.inner_calls(rotary)
     if rotary is None or len(calls) < 2:
@@ -151,7 +151,7 @@ def _again(call: PartCall, turn: Turn) -> Tensor:
 
 
 def other_distances(evidence: Evidence) -> Cause | None:
-    """What distances add to an attention is left out, or looked up for others."""
+    """Relative positions that are left out, or are looked up for wrong distances."""
     given = read_by(evidence)
     core = given.core
     if not isinstance(core, DotProduct) or given.distances is None:
@@ -176,7 +176,7 @@ def _without(core: DotProduct, given: Attended) -> Iterator[tuple[str, Attended]
 
 
 class ChangedDistances(nn.Module):
-    """A part of distances that is asked for others."""
+    """A relative position part that receives changed distances."""
 
     def __init__(self, part: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class ChangedDistances(nn.Module):
 
 
 def _of_others(core: DotProduct, given: Attended) -> Iterator[tuple[str, Attended]]:
-    """Each part of distances, and all of them, with other distances; buckets and limits that are not the model's."""
+    """Yield attention with changed distances, other buckets or other limits, for each relative part and for all."""
     parts = {name: getattr(core, name) for name in ("bias", "relative_keys", "relative_values")}
     parts = {name: part for name, part in parts.items() if part is not None}
     changes: dict[str, Callable[[Tensor], Tensor]] = {
@@ -210,7 +210,7 @@ def _of_others(core: DotProduct, given: Attended) -> Iterator[tuple[str, Attende
 
 
 def _wide(part: nn.Module) -> nn.Module:
-    """A part that is not at its end one distance further."""
+    """Return a part that accepts distances up to one beyond its longest."""
     if not isinstance(part, RelativeBias):
         return part
     ends = torch.cat([part.bucket[:1], part.bucket, part.bucket[-1:]])
@@ -218,7 +218,7 @@ def _wide(part: nn.Module) -> nn.Module:
 
 
 def _buckets(bias: RelativeBias) -> Iterator[tuple[str, RelativeBias]]:
-    """A bias with other buckets."""
+    """Yield relative biases with other buckets."""
     own = "both ways" if bias.both_ways else "one way"
     other = "one way" if bias.both_ways else "both ways"
     sizes = {"buckets": bias.buckets, "farthest": bias.farthest, "longest": bias.longest}
@@ -237,7 +237,7 @@ def _buckets(bias: RelativeBias) -> Iterator[tuple[str, RelativeBias]]:
 
 
 def _clipped(vectors: dict[str, RelativeVectors]) -> Iterator[tuple[str, dict[str, nn.Module]]]:
-    """Vectors of which those beyond a smaller distance are all alike, or that count from another middle."""
+    """Yield relative vectors that are clipped at a smaller distance."""
     if not vectors:
         return
     farthest = next(iter(vectors.values())).farthest
