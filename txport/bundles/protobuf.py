@@ -29,7 +29,7 @@ def opened(path: Path) -> Iterator[mmap.mmap]:
 
 
 def fields(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """The number and the wire type of each field in a message, and where its value lies."""
+    """Yield the number and wire type of each field in a message, and the position of its value."""
     while start < end:
         tag, start = varint(content, start, end)
         kind = tag & 7
