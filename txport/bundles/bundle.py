@@ -1,4 +1,4 @@
-"""A bundle: the graphs, the tokenizers, and `txport.json`, the manifest that says what they are and proves it."""
+"""A bundle: graphs, tokenizers and `txport.json`, the manifest that describes them and contains their hashes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from txport.models.names import COMPANIONS, LARGEST_SAMPLES, MANIFEST, SAMPLES
 from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import sha256
 
-LOOPS = frozenset({"Loop", "Scan"})  # no exporter writes them, but the one loop of a single graph
-# Operators that may do without an input; ONNX Runtime 1.31 dies of one that may not.
+LOOPS = frozenset({"Loop", "Scan"})  # only the single graph has one: its search loop
+# Operators with optional inputs; ONNX Runtime 1.31 crashes if a required input of an operator is missing.
 OPTIONAL = frozenset(
     {
         "Attention",
@@ -36,10 +36,10 @@ OPTIONAL = frozenset(
 
 @dataclass(frozen=True)
 class Bundle:
-    """A folder on disk whose files are what its manifest says.
+    """A folder on disk and its manifest.
 
-    `measured` is how far it was from PyTorch, if it was exported just now: that depends on the machine, and what lies
-    in the folder does not.
+    `measured`: the differences from PyTorch, if the bundle was exported by this process. They depend on the machine,
+    and are therefore not stored in the folder.
     """
 
     path: Path
@@ -47,7 +47,7 @@ class Bundle:
     measured: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def file(self, role: str) -> Path:
-        """The path of one graph."""
+        """Return the path of the graph with this role."""
         return self.path / self.manifest.graphs[role].file
 
     def require_source(self, name: str, sha256: str) -> None:
@@ -56,23 +56,23 @@ class Bundle:
             raise UnsupportedError(f"{self.path} was not made from this {name}: their hashes differ")
 
     def require_model(self, described: Mapping[str, Any]) -> None:
-        """Raise `BundleError` unless the manifest says of the model what its checkpoint does (`Checkpoint.described`).
+        """Raise `BundleError` unless the manifest describes the model as its checkpoint does (`Checkpoint.described`).
 
-        Who made a bundle may have edited the manifest, and the hashes of files would not show it.
+        The manifest may have been edited, which the hashes of files do not detect.
         """
         for where, found, expected in self.manifest.differences(described):
             what = f"{where} {quoted(found)}, its checkpoint {quoted(expected)}"
             raise BundleError(f"{self.path / self.manifest.written_in} says {what}; export it again")
 
     def require_weights(self) -> None:
-        """Raise `BundleError` for a bundle that has none."""
+        """Raise `BundleError` if the bundle has no weights."""
         if self.manifest.weightless:
             fix = "they can't be run or compared; export it again without --weights none"
             raise BundleError(f"{self.path} has graphs without weights; {fix}")
 
     @property
     def samples(self) -> list[str]:
-        """Real inputs that came with the checkpoint, one a line; none if it has no such file."""
+        """Sample inputs of the checkpoint, one per line of the file; empty if there is no such file."""
         file = self.path / SAMPLES
         try:
             return read_text(file, LARGEST_SAMPLES).splitlines() if file.exists() else []
@@ -81,17 +81,17 @@ class Bundle:
 
     @property
     def texts(self) -> Mapping[str, Path | str]:
-        """Its tokenizers, and how it uses texts: what `tokenizer_of` takes."""
+        """The tokenizers and text settings, as `tokenizer_of` accepts them."""
         return self.manifest.texts_in(self.path)
 
     @property
     def size(self) -> int:
-        """Bytes on disk of everything that the manifest lists."""
+        """Total size in bytes of all files that the manifest lists."""
         return sum(entry["bytes"] for entry in self.manifest.files.values())
 
 
 def seal(folder: Path, manifest: Manifest) -> Bundle:
-    """Write the README and the manifest over the files that lie in `folder`."""
+    """Write the README and the manifest of the files in `folder`, and return the bundle."""
     found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     page = readme(manifest, [path.relative_to(folder).as_posix() for path in found if path != folder / README])
     (folder / README).write_text(page, encoding="utf-8", newline="\n")
@@ -105,7 +105,7 @@ def seal(folder: Path, manifest: Manifest) -> Bundle:
 
 
 def load_bundle(path: Path) -> Bundle:
-    """Read a bundle and check every file against its hash; `BundleError` names what does not match."""
+    """Read a bundle and check every file against its hash; raise `BundleError` with the files that do not match."""
     bundle = Bundle(path, read_manifest(path))
     if problems := damage(bundle):
         raise BundleError(f"{path}: {'; '.join(problems)}; export it again")
@@ -113,7 +113,7 @@ def load_bundle(path: Path) -> Bundle:
 
 
 def damage(bundle: Bundle) -> list[str]:
-    """What is wrong with the files of a bundle: missing, altered, added; none if each is what its hash says."""
+    """List the problems of the files of a bundle (missing, altered, added, unsafe graphs); empty if there are none."""
     problems = [problem for name in bundle.manifest.files if (problem := _problem(bundle, name))]
     read = [name for name in COMPANIONS if (bundle.path / name).exists()]
     added = [name for name in read if name not in bundle.manifest.files]
@@ -135,7 +135,7 @@ def _problem(bundle: Bundle, name: str) -> str | None:
 
 
 def _strange(bundle: Bundle, role: str) -> list[str]:
-    """What is wrong with a graph before any runtime sees it: files that nobody vouches for, and loops."""
+    """List the problems of a graph before a runtime loads it, such as unlisted weight files and loops."""
     file = bundle.manifest.graphs[role].file
     try:
         outline = read_outline(bundle.path / file)
@@ -144,7 +144,7 @@ def _strange(bundle: Bundle, role: str) -> list[str]:
     folder = PurePosixPath(file).parent
     files = bundle.manifest.files
     places = {name: (folder / name).as_posix() for name in outline.files}
-    if bundle.manifest.weightless:  # nothing reads what is not there
+    if bundle.manifest.weightless:  # missing weight files are never read
         places = {name: place for name, place in places.items() if place in files or not is_beside(name)}
     strange = sorted(name for name, place in places.items() if place not in files or place == file)
     allowed = {"Loop"} if role == GENERATE else set()

@@ -1,4 +1,4 @@
-"""The contract of each target: the graphs that its bundles have for a model, made from the model's facts."""
+"""The contract of each target: functions that return the graphs of its bundles, given a model's facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the file of a graph declares: inputs, outputs, weights; read without the onnx package, before any runtime."""
+"""Inputs, outputs and weights that a graph file declares, read without the onnx package or a runtime."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Place = tuple[int, int]
 
 
 def read_signature(path: Path) -> tuple[Ports, Ports]:
-    """The inputs and outputs of the graph in a file, its initializers left out; `BundleError` for what is no graph."""
+    """Return the inputs and outputs of a graph file, without initializers; raise `BundleError` for an invalid file."""
     sides: dict[str, list[Port]] = {"input": [], "output": []}
     weights: set[str] = set()
     with opened(path) as content:
@@ -122,7 +122,7 @@ class Initializer:
 
 
 def read_initializers(path: Path) -> list[Initializer]:
-    """The initializers of a graph and of its branches; `BundleError` for what is no ONNX file."""
+    """Return the initializers of a graph and its branches; raise `BundleError` if the file is not ONNX."""
     with opened(path) as content:
         found = list[Initializer]()
         readers = dict[str, str]()

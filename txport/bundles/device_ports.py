@@ -1,9 +1,9 @@
 """The inputs and outputs of the graphs of the cuda target, whose state never leaves the device.
 
-A cache is (rows, capacity, G x H), its heads side by side, in the type of the bundle; everything else is float32 or
-int64. A step gives what the next one reads: `next_ids` may be bound onto `input_ids`, `present_lengths` onto
-`past_lengths` and each `present` cache onto its `past`, so that a greedy step needs nothing of the host. Graphs that
-hold no weights move the state: they pick rows of it, lengthen it, and let other rows in.
+A cache has shape (rows, capacity, G x H) and the dtype of the bundle; all other ports are float32 or int64. The outputs
+of a step are inputs of the next: `next_ids` can be bound to the memory of `input_ids`, `present_lengths` to
+`past_lengths` and each `present` cache to its `past`. Therefore a greedy step needs no data from the host. Graphs
+without weights move the state: they select rows, extend the capacity, and insert other rows.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from txport.bundles.ports import (
 )
 from txport.models.facts import LENGTH, Facts, Owner, StateTensor, Task
 
-WIDE = "float32"  # of what is no cache
-ON_HOST = (COUNT, MORE)  # inputs whose numbers the host reads
+WIDE = "float32"  # dtype of inputs and outputs that are not caches
+ON_HOST = (COUNT, MORE)  # inputs in host memory
 CAPTURED = (STEP,)  # graphs that are replayed as one CUDA graph
 SELECTED, ADMITTED = "selected_rows", "admitted_rows"
 
 
 def flat_dims(tensor: StateTensor, rows: Dim, length: Dim) -> tuple[Dim, ...]:
-    """(rows, length, G x H) of a tensor of the state."""
+    """Return the dims (rows, length, G x H) of a state tensor."""
     return rows, length, math.prod(dim for dim in tensor.dims if isinstance(dim, int))
 
 
 def _seq2seq(facts: Facts, dtype: str) -> tuple[Graph, ...]:
-    """Encoder, one step of the decoder, and what moves the state of rows and of sources."""
+    """Return the encoder, one step of the decoder, and the graphs that move the state of rows and of sources."""
     lengths = Port(SOURCE_LENGTHS, "int64", (BATCH,))
     encoder = Graph(
         ENCODER, "onnx/encoder.onnx", (source_port(facts, WIDE), lengths), _cross(facts, dtype, places_of(facts))
@@ -71,7 +71,7 @@ def _seq2seq(facts: Facts, dtype: str) -> tuple[Graph, ...]:
 
 
 def _causal(facts: Facts, dtype: str) -> tuple[Graph, ...]:
-    """Prompts into the caches, one step, and what moves the state of rows."""
+    """Return the graph that writes prompts into the caches, one step, and the graphs that move the state of rows."""
     inputs = (
         Port(INPUT_IDS, "int64", (BATCH, TOKENS)),
         Port(PAST_LENGTHS, "int64", (BATCH,)),  # the same in all rows
@@ -91,7 +91,7 @@ def _encode(facts: Facts, dtype: str) -> tuple[Graph, ...]:
 
 
 def _step(facts: Facts, dtype: str, source: tuple[Port, ...]) -> Graph:
-    """One token of every row; `source` are the ports of what the rows of a source share."""
+    """Return the graph of one step: one token per row; `source`: the inputs that the rows of a source share."""
     inputs = (
         Port(INPUT_IDS, "int64", (BATCH, BEAMS)),
         Port(PAST_LENGTHS, "int64", (ALL_ROWS,)),
@@ -136,7 +136,7 @@ def _of_sources(kept: Sequence[Port]) -> tuple[Graph, ...]:
 
 
 def _moving(kept: Sequence[Port], select: str, grow: str, admit: str) -> tuple[Graph, ...]:
-    """What picks rows of tensors, what gives each more places, zeros, and what puts rows of others in their rows."""
+    """Return graphs that select rows, append zeros to the capacity, and replace rows by those of other tensors."""
 
     def named(prefix: str, rows: Dim, extra: str = "") -> tuple[Port, ...]:
         return tuple(

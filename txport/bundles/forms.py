@@ -1,4 +1,4 @@
-"""How a bundle holds its weights: the form of a matrix, and which of the checkpoint's weights an initializer is."""
+"""Storage of weights in a bundle: the form of each matrix, and the checkpoint's weights in each initializer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DESCRIPTIONS = {"plain": "fp32", "dynamic": "dynamic int8", "rows": "int8 rows",
 
 @dataclass(frozen=True)
 class Form:
-    """How the numbers of a matrix (out, in) are held. Raises `ValueError` for a form that there is not.
+    """The storage form of a matrix (out, in). Raises `ValueError` for an unknown form.
 
     `plain` is fp32. `dynamic`, `rows` and `invariant` have one scale for each row of `out`, `blocks` one for each
     `block` of inputs.
@@ -34,20 +34,20 @@ class Form:
 
     @property
     def has_row_scales(self) -> bool:
-        """Whether there is one scale for each row of `out`."""
+        """Whether there is one scale per row of `out`."""
         return self.kind in ("dynamic", "rows", "invariant")
 
     def describe(self) -> str:
-        """For people: `int8 invariant`, `4-bit blocks of 32`."""
+        """Return a readable name, such as `int8 invariant` or `4-bit blocks of 32`."""
         return DESCRIPTIONS.get(self.kind, f"{self.bits}-bit blocks of {self.block}")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: Any) -> Form:
-        """Of JSON values; `TypeError` or `ValueError` for what is no form."""
+        """Create a form from JSON values; raise `TypeError` or `ValueError` for invalid ones."""
         _check_keys("a form", values, {"kind", "bits", "block"}, {"kind", "bits"})
         kind = values["kind"]
         bits = values["bits"]
@@ -62,7 +62,7 @@ DYNAMIC, ROWS, INVARIANT = (Form(kind, 8) for kind in ("dynamic", "rows", "invar
 
 
 def blocks_of(bits: int, block: int) -> Form:
-    """The form with a scale for each block of inputs."""
+    """Return the form with one scale per block of inputs."""
     return Form("blocks", bits, block)
 
 
@@ -85,16 +85,16 @@ class Stored:
 
     @property
     def lookup_zeros(self) -> str | None:
-        """The initializer with what stands for zero in the blocks of a lookup, in graphs that say it."""
+        """The name of the initializer with the zero points of a lookup, in graphs that have one."""
         return None if self.lookup_scales is None else f"{self.lookup_scales}.zeros"
 
     @property
     def is_quantised(self) -> bool:
-        """Whether the numbers are held in fewer bits than fp32."""
+        """Whether the numbers are stored in fewer bits than fp32."""
         return self.form not in (None, PLAIN)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, without what is None."""
+        """Return JSON values, without those that are None."""
         form = self.form and self.form.to_dict()
         sizes = None if self.sizes is None else list(self.sizes)
         values = {**vars(self), "weights": list(self.weights), "form": form, "sizes": sizes}
@@ -102,7 +102,7 @@ class Stored:
 
     @classmethod
     def from_dict(cls, values: Any) -> Stored:
-        """Of JSON values; `TypeError` or `ValueError` for what no initializer can be."""
+        """Create an instance from JSON values; raise `TypeError` or `ValueError` for invalid ones."""
         _check_keys("a stored weight", values, {each.name for each in dataclasses.fields(cls)}, {"weights"})
         weights = values["weights"]
         form = values.get("form")
@@ -135,7 +135,7 @@ def _check_keys(what: str, values: Any, known: set[str], needed: set[str]) -> No
 
 
 def require_distinct(table: Sequence[Stored]) -> None:
-    """Raise `ValueError` if a weight is said to lie in two initializers."""
+    """Raise `ValueError` if a weight is in two initializers."""
     seen: set[str] = set()
     for name in (name for stored in table for name in stored.weights):
         if name in seen:

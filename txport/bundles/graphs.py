@@ -1,4 +1,4 @@
-"""The graphs of a bundle as ONNX files: which other files they read, and their content."""
+"""The ONNX files of a bundle: the files that they refer to, their operators and their tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-# Where ONNX's protobuf schema names files and operators: message -> number of a field -> what that is.
+# Fields of ONNX's protobuf schema with names of files and operators: message -> field number -> meaning.
 # https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 MESSAGES: dict[str, dict[int, str]] = {
     "model": {7: "graph", 8: "opset", 14: "metadata", 20: "training", 25: "function"},
@@ -37,22 +37,22 @@ ENTRY = {1: "key", 2: "value"}
 OPERATOR, INPUT, DOMAIN = "operator", "input", "domain"
 STANDARD = ("", "ai.onnx")  # names of the standard's domain
 KINDS = ("location", OPERATOR, "opset", "gap", "metadata")  # of what is named
-GIVEN = {"tensor": {8: "name"}, "value": {1: "name"}, "sparse": {1: "tensor"}}  # where names of what is there stand
+GIVEN = {"tensor": {8: "name"}, "value": {1: "name"}, "sparse": {1: "tensor"}}  # names of weights and inputs
 READ = {1: INPUT, 2: "output"}
 LONGEST_NAME = 200  # characters
 DEEPEST = 100  # messages in messages: protobuf's own limit
 
 
 class Outline(NamedTuple):
-    """What a graph file names: the files from which it takes tensors, the operators of its nodes, and their opsets.
+    """The names in a graph file: files with its tensors, operators of its nodes, opsets and metadata.
 
-    An opset is a domain, "" for the standard's, and a version. `metadata` is what the file says of itself.
+    An opset is a domain ("" for the standard one) and a version.
     """
 
     files: frozenset[str]
-    operators: Counter[str]  # how often each occurs, with its domain unless it is the standard's; in branches too
+    operators: Counter[str]  # counts, branches included; names have their domain unless it is the standard one
     opsets: frozenset[tuple[str, int]]
-    gaps: frozenset[str]  # operators of nodes that leave an input out
+    gaps: frozenset[str]  # operators of nodes with an omitted input
     metadata: Mapping[str, str]
 
     @property
@@ -62,10 +62,10 @@ class Outline(NamedTuple):
 
 
 def read_outline(path: Path) -> Outline:
-    """What a graph names, those of its branches and functions too; `BundleError` for what is no ONNX file.
+    """Read the names in a graph, its branches and functions; raise `BundleError` if it is not an ONNX file.
 
-    It reads the protobuf itself: the runtimes that open such files must not be the first to see their names, and the
-    onnx package is not there where bundles run.
+    The protobuf is parsed here, because names must be checked before a runtime opens the file, and because the onnx
+    package is not installed where bundles run.
     """
     found: dict[str, Counter[Any]] = {kind: Counter() for kind in KINDS}
     with opened(path) as content:
@@ -79,9 +79,9 @@ def read_outline(path: Path) -> Outline:
 
 
 def require_order(path: Path) -> None:
-    """Raise `BundleError` where a node reads what nothing before it gives: engines that trust in it crash at a circle.
+    """Raise `BundleError` if the nodes are not in topological order: some runtimes crash at a cycle.
 
-    Branches are left alone.
+    Branches are not checked.
     """
     with opened(path) as content:
         missing = _out_of_order(content)
@@ -92,7 +92,7 @@ def require_order(path: Path) -> None:
 
 
 def _out_of_order(content: mmap.mmap) -> str | None:
-    """The first name that a node reads and nothing before it gives."""
+    """Return the first name that a node reads before anything outputs it, or None."""
     parts = list(graph_fields(content, {1: "node", 5: "tensor", 11: "value", 15: "sparse"}))
     given = {b""} | {name for kind, *place in parts for name in _given(content, kind, *place)}
     for _, start, end in (each for each in parts if each[0] == "node"):
@@ -105,13 +105,13 @@ def _out_of_order(content: mmap.mmap) -> str | None:
 
 
 def graph_fields(content: mmap.mmap, schema: Mapping[int, str]) -> Iterator[tuple[str, int, int]]:
-    """What each field of a model's graph is that the schema knows, and where its value lies."""
+    """Yield the meaning, start and end of each field of a model's graph that is in the schema."""
     for _, start, end in known(content, 0, len(content), {7: "graph"}):
         yield from known(content, start, end, schema)
 
 
 def _given(content: mmap.mmap, kind: str, start: int, end: int) -> Iterator[bytes]:
-    """The names of what is there before any node: weights, and inputs of the graph."""
+    """Yield the names of weights and of inputs of the graph."""
     for inner, low, high in known(content, start, end, GIVEN.get(kind, {})):
         if inner == "name":
             yield content[low:high]
@@ -120,7 +120,7 @@ def _given(content: mmap.mmap, kind: str, start: int, end: int) -> Iterator[byte
 
 
 def _names(content: mmap.mmap) -> Iterator[tuple[str, Any]]:
-    """The kind of each name and the name."""
+    """Yield the kind of each name, and the name."""
     pending = [("model", 0, len(content), 0)]
     while pending:
         message, start, end, depth = pending.pop()
@@ -151,10 +151,10 @@ def _names(content: mmap.mmap) -> Iterator[tuple[str, Any]]:
 
 
 def read_model(path: Path, *, weights: bool = True) -> onnx.ModelProto:
-    """A graph with all its tensors in place, or, without `weights`, with those that lie in the file itself.
+    """Read a graph with all its tensors or, without `weights`, with those in the file itself.
 
-    Needs onnx. Raises `BundleError` for a file that holds no graph, or tensors that lie nowhere. Links are followed:
-    what counts is the hash of what they lead to.
+    Needs onnx. Raises `BundleError` for a file without a graph, and for tensors whose data is missing. Links are
+    followed, because hashes are those of their targets.
     """
     import onnx
     from google.protobuf.message import DecodeError
@@ -171,7 +171,7 @@ def read_model(path: Path, *, weights: bool = True) -> onnx.ModelProto:
 
 
 def read_ir(path: Path) -> ir.Model:
-    """A graph as onnx_ir holds it, which needs onnx; weights in other files stay there, unless these are links.
+    """Read a graph with onnx_ir, which needs onnx; weights in other files are not loaded unless a file is a link.
 
     ONNX Runtime follows no links from a graph in memory. Raises `BundleError`.
     """
@@ -188,13 +188,13 @@ def read_ir(path: Path) -> ir.Model:
         raise BundleError(f"{path} is not a whole ONNX file: {brief(error)}") from error
 
 
-Maps = dict[tuple[Any, ...], NDArray[Any]]  # what lies where in files, mapped into memory
+Maps = dict[tuple[Any, ...], NDArray[Any]]  # (file, offset, dtype, dims) -> memory-mapped array
 
 
 def mapped(tensor: onnx.TensorProto, path: Path, maps: Maps) -> NDArray[Any]:
-    """The numbers of a tensor of a graph at `path`: those in another file are mapped into memory, read-only.
+    """Return the values of a tensor of a graph at `path`; those in another file are memory-mapped, read-only.
 
-    What is in `maps` already is the same array again. Needs onnx. Raises `BundleError` for what lies nowhere.
+    Arrays that are already in `maps` are reused. Needs onnx. Raises `BundleError` if the data is missing.
     """
     import onnx
 
@@ -216,7 +216,7 @@ def mapped(tensor: onnx.TensorProto, path: Path, maps: Maps) -> NDArray[Any]:
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """The tensors that a graph and its branches hold."""
+    """Yield the tensors of a graph and its branches."""
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
@@ -226,7 +226,7 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def _take_in(tensor: Any, path: Path) -> None:
-    """Put the data of a tensor where those of others lie."""
+    """Load the data of a tensor from its external file into the tensor."""
     file, offset, length = _place(tensor, path)
     with file.open("rb") as stream:
         stream.seek(offset)
@@ -236,7 +236,7 @@ def _take_in(tensor: Any, path: Path) -> None:
 
 
 def _place(tensor: Any, path: Path) -> tuple[Path, int, int]:
-    """The file in which a tensor lies, from where on, and how many bytes it has."""
+    """Return the external file of a tensor, its offset and its length in bytes."""
     entries: Mapping[str, str] = {entry.key: entry.value for entry in tensor.external_data}
     file = path.parent / contained(entries["location"])
     offset = int(entries.get("offset", 0))
@@ -248,7 +248,7 @@ def _place(tensor: Any, path: Path) -> tuple[Path, int, int]:
 
 
 def is_beside(name: str) -> bool:
-    """Whether a name is the plain one of a file in the same folder."""
+    """Return whether a name is that of a file in the same folder."""
     try:
         return "/" not in contained(name)
     except ValueError:
@@ -256,7 +256,7 @@ def is_beside(name: str) -> bool:
 
 
 def contained(name: str) -> str:
-    """A name of a file under some folder, if it is one; `ValueError` for one that may lead elsewhere."""
+    """Return a relative file name unchanged; raise `ValueError` if it could lead out of the folder."""
     path = PurePosixPath(name)
     odd = len(name) > LONGEST_NAME or not name.isprintable() or any(each in name for each in '\\:*?"<>|')
     if odd or not name or path.is_absolute() or path.as_posix() != name or ".." in path.parts:

@@ -1,4 +1,4 @@
-"""The manifest of a bundle, `txport.json`: what its graphs are, what they were made from, and each file's hash."""
+"""The manifest of a bundle, `txport.json`: its graphs, the checkpoint, and the hash of each file."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from txport.models.names import MANIFEST, TARGET_TOKENIZER, TEXT, TOKENIZER
 
 FORMAT = 7
 TARGETS = tuple(CONTRACTS)
-# precision -> NumPy's name for the type of caches and logits; of the weights, if they are not quantised, too.
+# precision -> NumPy dtype of caches and logits, and of weights that are not quantised.
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "float32", "int4": "float32"}
-# What there is of each target; the first is what an export takes where none is asked for.
+# Precisions of each target; the first is the default of an export.
 OFFERED = {
     "portable": ("fp32", "fp16"),
     "cpu": ("fp32", "int8", "int4"),
     "cuda": ("fp16", "bf16", "fp32", "int8", "int4"),
 }
-# The largest share of the weights that `export --auto` keeps in fp32, of those that int8 or int4 quantises. With a
-# quarter, int8 takes 14 bits a weight and int4 11; with a third, int8 would take 16, as much as half precision.
+# The largest share of the quantised weights that `export --auto` keeps in fp32. With a quarter, int8 needs 14 bits per
+# weight and int4 11; with a third, int8 would need 16, as many as half precision.
 AUTO_LIMIT = 0.25
-RARE = ("weightless", "single")  # what a manifest says only where it is so
+RARE = ("weightless", "single")  # omitted from JSON if false
 
 
 def is_quantised(target: str, precision: str) -> bool:
-    """Whether the weights of such a bundle take fewer bits than a floating point number."""
+    """Return whether a bundle of this target and precision has quantised weights."""
     return target in ("cpu", "cuda") and precision in ("int8", "int4")
 
 
 def arithmetic_of(target: str, precision: str) -> str:
-    """What such a bundle computes in: with quantised weights, kernels of the cuda target multiply in fp16."""
+    """Return the precision of computation: with quantised weights, kernels of the cuda target multiply in fp16."""
     return "fp16" if target == "cuda" and is_quantised(target, precision) else precision
 
 
 def percent(share: float) -> str:
-    """A share as people read it."""
+    """Format a share (0 to 1) as a percentage."""
     return f"{100 * share:.3g} %"
 
 
 def usual_precision(target: str) -> str:
-    """What an export for a target takes where no precision is asked for; "fp32" where there is no such target."""
+    """Return the default precision of an export for a target; "fp32" for an unknown target."""
     return OFFERED.get(target, ("fp32",))[0]
 
 
 def require_offer(target: str, precision: str) -> None:
-    """Raise `UnsupportedError` unless there are bundles of this target in this precision."""
+    """Raise `UnsupportedError` unless the target supports the precision."""
     if target not in OFFERED:
         raise UnsupportedError(f"unknown target {quoted(target)}; supported: {', '.join(OFFERED)}")
     if precision not in OFFERED[target]:
@@ -62,7 +62,7 @@ def require_offer(target: str, precision: str) -> None:
 
 
 def require_single(target: str, facts: Facts) -> None:
-    """Raise `UnsupportedError` unless a bundle of this target can have a single graph for a model of these facts."""
+    """Raise `UnsupportedError` unless bundles of this target can contain a single graph for this model."""
     if target != "portable":
         why = f"single needs standard ONNX operators, and the {target} target uses others"
         raise UnsupportedError(f"{why}; export --target portable")
@@ -73,7 +73,7 @@ def require_single(target: str, facts: Facts) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What `txport.json` records, in its order."""
+    """The contents of `txport.json`, in the order of the file."""
 
     format: int = FORMAT
     target: str
@@ -85,48 +85,48 @@ class Manifest:
     checkpoint: dict[str, str]  # name and sha256 of what was exported
     tools: dict[str, str]  # versions
     generation: dict[str, Any] = field(default_factory=dict)
-    passes: dict[str, dict[str, int]] = field(default_factory=dict)  # graph -> pass -> how often it fired
-    parts: dict[str, dict[str, int]] = field(default_factory=dict)  # graph -> operator -> how many parts became it
-    # initializer -> what it is, of those that hold several weights or one in a form that the precision chose; any other
-    # has the checkpoint's name and values
+    passes: dict[str, dict[str, int]] = field(default_factory=dict)  # graph -> pass -> number of replacements
+    parts: dict[str, dict[str, int]] = field(default_factory=dict)  # graph -> operator -> number of parts
+    # initializer -> its weights and form, if it holds several weights, or one in a form that the precision chose; other
+    # initializers have the checkpoint's names and values
     weights: dict[str, Stored] = field(default_factory=dict)
-    rows: int | None = None  # of a step, for which its kernels are the fastest; None: no row depends on the others
-    kept_in_fp32: dict[str, Any] = field(default_factory=dict)  # which matrices, their share, its limit, bytes
-    shared: dict[str, dict[str, Any]] = field(default_factory=dict)  # weight of several graphs -> where it lies
+    rows: int | None = None  # rows of a step for which the kernels are the fastest; None: no row depends on the others
+    kept_in_fp32: dict[str, Any] = field(default_factory=dict)  # names of matrices, their share, its limit, bytes
+    shared: dict[str, dict[str, Any]] = field(default_factory=dict)  # shared weight -> file, offset, dtype, dims
     parity: dict[str, Any] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> sha256, bytes
-    weightless: bool = False  # whether the graphs say where their weights would lie, and there are none
-    single: bool = False  # whether there is a graph beside the others that searches by itself
+    weightless: bool = False  # True if the graphs refer to weight files that are not in the bundle
+    single: bool = False  # True if there is an additional graph that contains the whole search
 
     @property
     def dtype(self) -> str:
-        """NumPy's name for the type of hidden states, caches and logits."""
+        """NumPy dtype name of hidden states, caches and logits."""
         return PRECISIONS[self.arithmetic]
 
     @property
     def arithmetic(self) -> str:
-        """The precision in which it computes, whatever its weights are held in."""
+        """The precision of computation, which can differ from that of the weights."""
         return arithmetic_of(self.target, self.precision)
 
     @property
     def quantization(self) -> dict[str, Stored]:
-        """The initializers for which the precision chose a form, be it fp32; none where it has no choice."""
+        """The initializers for which the precision chose a form (fp32 included); empty if it has no choice."""
         return {name: stored for name, stored in self.weights.items() if stored.form is not None}
 
     @property
     def forms(self) -> dict[str, Form]:
-        """Each weight of the checkpoint for which the precision chose a form -> that form."""
+        """Map each weight of the checkpoint for which the precision chose a form to that form."""
         table = self.weights.values()
         return {name: stored.form for stored in table if stored.form is not None for name in stored.weights}
 
     @property
     def described_precision(self) -> str:
-        """The precision, and how much of the weights is not in it though it could be."""
+        """The precision, followed by the share of the weights that were kept in fp32, if any."""
         if not self.kept_in_fp32:
             return self.precision
         return f"{self.precision} ({percent(self.kept_in_fp32['share'])} of its weights in fp32)"
 
-    @cached_property  # asked at each call of a graph
+    @cached_property  # used at each call of a graph
     def graphs(self) -> Mapping[str, Graph]:
         """The bundle's graphs by role, with their ports."""
         if not self.single:
@@ -137,29 +137,29 @@ class Manifest:
 
     @cached_property
     def driven(self) -> Mapping[str, Graph]:
-        """Those that a runtime runs step by step; the others search by themselves."""
+        """The graphs that a runtime runs step by step, by role: all except the single graph."""
         return {graph.role: graph for graph in CONTRACTS[self.target][self.facts.task](self.facts, self.dtype)}
 
     @property
     def written_in(self) -> str:
-        """The file of a bundle that says what the model is."""
+        """The name of the file that describes the model."""
         return MANIFEST
 
     def texts_in(self, folder: Path) -> Mapping[str, Path | str]:
-        """The tokenizers of a bundle by name, and how texts are used: where each lies, or its text."""
+        """Return the files of tokenizers and text settings by name, each as a path or as its text."""
         return {name: folder / name for name in (TOKENIZER, TARGET_TOKENIZER, TEXT) if (folder / name).exists()}
 
     def is_of(self, sha256: str) -> bool:
-        """Whether it was made from the checkpoint with this hash."""
+        """Return whether the bundle was made from the checkpoint with this SHA-256."""
         return self.checkpoint["sha256"] == sha256
 
     def differences(self, described: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-        """Where it says something else of the model than a checkpoint does: where, what it says, what is expected."""
+        """Yield the differences from a checkpoint's description: path, value in the manifest, expected value."""
         told = {"architecture": self.architecture, "config": dict(self.config), "facts": self.facts.to_dict()}
         return _differences(told, dict(described))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, with the graphs and their ports spelt out for other programs."""
+        """Return JSON values, including the graphs and their ports for other programs."""
         values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
         values["facts"] = self.facts.to_dict()
         values["weights"] = {name: stored.to_dict() for name, stored in self.weights.items()}
@@ -171,7 +171,7 @@ class Manifest:
 
 
 def _differences(found: Any, expected: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Where two JSON values differ: the path, and both values."""
+    """Yield the path and both values of each difference between two JSON values."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for name in dict.fromkeys((*expected, *found)):
             path = f"{where}.{name}" if where else name

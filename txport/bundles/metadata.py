@@ -1,7 +1,7 @@
-"""What each graph says of itself, in its metadata, so that a program that runs it needs no other file.
+"""Metadata of each graph, so that a program that runs the graph needs no other file.
 
-Values are plain text, so that C reads them too: numbers as digits, several apart by spaces. Only labels and the
-checkpoint's settings for search are JSON.
+Values are plain text, which is easy to read in C: decimal numbers, separated by spaces. Only labels and the
+checkpoint's generation settings are JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ENGLISH = "en"
 
 
 def metadata(manifest: Manifest, role: str) -> dict[str, str]:
-    """The metadata of one graph of a bundle; docs/embedding.md has the table of keys."""
+    """Return the metadata of one graph of a bundle; docs/embedding.md lists the keys."""
     facts = manifest.facts
     values: dict[str, Any] = {
         "format": manifest.format,
@@ -45,16 +45,16 @@ def metadata(manifest: Manifest, role: str) -> dict[str, str]:
 
 
 def contradictions(found: Mapping[str, str], manifest: Manifest, role: str) -> Iterator[str]:
-    """Where the metadata of a graph says something else than its bundle's manifest."""
+    """Yield the differences between the metadata of a graph and the manifest of its bundle."""
     expected = metadata(manifest, role)
     for name in (name for name in expected if found.get(name, expected[name]) != expected[name]):
         yield f"{quoted(found[name])} for {name}, the manifest {quoted(expected[name])}"
 
 
 def target_start(facts: Facts) -> tuple[int, ...]:
-    """What targets of a model with a source begin with: the start token, and what speech is told by default.
+    """Return the first tokens of the targets of a seq2seq model: the start token and the default speech prompt.
 
-    Without a language of its own, a model of speech is told English, or its first language.
+    If a speech model has no default language, its prompt uses English, or otherwise its first language.
     """
     assert facts.writes.start is not None
     return (facts.writes.start, *(_spoken(facts.speech) if facts.speech else ()))
@@ -66,7 +66,7 @@ def _spoken(speech: Speech) -> list[int]:
 
 
 def _source(facts: Facts) -> Iterator[tuple[str, Any]]:
-    """Of what a model reads, where that is no prompt."""
+    """Yield the keys and values of the source, if there is one."""
     source = facts.source
     if isinstance(source, Tokens):
         yield "source_vocabulary", source.size
@@ -85,7 +85,7 @@ def _source(facts: Facts) -> Iterator[tuple[str, Any]]:
 
 
 def _target(facts: Facts) -> Iterator[tuple[str, Any]]:
-    """Of what a model writes."""
+    """Yield the keys and values of the target, if there is one."""
     target = facts.target
     if target is None:
         return
@@ -106,12 +106,12 @@ def _target(facts: Facts) -> Iterator[tuple[str, Any]]:
 
 
 def _state(graph: Graph) -> Iterator[tuple[str, str]]:
-    """By which beginnings of names outputs become inputs of the next run."""
+    """Yield the name prefixes of outputs (`present`) that become inputs (`past`) of the next run."""
     for present, past in list(graph.becomes.items())[:1]:
         yield "present", present.partition(".")[0] + "."
         yield "past", past.partition(".")[0] + "."
 
 
 def _text(value: Any) -> str:
-    """As C reads it."""
+    """Format a value as plain text; items of an iterable are separated by spaces."""
     return " ".join(map(str, value)) if isinstance(value, Iterable) and not isinstance(value, str) else str(value)

@@ -1,10 +1,10 @@
-"""The only place that names the inputs and outputs of a graph: exporters, checks, runtimes and tests read it.
+"""Inputs and outputs of all graphs; exporters, checks, runtimes and tests take their names from here.
 
-A contract of a target makes the graphs of a model from its facts. The portable ones are those that Hugging Face Optimum
-and transformers.js load unmodified; the order of the ports is part of them. Those of the cpu target are made for
-speed: the source's keys and values are computed once, in the encoder; the target's lie in buffers of a fixed capacity,
-written in place by binding the `present` outputs to the memory of the `past` inputs; and lengths stand in place of
-masks. Those of the cuda target are in `device_ports`.
+A contract of a target returns the graphs of a model, given its facts. Hugging Face Optimum and transformers.js load the
+portable graphs unmodified, and depend on the order of the ports. The graphs of the cpu target are made for speed. Keys
+and values of the source are computed once, in the encoder. Those of the target are stored in buffers of a fixed
+capacity, written in place by binding the `present` outputs to the memory of the `past` inputs. Lengths replace masks.
+The contracts of the cuda target are in `device_ports`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from txport.models.audio.facts import Features
 from txport.models.facts import LENGTH, Facts, Owner, StateTensor, Task
 
 Dim = str | int
-UNNAMED = "?"  # a dim of which an engine does not say what the file says
+UNNAMED = "?"  # a dim that a runtime does not report as the file names it
 
-LARGE_VOCABULARY = 4096  # from here on, screening finds the likeliest tokens in less time than all logits in fp32 take
-LIKELIEST = 8  # so many of them can be asked for
+LARGE_VOCABULARY = 4096  # from this size on, screening finds the best tokens faster than fp32 computes all logits
+LIKELIEST = 8  # maximum number of tokens that screening returns
 
 ENCODER = "encoder"
 DECODER = "decoder"
@@ -59,10 +59,10 @@ BATCH, SOURCE, TARGET = "batch_size", "encoder_sequence_length", "decoder_sequen
 PAST_TARGET, PAST_SOURCE = "past_decoder_sequence_length", "past_encoder_sequence_length"
 TOKENS, PAST = "sequence_length", "past_sequence_length"
 PREFIX, NEW_TOKENS, HYPOTHESES = "prefix_length", "new_tokens", "hypotheses"
-BEAMS, ALL_ROWS, ROOM = "beams", "rows", "capacity"  # rows = batch_size x beams, those of one source side by side
+BEAMS, ALL_ROWS, ROOM = "beams", "rows", "capacity"  # rows = batch_size x beams; the rows of a source are adjacent
 
-# Attention of the portable driver sums over so many places of a source at a time, and over what is left otherwise; over
-# more in fp16, for which ONNX Runtime has no softmax on the CPU and takes a ReduceSum.
+# Attention of the portable driver sums over this number of source positions at a time, and over the rest separately;
+# over more in fp16, for which ONNX Runtime has no softmax on the CPU and uses a ReduceSum.
 TOGETHER = {"float32": 4, "float16": 8}
 
 
@@ -70,8 +70,8 @@ TOGETHER = {"float32": 4, "float16": 8}
 class Port:
     """One named input or output, its NumPy dtype, and its dims: a number or the name of a dynamic one.
 
-    `state` says which tensor of the model's state it holds, if it does; `is_attention`, whether it is the attention of
-    tokens over the source.
+    `state`: the tensor of the model's state that the port holds, if any. `is_attention`: True for cross-attention
+    weights.
     """
 
     name: str
@@ -81,13 +81,13 @@ class Port:
     is_attention: bool = field(default=False, compare=False)
 
     def shape(self, lengths: Mapping[str, int]) -> tuple[int, ...]:
-        """Its dims as numbers; a dim may be a sum of dynamic ones."""
+        """Return the dims as numbers, given the dynamic ones; a dim can be a sum of dynamic dims ("a + b")."""
         return tuple(
             dim if isinstance(dim, int) else sum(lengths[each] for each in dim.split(" + ")) for dim in self.dims
         )
 
     def fits(self, other: Port) -> bool:
-        """Whether it is the same port, as far as an engine tells of the dims of either."""
+        """Return whether both ports have the same name, dtype and dims; unnamed dims (`?`) match any dim."""
         known = (self.name, self.dtype, len(self.dims)) == (other.name, other.dtype, len(other.dims))
         pairs = zip(self.dims, other.dims, strict=False)
         return known and all(one == two or UNNAMED in (one, two) for one, two in pairs)
@@ -95,7 +95,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Graph:
-    """One graph of a bundle: what it is called in code, its file, and its ports in order."""
+    """One graph of a bundle: its role, its file, and its inputs and outputs in order."""
 
     role: str
     file: str
@@ -103,41 +103,41 @@ class Graph:
     outputs: tuple[Port, ...]
 
     def port(self, name: str) -> Port:
-        """The input or output of that name; no two share one."""
+        """Return the input or output with this name; names are unique."""
         return next(port for port in (*self.inputs, *self.outputs) if port.name == name)
 
     def past(self, owner: Owner | None = None) -> dict[StateTensor, str]:
-        """The inputs that bring the state, by its tensors, in order; those of one owner, if one is given."""
+        """Return the names of the inputs that hold the state, by its tensors, in order; only of `owner` if given."""
         return _held(self.inputs, owner)
 
     def present(self, owner: Owner | None = None) -> dict[StateTensor, str]:
-        """The outputs that hold the state as the graph leaves it."""
+        """Return the names of the outputs that hold the new state, by its tensors; only of `owner` if it is given."""
         return _held(self.outputs, owner)
 
     @property
     def becomes(self) -> dict[str, str]:
-        """The outputs that are the state of the next run, and the inputs that they become."""
+        """Map each output that holds a new state to the input that it becomes in the next run."""
         past = self.past()
         return {name: past[each] for each, name in self.present().items() if each in past}
 
     @property
     def attention(self) -> str | None:
-        """The output of what tokens attend to in the source, if there is one."""
+        """The name of the output with cross-attention weights, or None."""
         return next((port.name for port in self.outputs if port.is_attention), None)
 
     @property
     def has_weights(self) -> bool:
-        """Whether it computes with weights of the checkpoint."""
+        """Whether the graph contains weights of the checkpoint."""
         return self.role not in MEMORY
 
     @property
     def of_source(self) -> tuple[str, ...]:
-        """The inputs that rows of one source have in common, but for its tokens or features."""
+        """The names of the inputs that all rows of a source share, except its tokens or features."""
         shared = (ENCODER_HIDDEN_STATES, ENCODER_ATTENTION_MASK, *self.past("source").values())
         return tuple(port.name for port in self.inputs if port.name in shared)
 
     def lengths(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-        """What the dynamic dims are where inputs have these shapes."""
+        """Return the values of the dynamic dims, given the shapes of inputs by name."""
         return {
             dim: length
             for port in self.inputs
@@ -147,7 +147,7 @@ class Graph:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """As the manifest records it."""
+        """Return the JSON values that the manifest contains for this graph."""
         ports = {
             side: [{"name": port.name, "dtype": port.dtype, "dims": list(port.dims)} for port in getattr(self, side)]
             for side in ("inputs", "outputs")
@@ -160,17 +160,17 @@ def _held(ports: tuple[Port, ...], owner: Owner | None) -> dict[StateTensor, str
     return {each: name for each, name in states.items() if owner in (None, each.owner)}
 
 
-SEEK, PROJECT = "screening", "logits"  # its nodes with branches: the candidates; all logits, if these are too many
+SEEK, PROJECT = "screening", "logits"  # its nodes with branches: candidates; all logits, for too many candidates
 
 
 def screens(facts: Facts, precision: str) -> bool:
-    """Whether a step of the cpu target finds the likeliest tokens (k < 0) without computing all logits."""
+    """Return whether a step of the cpu target finds the best tokens (k < 0) without computing all logits."""
     is_large = facts.target is not None and facts.target.size >= LARGE_VOCABULARY
     return precision == "fp32" and is_large and facts.has_plain_logits
 
 
 def _portable_seq2seq(facts: Facts, dtype: str) -> tuple[Graph, ...]:
-    """Encoder, decoder, and the graph that picks rows of a state; features have no mask."""
+    """Return the encoder, the decoder, and the graph that selects rows of a state; features have no mask."""
     masks = facts.masks_source
     encoder = Graph(
         ENCODER,
@@ -198,7 +198,7 @@ def _portable_seq2seq(facts: Facts, dtype: str) -> tuple[Graph, ...]:
 
 
 def _portable_causal(facts: Facts, dtype: str) -> tuple[Graph, ...]:
-    """One graph for prompts and for steps, and the one that picks rows of a state."""
+    """Return one graph for prompts and steps, and the graph that selects rows of a state."""
     mask = Port(ATTENTION_MASK, "int64", (BATCH, f"{PAST} + {TOKENS}"))
     past = _caches(facts, dtype, _causal_name("past_key_values"), BATCH, {"row": PAST})
     present = _caches(facts, dtype, _causal_name("present"), BATCH, {"row": f"{PAST} + {TOKENS}"})
@@ -215,7 +215,7 @@ def _portable_encode(facts: Facts, dtype: str) -> tuple[Graph, ...]:
 
 
 def _cpu_seq2seq(facts: Facts, dtype: str) -> tuple[Graph, ...]:
-    """Encoder, and one step of the decoder."""
+    """Return the encoder and one step of the decoder."""
     made, kept = (
         _caches(facts, dtype, lambda each: f"cross.{each.layer}.{each.role}", BATCH, {"source": dim})
         for dim in (places_of(facts), SOURCE)
@@ -226,23 +226,23 @@ def _cpu_seq2seq(facts: Facts, dtype: str) -> tuple[Graph, ...]:
 
 
 def source_port(facts: Facts, dtype: str) -> Port:
-    """What an encoder reads."""
+    """Return the input of the encoder: features (B, size, frames) in `dtype`, or token ids (B, S)."""
     if isinstance(facts.source, Features):
         return Port(INPUT_FEATURES, dtype, (BATCH, facts.source.size, facts.source.frames))
     return Port(INPUT_IDS, "int64", (BATCH, SOURCE))
 
 
 def places_of(facts: Facts) -> Dim:
-    """How many places an encoder gives."""
+    """Return the number of positions of the encoder output: a number for features, a dynamic dim for tokens."""
     return facts.source.longest if isinstance(facts.source, Features) else SOURCE
 
 
 def _cpu_causal(facts: Facts, dtype: str) -> tuple[Graph, ...]:
-    """Prompts into the caches, and one step."""
+    """Return the graph that writes prompts into the caches, and one step."""
     inputs = (
         Port(INPUT_IDS, "int64", (BATCH, TOKENS)),
         Port(LAST_PLACES, "int32", (BATCH,)),  # prompt_size - 1, of each row
-        Port(PROMPT_SIZE, "int32", (1,)),  # sequence_length, and the tokens before; only a row by itself has some
+        Port(PROMPT_SIZE, "int32", (1,)),  # sequence_length + earlier tokens, which only a batch of one row can have
         *_own(facts, dtype, "past", BATCH),
     )
     prefill = Graph(PREFILL, "onnx/prefill.onnx", inputs, _own(facts, dtype, "present", BATCH))
@@ -255,7 +255,7 @@ def _cpu_encode(facts: Facts, dtype: str) -> tuple[Graph, ...]:
 
 
 def _cpu_step(facts: Facts, dtype: str, source: tuple[Port, ...]) -> Graph:
-    """One token of every row; `source` are the ports of what the rows of a source share."""
+    """Return the graph of one step: one token per row; `source`: the inputs that the rows of a source share."""
     inputs = [
         Port(INPUT_IDS, "int64", (BATCH, BEAMS)),
         Port(PAST_LENGTHS, "int32", (ALL_ROWS,)),
@@ -265,7 +265,7 @@ def _cpu_step(facts: Facts, dtype: str, source: tuple[Port, ...]) -> Graph:
     ]
     outputs = [Port(LOGITS, dtype, (ALL_ROWS, facts.writes.size)), *_own(facts, dtype, "present", ALL_ROWS)]
     if facts.attention is not None:
-        inputs.append(Port(ALIGN, "bool", (1,)))  # whether to give the attention over the source; else it has no rows
+        inputs.append(Port(ALIGN, "bool", (1,)))  # whether to output cross-attention weights; if not, they have no rows
         dims = (ALL_ROWS, SOURCE)  # the mean over the heads of that layer
         outputs.append(Port(CROSS_ATTENTION, dtype, dims, is_attention=True))
     # k > 0: the k best tokens; k < 0: -k, up to 8, with logits in place of log_probs; 0: none. On x86 without VNNI,
@@ -282,7 +282,7 @@ def _own(facts: Facts, dtype: str, prefix: str, rows: str) -> tuple[Port, ...]:
 def _caches(
     facts: Facts, dtype: str, name: Callable[[StateTensor], str], rows: str, lengths: dict[Owner, Dim]
 ) -> tuple[Port, ...]:
-    """The tensors of the state whose owners have a length here."""
+    """Return the ports of the state tensors whose owners are in `lengths`."""
     return tuple(
         Port(name(each), dtype, (rows, *(lengths[each.owner] if dim == LENGTH else dim for dim in each.dims)), each)
         for each in facts.state
@@ -312,15 +312,15 @@ def _select(kept: tuple[Port, ...]) -> Graph:
 
 
 def single_graph(facts: Facts, dtype: str) -> Graph:
-    """The whole of a search in one graph, for a model that generates; `dtype` is that of the bundle's other graphs.
+    """Return the graph of a complete search, for a generating model; `dtype` is that of the bundle's other graphs.
 
-    A hypothesis whose score is -inf is none: there were no more. Features come in fp32 in any precision.
+    A score of -inf marks an unused hypothesis. Features are fp32 in any precision.
     """
     source = source_port(facts, "float32") if facts.task == "seq2seq" else Port(INPUT_IDS, "int64", (BATCH, TOKENS))
     inputs = [source]
     if facts.task == "causal" or facts.masks_source:
         inputs.append(Port(ATTENTION_MASK, "int64", source.dims))
-    if facts.task == "seq2seq":  # what each target begins with, after the start token
+    if facts.task == "seq2seq":  # first tokens of each target, after the start token
         inputs.append(Port(PREFIX_IDS, "int64", (BATCH, PREFIX)))
     inputs += [
         Port(MAX_NEW_TOKENS, "int64", (1,)),
@@ -330,7 +330,7 @@ def single_graph(facts: Facts, dtype: str) -> Graph:
     outputs = (
         Port(SEQUENCES, "int64", (BATCH, HYPOTHESES, NEW_TOKENS)),  # num_beams hypotheses, the best first
         Port(SEQUENCES_SCORES, "float32", (BATCH, HYPOTHESES)),
-        Port(SEQUENCES_LENGTHS, "int64", (BATCH, HYPOTHESES)),  # the end token counted; what follows is padding
+        Port(SEQUENCES_LENGTHS, "int64", (BATCH, HYPOTHESES)),  # including the end token; the rest is padding
     )
     return Graph(GENERATE, "onnx/generate.onnx", tuple(inputs), outputs)
 
@@ -341,7 +341,7 @@ CPU: dict[Task, Contract] = {"seq2seq": _cpu_seq2seq, "causal": _cpu_causal, "en
 
 
 def compare_ports(graph: Graph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> Iterator[str]:
-    """How the inputs and outputs that an engine found in a graph's file differ from the manifest's."""
+    """Yield the differences between the ports that a runtime found in a graph's file and those of the manifest."""
     for side, expected, found in (("input", graph.inputs, inputs), ("output", graph.outputs, outputs)):
         there, wanted = ({port.name: port for port in ports} for ports in (found, expected))
         yield from (f"{graph.file}: {side} {name} is missing" for name in wanted if name not in there)

@@ -16,7 +16,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # protobuf's wire types
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[mmap.mmap]:
-    """The bytes of a graph's file; `BundleError` for an empty one, or where a reader finds that they are no graph."""
+    """Memory-map a graph file; raise `BundleError` if it is empty, or if the block finds that it is not a graph."""
     if path.stat().st_size == 0:
         raise BundleError(f"{path.name} is not an ONNX file: it is empty")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -29,7 +29,7 @@ def opened(path: Path) -> Iterator[mmap.mmap]:
 
 
 def fields(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """The number and the wire type of each field in a message, and where its value lies."""
+    """Yield the number and wire type of each field in a message, and the position of its value."""
     while start < end:
         tag, start = varint(content, start, end)
         kind = tag & 7
@@ -63,7 +63,7 @@ def known(
 
 
 def varint(content: mmap.mmap, start: int, end: int) -> tuple[int, int]:
-    """A number of up to 64 bits, and where the next value begins; `ValueError` for one that is longer, or cut off."""
+    """Return a number of up to 64 bits and the offset after it; raise `ValueError` if it is longer or cut off."""
     value = 0
     for shift in range(0, 70, 7):
         if start >= end:

@@ -1,4 +1,4 @@
-"""Reading `txport.json`: nothing in it is believed that the rest of the bundle can't hold."""
+"""Reads `txport.json` and checks its types, its ranges and its consistency with the files of the bundle."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ CHECKPOINT_VALUES = {"name": str, "sha256": str}
 KEPT_VALUES = {"kept": list, "share": float, "limit": float, "bytes": int, "bytes_before": int}
 FILE_VALUES = {"sha256": str, "bytes": int}
 SHARED_VALUES = {"file": str, "offset": int, "dtype": str, "dims": list}
-# Of a number, by NumPy's name for its type.
+# Bytes per number, by NumPy dtype name.
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
 MOST_DIMS = 8
-FEWEST_BITS = 4  # of a weight
+FEWEST_BITS = 4  # per weight
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of the bundle at `path`, its values checked, the files not.
+    """Read the manifest of the bundle at `path` and check its values, but not the files.
 
-    `BundleError` says what is missing, of another type, or more than the files can hold.
+    Raises `BundleError` for values that are missing, have a wrong type, or do not fit the sizes of the files.
     """
     file = path / MANIFEST
     if not file.is_file():
@@ -70,7 +70,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _manifest(values: dict[str, Any]) -> Manifest:
-    """The manifest of JSON values; `ValueError`, `TypeError` or `KeyError` for what is wrong with them."""
+    """Create the manifest from JSON values; raise `ValueError`, `TypeError` or `KeyError` for invalid ones."""
     _check_types(values, VALUES)
     for name in RARE:
         if type(values.get(name, False)) is not bool:
@@ -95,7 +95,7 @@ def _manifest(values: dict[str, Any]) -> Manifest:
 
 
 def _check_types(values: Any, types: Mapping[str, type | UnionType]) -> None:
-    """No number of a manifest is negative."""
+    """Raise `TypeError` for a value of another type, `ValueError` for a negative number."""
     for key, kind in types.items():
         value = values[key]
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -105,7 +105,7 @@ def _check_types(values: Any, types: Mapping[str, type | UnionType]) -> None:
 
 
 def _check_shared(name: str, entry: Any, files: Mapping[str, Any]) -> None:
-    """A weight of several graphs must lie whole in a file that is listed, where its type can start."""
+    """Require that a shared weight is completely inside a listed file, at an offset aligned to its dtype."""
     _check_types(entry, SHARED_VALUES)
     dims = entry["dims"]
     dtype = entry["dtype"]
@@ -117,7 +117,7 @@ def _check_shared(name: str, entry: Any, files: Mapping[str, Any]) -> None:
 
 
 def _check_quantization(manifest: Manifest) -> None:
-    """No weight lies in two initializers; forms and kernels are chosen only where weights take fewer bits."""
+    """Require that each weight is in one initializer, and that only quantised bundles have forms and kernels."""
     require_distinct(list(manifest.weights.values()))
     if is_quantised(manifest.target, manifest.precision):
         if manifest.target != "cpu" and (manifest.kept_in_fp32 or manifest.rows):
@@ -130,7 +130,7 @@ def _check_quantization(manifest: Manifest) -> None:
 
 
 def _check_graphs(manifest: Manifest, graphs: Any) -> None:
-    """The target's graphs with their ports, each with a hash, in files that are large enough for such a model."""
+    """Require the graphs and ports of the target, a hash for each graph, and files that are large enough."""
     if manifest.to_dict()["graphs"] != graphs:
         raise ValueError(f"its graphs or ports are not those that target {manifest.target!r} has for these facts")
     if missing := [graph.file for graph in manifest.graphs.values() if graph.file not in manifest.files]:
@@ -142,9 +142,9 @@ def _check_graphs(manifest: Manifest, graphs: Any) -> None:
 
 
 def least_bytes(manifest: Manifest) -> int:
-    """How many bytes the files of a bundle have at least: those of a table of tokens.
+    """Return the minimum size in bytes of the files of a bundle: that of the token embeddings.
 
-    Layers may be equal, and are then held once.
+    Layers are not counted, because equal layers are stored once.
     """
     facts = manifest.facts
     width = BYTES[manifest.dtype]

@@ -68,7 +68,7 @@ def _read_line(stream: BinaryIO, name: str) -> bytes:
 
 
 def split_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Lines of two texts with a tab between; `TextError` names the line that is not."""
+    """Yield both texts of lines `text<TAB>target`; raise `TextError` with the number of an invalid line."""
     for number, line in enumerate(lines, 1):
         parts = line.split("\t")
         if len(parts) != 2:
@@ -77,7 +77,7 @@ def split_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def draw_texts(pairs: Iterable[tuple[str, str]], count: int, seed: int) -> dict[str, list[str]]:
-    """So many texts, drawn by seed, each with all of its targets."""
+    """Sample up to `count` texts with this seed, each with all of its targets."""
     targets: dict[str, list[str]] = {}
     for text, target in pairs:
         targets.setdefault(text, []).append(target)

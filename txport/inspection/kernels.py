@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def audits(bundle: Bundle) -> dict[str, Audit]:
-    """The audit of each graph, by role; none of other targets.
+    """Return the audit of each graph by role; empty for targets other than cuda.
 
-    Raises `UnavailableError` where the onnx package is missing, and `BundleError` for a graph that is none.
+    Raises `UnavailableError` if the onnx package is missing, and `BundleError` for an invalid graph.
     """
     if bundle.manifest.target != "cuda":
         return {}
@@ -33,7 +33,7 @@ def audits(bundle: Bundle) -> dict[str, Audit]:
 
 
 def audits_or_why(bundle: Bundle) -> tuple[dict[str, Audit], str]:
-    """The same; none, and the reason, where the onnx package is missing."""
+    """Like `audits`, but return no audits and the reason if the onnx package is missing."""
     try:
         return audits(bundle), ""
     except UnavailableError as error:

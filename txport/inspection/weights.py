@@ -1,4 +1,4 @@
-"""How large the weights of a bundle are, by the parts of the model and by how their numbers are held."""
+"""Sizes of the weights of a bundle, by part of the model and by storage form."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Part:
 
     @property
     def bytes(self) -> int:
-        """All of them."""
+        """The total size in bytes."""
         return self.held.total()
 
 
 def parts_of(bundle: Bundle) -> list[Part]:
-    """The parts in the order of the graphs; what several graphs read of one file counts once."""
+    """Return the parts in the order of the graphs; weights shared by several graphs count once."""
     manifest = bundle.manifest
     found = dict[str, Part]()
     seen = set[tuple[str, int]]()
@@ -67,7 +67,7 @@ def _module(weight: Initializer) -> str:
 
 
 def part_of(weight: str) -> str:
-    """A layer of a stack, or the module: `decoder.2` of `decoder.2.attention.query.weight`."""
+    """Return the layer or module of a weight, such as `decoder.2` of `decoder.2.attention.query.weight`."""
     words = weight.split(".")
     number = next((at for at, word in enumerate(words) if word.isdecimal()), None)
     if number is not None:
@@ -76,7 +76,7 @@ def part_of(weight: str) -> str:
 
 
 def _shortened(parts: Iterable[Part]) -> Iterator[Part]:
-    """The largest, in their order, and what is left as one."""
+    """Yield the largest parts in their order, then the sum of the others as one part."""
     every = list(parts)
     total = sum(each.bytes for each in every)
     large = {each.name for each in sorted(every, key=lambda each: -each.bytes)[:MOST] if each.bytes >= LEAST * total}
@@ -92,7 +92,7 @@ def _shortened(parts: Iterable[Part]) -> Iterator[Part]:
 
 
 def by_kind(parts: Iterable[Part]) -> Counter[str]:
-    """Bytes by how they are held, of all parts."""
+    """Return the bytes of all parts by storage form."""
     total: Counter[str] = Counter()
     for each in parts:
         total.update(each.held)  # those of no bytes stay

@@ -1,4 +1,4 @@
-"""NumPy's .npz files from strangers: no member is read that was not expected, and none that is larger than its file."""
+"""Reads untrusted .npz files of NumPy: only expected members, and none larger than the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST_HEADER = 1000  # characters
 
 
 class Expected(NamedTuple):
-    """What a member must be: its numbers' kind as NumPy's letter (`i`, `f`, `b`), its dims, and if NaN is damage."""
+    """The required kind of a member (NumPy's `i`, `f` or `b`), its number of dims, and whether NaN is an error."""
 
     kind: str
     dims: int
@@ -28,9 +28,9 @@ class Expected(NamedTuple):
 
 
 def read_arrays(path: Path, expected: Mapping[str, Expected]) -> dict[str, NDArray[Any]]:
-    """The arrays of an uncompressed .npz by name; `DocumentError` unless it holds just what is expected.
+    """Return the arrays of an uncompressed .npz by name; raise `DocumentError` unless it has exactly those expected.
 
-    Members must not be compressed, so that no array is larger than the file, and each is as long as its shape says.
+    Members must be uncompressed, so that no array is larger than the file, and their sizes must match their shapes.
     """
     require_size(path, LARGEST)
     try:

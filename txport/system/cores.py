@@ -1,4 +1,4 @@
-"""The cores that this process may use: those it is held to, or whose time a container is given."""
+"""Number of cores that this process may use, by its CPU affinity and the limits of its container."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ MOUNTED = "/sys/fs/cgroup"
 
 
 def cores() -> int:
-    """How many processors this process may use."""
+    """Return the number of processors that this process may use."""
     return min(len(_allowed()), time_limit() or len(_allowed()))
 
 
 def core_limit() -> int | None:
-    """How many cores there are for it if these are fewer than the machine's physical ones, else None.
+    """Return the number of usable cores if they are fewer than the machine's physical cores, otherwise None.
 
-    `taskset`, `docker --cpuset-cpus` and schedulers hold a process to some; `docker --cpus` and Kubernetes' limits give
-    it the time of some.
+    `taskset`, `docker --cpuset-cpus` and schedulers set the affinity of a process; `docker --cpus` and Kubernetes'
+    limits restrict its CPU time.
     """
     held = _allowed()
     physical = len({_core_of(number) for number in held})
@@ -32,7 +32,7 @@ def core_limit() -> int | None:
 
 
 def time_limit() -> int | None:
-    """The cores whose whole time the control groups of this process may take, rounded up; None without a limit."""
+    """Return the CPU time limit of this process's control groups in cores, rounded up; None without a limit."""
     shares = list(_shares())
     return max(1, math.ceil(min(shares))) if shares else None
 
@@ -44,13 +44,13 @@ def _allowed() -> set[int]:
 
 
 def _core_of(processor: int) -> str:
-    """What the processors of one physical core have in common."""
+    """Return an identifier that the processors of one physical core share."""
     file = Path(SIBLINGS.format(processor))
     return file.read_text(encoding="ascii").strip() if file.exists() else str(processor)
 
 
 def _shares() -> Iterator[float]:
-    """The limits of this process's groups and of those around them, in cores; in a container only its own is seen."""
+    """Yield the limits of this process's groups and their parents, in cores; a container sees only its own group."""
     for line in _text(Path(GROUPS)).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")

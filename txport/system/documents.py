@@ -1,7 +1,6 @@
-"""Small files that people and other programs write: text and JSON, read within bounds, and written to be read.
+"""Reads and writes small text, JSON and TOML files.
 
-What is read may come from a stranger: it has a largest size, no depth that ends the interpreter, no number that takes
-minutes to read, and no NaN, which JSON does not have.
+Files may be untrusted. Too large files, too deep nesting, too long numbers, and NaN, which is not in JSON, are refused.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ LARGEST = 24 << 20  # bytes; as Python's values, JSON of brackets alone takes 25
 
 
 class DocumentError(ValueError):
-    """A file that can't be read, or is not what it should be; the message begins with its path."""
+    """Raised for a file that can't be read or is invalid; the message begins with its path."""
 
 
 def read_text(path: Path, largest: int = LARGEST) -> str:
-    """A regular file of UTF-8; `DocumentError` for what is none, can't be read, or has more than `largest` bytes."""
+    """Read a regular UTF-8 file; raise `DocumentError` if it is not one or has more than `largest` bytes."""
     require_size(path, largest)
     try:
         return path.read_text(encoding="utf-8")
@@ -46,7 +45,7 @@ def require_size(path: Path, largest: int = LARGEST) -> None:
 
 
 def read_json(path: Path, largest: int = LARGEST) -> dict[str, Any]:
-    """A JSON object; `DocumentError` for anything else, and for one that names a key twice."""
+    """Read a JSON object; raise `DocumentError` for anything else, and for duplicate keys."""
     values = _read_json(path, largest)
     if not isinstance(values, dict):
         raise DocumentError(f"{path} holds a {type(values).__name__}, expected an object")
@@ -54,7 +53,7 @@ def read_json(path: Path, largest: int = LARGEST) -> dict[str, Any]:
 
 
 def read_json_list(path: Path, largest: int = LARGEST) -> list[Any]:
-    """As `read_json`, of a list."""
+    """Read a JSON list; raises like `read_json`."""
     values = _read_json(path, largest)
     if not isinstance(values, list):
         raise DocumentError(f"{path} holds a {type(values).__name__}, expected a list")
@@ -72,12 +71,12 @@ def _read_json(path: Path, largest: int) -> Any:
 
 
 def read_toml(path: Path, largest: int = LARGEST_TOML) -> dict[str, Any]:
-    """The values of a TOML document; `DocumentError` for anything else."""
+    """Read a TOML file; raise `DocumentError` for anything else."""
     return parse_toml(read_text(path, largest), path)
 
 
 def parse_toml(text: str, path: Path) -> dict[str, Any]:
-    """The values of the text of a TOML document; `DocumentError`, which names `path`, for anything else."""
+    """Parse the text of a TOML file; raise `DocumentError`, which names `path`, for anything else."""
     try:
         return tomllib.loads(text)
     except RecursionError as error:
@@ -99,5 +98,5 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Readable JSON with a line end at the end."""
+    """Write indented JSON with a final newline; raise `ValueError` for NaN and infinity."""
     path.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, wherever a process is killed; and hashes of what is in them."""
+"""Files and folders that are written atomically, even if the process is killed; and hashes of files."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from txport.system.locks import locked
 from txport.system.places import descriptor_of, exchange, is_mount, resolve
 from txport.system.stages import Progress, partner, recover, remove, resemble, restore, silent, staged, told
 
-SAVE, READY = "save", ".save.ready"  # stages inside a folder: for its files, and when these are whole
+SAVE, READY = "save", ".save.ready"  # stages inside a folder: while its files are written, and when they are complete
 GONE = ".gone"  # ends the name of an empty file in a stage: the file of that name is to be removed
 ELSEWHERE, NOTHING = "choose another place", "nothing was left there"
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hex."""
+    """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def hash_of(parts: dict[str, str]) -> str:
-    """One SHA-256 over named hashes, whatever their order."""
+    """Return one SHA-256, in hex, over named hashes; their order does not matter."""
     lines = "".join(f"{name} {digest}\n" for name, digest in sorted(parts.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -43,11 +43,11 @@ def hash_of(parts: dict[str, str]) -> str:
 def staged_folder(
     out: Path, *, force: bool = False, holding: str | None = None, progress: Progress = silent
 ) -> Iterator[Path]:
-    """A new folder beside `out` that becomes `out` if the block ends well, and vanishes if it does not.
+    """Yield a new folder next to `out`, which becomes `out` if the block succeeds and is removed if it fails.
 
-    With `force` it replaces a folder, but only one with a file named `holding`, if that is given: a home
-    directory is no bundle. A link at `out` stays, and leads to the new folder. What a killed process left there is
-    put in order first, and `progress` told so. Raises `OutputError` as `require_folder` does.
+    With `force` it replaces a folder, but only one with a file named `holding`, if that is given: this protects, for
+    example, a home directory. A link at `out` stays, and leads to the new folder. First, stages of killed processes
+    are removed or put back, and reported to `progress`. Raises `OutputError` as `require_folder` does.
     """
     with contextlib.ExitStack() as stack:
         with told(out, ELSEWHERE):
@@ -60,14 +60,14 @@ def staged_folder(
         with told(out, NOTHING):
             yield stage
             _settle(stage, mode)
-            if force:  # what appeared meanwhile may be of another kind
+            if force:  # another process may have put something else there meanwhile
                 _refuse(out, place, force, holding)
             _replace(stage, place, force)
 
 
 @contextmanager
 def temporary_folder(name: str) -> Iterator[Path]:
-    """A private folder for the block, among temporary files; those of this name that killed processes left vanish."""
+    """Yield a private temporary folder; remove those with this name that killed processes left."""
     place = Path(tempfile.gettempdir(), name)
     with contextlib.ExitStack() as stack:
         with told(place, "set TMPDIR"):
@@ -77,7 +77,7 @@ def temporary_folder(name: str) -> Iterator[Path]:
 
 
 def require_folder(out: Path, *, force: bool = False, holding: str | None = None) -> Path:
-    """Where a folder for `out` can be made, without links; nothing new is written.
+    """Return the path for the folder `out`, with links resolved; nothing new is written.
 
     Raises `OutputError` if `out` is in the way (see `staged_folder`), is a file, the working folder or a mount point,
     or if nothing can be written there.
@@ -118,7 +118,7 @@ def _is_around(folder: Path) -> bool:
 
 @contextmanager
 def _parents(path: Path) -> Iterator[None]:
-    """Make the folders above a path; what was made vanishes again if the block fails."""
+    """Create the parent folders of a path; remove the created ones if the block fails."""
     missing = [folder for folder in path.parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ def _parents(path: Path) -> Iterator[None]:
 
 
 def _settle(stage: Path, mode: int) -> None:
-    """Give everything the modes that new files have (temporary ones are private), and wait for the disk."""
+    """Set the modes of new files (temporary ones are private), and flush the files to disk."""
     stage.chmod(mode)
     for path in stage.rglob("*"):
         if path.is_file():
@@ -142,8 +142,8 @@ def _settle(stage: Path, mode: int) -> None:
 
 
 def _replace(stage: Path, out: Path, force: bool) -> None:
-    """Put the staged folder in place; with `force`, what stood there is then where the stage was, or is removed."""
-    if not out.exists() or not force:  # what appeared meanwhile stays: a rename takes the place of an empty folder only
+    """Move the staged folder to `out`; with `force`, the old folder moves to the stage's path, or is removed."""
+    if not out.exists() or not force:  # a new folder of another process stays: a rename replaces only an empty folder
         stage.rename(out)
         return
     resemble(stage, out)
@@ -153,7 +153,7 @@ def _replace(stage: Path, out: Path, force: bool) -> None:
     try:
         out.rename(aside)
         stage.rename(out)
-    except BaseException:  # a Ctrl-C too must not cost the user what stood there
+    except BaseException:  # the old folder must survive, even after Ctrl-C
         if not out.exists():
             aside.rename(out)
         raise
@@ -167,10 +167,10 @@ def _replace(stage: Path, out: Path, force: bool) -> None:
 
 @contextmanager
 def staged_file(path: Path) -> Iterator[IO[str]]:
-    """A text file that becomes `path` if the block ends well, and vanishes if it does not.
+    """Yield a text file that becomes `path` if the block succeeds and is removed if it fails.
 
-    A link at `path` stays, and leads to the new file; mode and owner stay as they were. What is no regular file, such
-    as a pipe, a terminal or /dev/stdout, is written into. Raises `OutputError` as `require_file` does.
+    A link at `path` stays, and leads to the new file; mode and owner stay the same. If `path` is not a regular file
+    but a pipe, a terminal or /dev/stdout, the text is written into it. Raises `OutputError` as `require_file` does.
     """
     with told(path, ELSEWHERE):
         if is_stream(path):
@@ -190,7 +190,7 @@ def staged_file(path: Path) -> Iterator[IO[str]]:
 
 
 def require_file(path: Path) -> None:
-    """Raise `OutputError` unless a file can be written to `path`; what is there stays as it is."""
+    """Raise `OutputError` unless a file can be written to `path`; an existing file is not changed."""
     with told(path, ELSEWHERE):
         if is_stream(path):
             _require_stream(path)
@@ -201,12 +201,12 @@ def require_file(path: Path) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a path is to be written into, not replaced: an open file of this process, a device, a pipe, a socket."""
+    """Return whether to write into a path, not replace it: an open file of this process, a device, pipe or socket."""
     return descriptor_of(path) is not None or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def _require_regular(path: Path) -> Path:
-    """The file to replace, without links."""
+    """Return the file to replace, with links resolved; raise `OutputError` if it can't be replaced."""
     if path.is_dir():
         raise OutputError(f"{path} is a folder, expected a file to write")
     place = resolve(path)
@@ -232,7 +232,7 @@ def _require_stream(path: Path) -> None:
 
 
 def _is_open_for_writing(descriptor: int) -> bool:
-    import fcntl  # where descriptors have names
+    import fcntl  # available wherever descriptors have paths
 
     try:
         return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
@@ -245,12 +245,12 @@ def _open_stream(path: Path) -> IO[str]:
     descriptor = descriptor_of(path)
     if descriptor is None:
         return os.fdopen(os.open(path, os.O_WRONLY), "w", encoding="utf-8")
-    sys.stdout.flush()  # what was printed before comes before
+    sys.stdout.flush()  # earlier prints must come first
     return os.fdopen(os.dup(descriptor), "w", encoding="utf-8")
 
 
 def _new_file(place: Path) -> Callable[[Path], None]:
-    """What makes an empty file for `place`; nobody else may read it before it has the mode of the one it replaces."""
+    """Return a function that creates an empty file, private until it gets the mode of the file that it replaces."""
     mode = 0o600 if place.exists() else 0o666
     return lambda path: os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
 
@@ -260,10 +260,10 @@ def _new_file(place: Path) -> Callable[[Path], None]:
 
 @contextmanager
 def staged_files(folder: Path, names: Collection[str]) -> Iterator[Path]:
-    """A new folder whose files replace those of `folder` if the block ends well, all or none of them.
+    """Yield a new folder whose files replace those of `folder`, all or none, if the block succeeds.
 
-    `names` are all that may be written; those that are not are removed from `folder`, and whatever else lies there
-    stays. Where a process is killed between the first file and the last, `complete` moves the others.
+    `names`: all files that the block may write. Those that it does not write are removed from `folder`; other files
+    stay. If a process is killed between the first file and the last, `complete` moves the remaining ones.
     """
     place = resolve(folder)
     if not place.is_dir():
@@ -287,7 +287,7 @@ def staged_files(folder: Path, names: Collection[str]) -> Iterator[Path]:
 
 
 def complete(folder: Path) -> None:
-    """Move the files that a process had written whole into `folder` when it was killed."""
+    """Move files into `folder` that a process had completely written when it was killed."""
     ready = folder / READY
     if ready.is_dir():
         with locked(ready, wait=True, without=True) as is_ours:
@@ -303,7 +303,7 @@ def _prepare(new: Path, old: Path) -> None:
 
 
 def _make_ready(stage: Path, folder: Path) -> None:
-    """From here on the files will be moved, if not by this process then by another."""
+    """Mark the stage as ready: its files will now be moved, by this process or by another one."""
     while True:
         complete(folder)
         try:
@@ -318,7 +318,7 @@ def _make_ready(stage: Path, folder: Path) -> None:
 def _move(folder: Path) -> None:
     try:
         _move_all(folder)
-    except KeyboardInterrupt:  # half of it would be neither the old nor the new
+    except KeyboardInterrupt:  # a partial move would leave a mixture of old and new files
         _move_all(folder)
         raise
 

@@ -1,4 +1,4 @@
-"""Locks that die with their process: what is locked is in use, the rest was left by processes that were killed."""
+"""File locks that the system releases when their process ends, even if it is killed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if sys.platform != "win32":
 
 @contextmanager
 def locked(path: Path, *, wait: bool = False, without: bool) -> Iterator[bool]:
-    """Lock a file or folder for the block; -> whether it is ours: not if another holds it, or it is gone.
+    """Lock a file or folder for the block; yield False if another process has the lock or the path is gone.
 
-    With `wait`, wait for the other. Where the system or the file system has no locks, the answer is `without`. A lock
-    stays with what it locks when that is renamed.
+    With `wait`, wait for the other process. If the system or the file system has no locks, yield `without`. The lock
+    stays with the file or folder when it is renamed.
     """
     if sys.platform == "win32":
         yield without

@@ -1,4 +1,4 @@
-"""What a figure was measured on: the processor and its instructions; the memory a process has held, and its end."""
+"""The processor and its instructions, the peak memory of this process, and detection of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# What native code says where memory, or room for a thread, is at its end: those errors have no type of their own.
+# Messages of native code when memory or threads run out: these errors have no separate type.
 NO_MEMORY = (
     "error return without exception set",  # a SystemError of Python: not even memory for a MemoryError
     "bad_alloc",
@@ -22,7 +22,7 @@ NO_MEMORY = (
     "not enough memory",
     "could not determine the shape of object type 'torch.storage.untypedstorage'",  # a file that can't be mapped
 )
-FLAGS = ("flags", "Features")  # what Linux calls them on x86, and on Arm
+FLAGS = ("flags", "Features")  # names in /proc/cpuinfo on x86 and on Arm
 # Instructions by which kernels are chosen: two processors of one name may differ by a factor.
 TELLING = (
     *("sse4_2", "avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
@@ -31,7 +31,7 @@ TELLING = (
 
 
 def describe() -> dict[str, Any]:
-    """The processor and its instructions, its cores, the system, and the GPU if PyTorch is loaded and sees one."""
+    """Return processor, instructions, number of cores, system, and the GPU if PyTorch is loaded and finds one."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -50,7 +50,7 @@ def describe() -> dict[str, Any]:
 
 @cache
 def flags() -> frozenset[str]:
-    """Instructions that the processor has beyond the usual ones, as Linux calls them; no other system tells."""
+    """Return the CPU flags as Linux names them; empty on other systems."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
     lines = [line.partition(":") for line in text.splitlines()]
@@ -58,22 +58,22 @@ def flags() -> frozenset[str]:
 
 
 def instructions() -> list[str]:
-    """Those of the processor by which kernels are chosen."""
+    """Return the flags of this processor that decide which kernels are chosen."""
     return [flag for flag in TELLING if flag in flags()]
 
 
 def is_x86() -> bool:
-    """Whether the processor is one of Intel's or AMD's, or like them."""
+    """Return whether the processor is a 64-bit x86."""
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def multiplies_bytes() -> bool:
-    """Whether an x86 is known to add products of 8 bits without overflow (VNNI)."""
+    """Return whether this is an x86 known to add 8-bit products without overflow (VNNI)."""
     return is_x86() and any("vnni" in flag for flag in flags())
 
 
 def peak_memory() -> float:
-    """The most memory that this process has held, in MB; NaN where the system does not tell."""
+    """Return the peak memory of this process in MB (10^6 bytes); NaN on Windows."""
     status = Path("/proc/self/status")
     if status.exists():  # getrusage would count the parent's pages from before exec
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
@@ -86,7 +86,7 @@ def peak_memory() -> float:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of Python, NumPy, ONNX Runtime or PyTorch says that there was not enough memory."""
+    """Return whether an error of Python, NumPy, ONNX Runtime or PyTorch means that memory ran out."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     native = isinstance(error, Exception) and any(words in str(error).lower() for words in NO_MEMORY)

@@ -1,4 +1,4 @@
-"""How much memory this process may still take."""
+"""The memory that this process can still allocate."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ CGROUPS: tuple[tuple[str, str, str, tuple[str, str]], ...] = (
 
 
 def available() -> int | None:
-    """Bytes that are free in this machine, this container and this process's own limit; None if nothing tells."""
+    """Return the free bytes: the minimum over machine, container and process limits; None if unknown."""
     return min((limit for limit in _limits()), default=None)
 
 
 def require(needed: int, what: str, fix: str = "free some, or take a larger machine") -> None:
-    """Raise `UnavailableError` if so many bytes are not there; `what` needs them, and `fix` is what to do."""
+    """Raise `UnavailableError` if fewer than `needed` bytes are free; the message contains `what` and `fix`."""
     free = available()
     if free is not None and needed > free:
         sizes = f"{readable(needed)} of memory, and {readable(free)} are free here"
@@ -36,7 +36,7 @@ def require(needed: int, what: str, fix: str = "free some, or take a larger mach
 
 
 def readable(size: int) -> str:
-    """Bytes as people read them."""
+    """Format a number of bytes with a decimal unit, such as `1.5 GB`."""
     number = float(min(size, 10**30))
     units = ["bytes", "kB", "MB", "GB", "TB", "PB", "EB"]
     while number >= 1000 and len(units) > 1:
@@ -69,13 +69,13 @@ def _free_in_machine() -> Iterator[int]:
 
 
 def _mapped() -> int:
-    """Bytes of address space that this process has taken."""
+    """Return the bytes of address space that this process uses."""
     file = Path("/proc/self/statm")
     return int(file.read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE") if file.exists() else 0
 
 
 def _cached(statistics: Path, names: tuple[str, str]) -> int:
-    """Bytes of files that the system keeps as long as nobody needs the memory."""
+    """Return the bytes of the file cache, which the system frees when memory is needed."""
     try:
         lines = (line.split() for line in statistics.read_text(encoding="ascii").splitlines())
         return sum(int(value) for name, value in lines if name in names)

@@ -1,4 +1,4 @@
-"""Numbers and switches that a caller gives: what is none, or lies out of range, is refused in one line."""
+"""Validation of numbers and switches that a caller passes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from txport.errors import UnsupportedError, quoted
 
 
 def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """A whole number of any kind within bounds, as an int; `UnsupportedError` for any other value."""
+    """Return `value` as an int; raise `UnsupportedError` unless it is a whole number within the bounds."""
     try:
         if is_switch(value):  # Python takes True for 1
             raise TypeError
@@ -25,7 +25,7 @@ def whole(name: str, value: Any, least: int | None = None, most: int | None = No
 
 
 def number(name: str, value: Any) -> float:
-    """A number of any kind, NaN and infinity among them, as a float; `UnsupportedError` for any other value."""
+    """Return `value` as a float, NaN and infinity included; raise `UnsupportedError` for any other value."""
     try:
         if is_switch(value) or isinstance(value, str | bytes | bytearray) or hasattr(value, "__len__"):
             raise TypeError
@@ -35,12 +35,12 @@ def number(name: str, value: Any) -> float:
 
 
 def switch(name: str, value: Any) -> bool:
-    """True or False; `UnsupportedError` for any other value."""
+    """Return `value` as a bool; raise `UnsupportedError` unless it is True or False."""
     if not is_switch(value):
         raise UnsupportedError(f"{name} must be True or False, got {quoted(value)}")
     return bool(value)
 
 
 def is_switch(value: Any) -> bool:
-    """Whether it is Python's True or False, or NumPy's."""
+    """Return whether a value is a bool of Python or NumPy."""
     return type(value).__name__ in ("bool", "bool_")

@@ -1,4 +1,4 @@
-"""Packages that are missing, or installed and do not import: which one, why, and how to fix it."""
+"""Diagnosis of packages that are missing or fail to import: name, reason and fix."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import NamedTuple
 from txport.errors import TxportError, UnavailableError, brief
 from txport.system.machine import is_out_of_memory
 
-LARGEST = 1 << 24  # bytes of a file that is read to tell whose it is
+LARGEST = 1 << 24  # maximum bytes of a file that is hashed to find its wheel
 
 
 class Overwritten(NamedTuple):
-    """A file that several wheels brought, each another one; `lies` is the wheel whose file is there, if one's is."""
+    """A file that differs between several installed wheels; `lies`: the wheel whose file is there, or None."""
 
     file: str
     wheels: tuple[str, ...]
@@ -30,15 +30,15 @@ class Overwritten(NamedTuple):
 
 @functools.cache
 def version_of(package: str) -> str:
-    """The version of a package that is installed; read once in a process."""
+    """Return the version of an installed package; cached per process."""
     return importlib.metadata.version(package)
 
 
 @contextlib.contextmanager
 def needed(install: str, what: str = "this") -> Iterator[None]:
-    """Imports in this block: `UnavailableError` for a package that is missing, or there and broken.
+    """Raise `UnavailableError` if an import in this block fails because a package is missing or broken.
 
-    `what` needs it, and `install` is what to give to pip for it.
+    `what`: the feature that needs the package. `install`: the argument of `pip install` that provides it.
     """
     try:
         yield
@@ -51,7 +51,7 @@ def needed(install: str, what: str = "this") -> Iterator[None]:
 
 
 def import_problem(error: BaseException, install: str = "txport[export]", what: str = "this") -> str | None:
-    """What `error` says about a package that did not import, with the fix; None if it is about anything else."""
+    """Return a message with the fix if `error` is about a package that did not import, otherwise None."""
     if is_out_of_memory(error):
         return None
     package = _package(error)
@@ -63,14 +63,14 @@ def import_problem(error: BaseException, install: str = "txport[export]", what: 
 
 
 def reason(error: BaseException) -> str:
-    """The message of the first error in a chain: later ones often only give advice."""
+    """Return the message of the first error in a chain: later ones often contain only advice."""
     while error.__cause__ is not None:
         error = error.__cause__
     return brief(error) or type(error).__name__
 
 
 def fix(package: str) -> str:
-    """How to install what a package came with anew."""
+    """Return the pip command or instruction that reinstalls a package."""
     wheels = sorted(set(importlib.metadata.packages_distributions().get(package, [package])))
     if len(wheels) > 1:
         return f"pip uninstall all of {', '.join(wheels)}, then install one: they overwrite each other's files"
@@ -78,7 +78,7 @@ def fix(package: str) -> str:
 
 
 def _package(error: BaseException) -> str | None:
-    """The package of others at whose import an error was raised: of several that import each other, the last."""
+    """Return the third-party package whose import raised the error: the innermost one of nested imports."""
     if isinstance(error, ModuleNotFoundError):
         return _foreign(error.name)
     if package := _imported_at(error.__traceback__):
@@ -112,7 +112,7 @@ def _is_there(package: str) -> bool:
 
 
 def overwritten(names: Iterable[str]) -> list[Overwritten]:
-    """The files in which installed wheels differ and which they have both put in one place, by what each wrote down."""
+    """Return the files that several installed wheels contain at the same path with different hashes."""
     brought: dict[Path, dict[str, importlib.metadata.PackagePath]] = {}
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -127,7 +127,7 @@ def overwritten(names: Iterable[str]) -> list[Overwritten]:
 
 
 def _whose(place: Path, wheels: dict[str, importlib.metadata.PackagePath]) -> str | None:
-    """The wheel whose file lies at a place: by its size, or by its hash where sizes do not tell."""
+    """Return the wheel whose file is at a path, by its size, or by its hash if sizes are ambiguous."""
     try:
         size = place.stat().st_size
         able = {name: file for name, file in wheels.items() if file.size in (None, size)}

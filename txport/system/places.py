@@ -1,4 +1,4 @@
-"""What a path is before anything is written: where its links lead, and what the operating system can do there."""
+"""Checks of an output path before writing: its links, open files, mount points and renames."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
 
 
 def resolve(path: Path) -> Path:
-    """The path that `path` leads to, whether something is there or not.
+    """Return `path` with all links resolved, whether it exists or not.
 
     Raises `OutputError` for links that lead in a circle, or that another user has put into a folder which everybody
     may write to, as the kernel does.
@@ -31,7 +31,7 @@ def resolve(path: Path) -> Path:
 
 
 def descriptor_of(path: Path) -> int | None:
-    """The number of the open file that `path` names, as /dev/stdout, /dev/fd/1 and /proc/self/fd/1 name 1."""
+    """Return the file descriptor that `path` names, such as 1 for /dev/stdout or /dev/fd/1; otherwise None."""
     for step in _follow(path):
         found = DESCRIPTORS.fullmatch(str(step.parent))
         if found and step.name.isdigit() and found["process"] in (None, str(os.getpid())):
@@ -40,7 +40,7 @@ def descriptor_of(path: Path) -> int | None:
 
 
 def _follow(path: Path) -> Iterator[Path]:
-    """The path, then what each link on its way names; all links in its folders are resolved."""
+    """Yield the path, then the target of each link in turn; links in parent folders are resolved."""
     for _ in range(MAX_LINKS):
         step = Path(os.path.realpath(path.parent)) / path.name
         yield step
@@ -59,7 +59,7 @@ def _is_planted(path: Path) -> bool:
 
 
 def is_mount(path: Path) -> bool:
-    """Whether something is mounted at a path without links: such a file or folder can't be renamed."""
+    """Return whether a path without links is a mount point, which can't be renamed."""
     if os.path.ismount(path):
         return True
     try:
@@ -71,7 +71,7 @@ def is_mount(path: Path) -> bool:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two paths change places in one step; False where the system or the file system can't."""
+    """Exchange two paths atomically; return False if the system or the file system does not support it."""
     if sys.platform != "linux":
         return False
     try:

@@ -1,7 +1,7 @@
-"""Stages: where what is being written lies until it is whole, and what is done about those of killed processes.
+"""Stages: temporary paths of files and folders until they are complete, and cleanup after killed processes.
 
-A stage is hidden beside its place and locked by its process. One that nobody locks was left by a process that was
-killed: the next one that writes to the same place removes it.
+A stage is a hidden path next to its target, locked by its process. A stage without a lock was left by a killed
+process; the next process that writes to the same target removes it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from txport.errors import OutputError
 from txport.system.locks import locked
 from txport.system.machine import is_out_of_memory
 
-PARTIAL, OLD = "partial", "old"  # a stage, and what the one with the same number is about to replace
+PARTIAL, OLD = "partial", "old"  # a stage, and the old version that the stage with the same number replaces
 Progress = Callable[[str], None]
 
 
 def silent(message: str) -> None:
-    """Say nothing."""
+    """Ignore a progress message."""
 
 
 @contextmanager
 def staged(place: Path, make: Callable[[Path], object]) -> Iterator[Path]:
-    """What `make` makes beside `place`, ours until the block ends; what is there then is removed."""
+    """Create a stage next to `place` with `make`, yield it locked, and remove it at the end if it is still there."""
     is_ours = False
     while not is_ours:
         stage = place.with_name(f".{place.name}.{PARTIAL}-{secrets.token_hex(8)}")
@@ -45,7 +45,7 @@ def staged(place: Path, make: Callable[[Path], object]) -> Iterator[Path]:
 
 
 def recover(place: Path, progress: Progress = silent) -> None:
-    """Put in order what killed processes left beside a place; what others are at work on stays."""
+    """Remove or put back what killed processes left next to `place`; stages in use stay."""
     if restore(place):
         progress(f"put back {place}, which a command that was killed had moved aside")
     for path in _beside(place, PARTIAL):
@@ -62,7 +62,7 @@ def recover(place: Path, progress: Progress = silent) -> None:
 
 
 def restore(place: Path) -> bool:
-    """Put back a folder that a killed process had moved aside to replace it; -> whether there was one."""
+    """Put back a folder that a killed process had moved aside; return whether there was one."""
     for stage in _beside(place, PARTIAL):
         if partner(stage).is_dir():
             with locked(stage, wait=True, without=True):
@@ -73,7 +73,7 @@ def restore(place: Path) -> bool:
 
 
 def clean(folder: Path) -> None:
-    """Put in order what killed processes left in a folder, whatever it was to become."""
+    """Run `recover` for every target in a folder for which there is a stage."""
     stages = (re.fullmatch(_hidden("(.+)", PARTIAL), name) for name in _names(folder))
     for name in {found[1] for found in stages if found}:
         recover(folder / name)
@@ -96,14 +96,14 @@ def _names(folder: Path) -> list[str]:
 
 
 def partner(path: Path) -> Path:
-    """Where what a stage replaces is moved aside, and back from there."""
+    """Return the path to which the old version of a stage is moved, or the stage of such a path."""
     name, _, number = path.name.rpartition("-")
     name, _, kind = name.rpartition(".")
     return path.with_name(f"{name}.{OLD if kind == PARTIAL else PARTIAL}-{number}")
 
 
 def resemble(new: Path, old: Path) -> None:
-    """Give a file or folder the mode of what it replaces, and its owner and group where that is allowed."""
+    """Copy the mode of `old` to `new`, and its owner and group if permitted."""
     status = old.stat()
     if sys.platform != "win32":
         for owner, group in ((-1, status.st_gid), (status.st_uid, -1)):
@@ -113,7 +113,7 @@ def resemble(new: Path, old: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder, if it is there; an interrupt waits for that."""
+    """Remove a file or folder if it exists, even if an interrupt arrives meanwhile."""
     try:
         _remove_now(path)
     except BaseException:
@@ -131,7 +131,7 @@ def _remove_now(path: Path) -> None:
 
 @contextmanager
 def told(path: Path, hint: str) -> Iterator[None]:
-    """Raise what the operating system says as `OutputError`."""
+    """Convert `OSError` in the block to `OutputError`, except out-of-memory errors."""
     try:
         yield
     except OutputError:

@@ -1,4 +1,4 @@
-"""Text for people: nothing in it can steer a terminal, and native code does not write between our lines."""
+"""Text for a terminal: control characters are escaped, and stderr of native code can be held back."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ owns_stderr = ContextVar("owns_stderr", default=False)  # of the thread that may
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""A text with what a terminal would obey as escapes such as \x1b, but for the characters in `keep`."""
+    r"""Return a text with control characters escaped, such as \x1b, except the characters in `keep`."""
     return UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escape(ord(found[0])), text)
 
 
 def one_line(text: str) -> str:
-    """A printable text with spaces where it had white space of any kind."""
+    """Return a printable text with each run of whitespace replaced by one space."""
     return printable(" ".join(text.split()))
 
 
 def printable_json(text: str) -> str:
-    """JSON that says the same, with those characters as escapes."""
+    """Return equivalent JSON with unsafe characters escaped."""
     return UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
@@ -37,9 +37,9 @@ def _escape(code: int) -> str:
 
 @contextlib.contextmanager
 def native_stderr_held() -> Iterator[None]:
-    """Hold back what native code writes to stderr in this block, and drop it if the block raises: the error says it.
+    """Hold back the stderr output of native code in this block; drop it if the block raises.
 
-    Does nothing unless this thread owns the process's stderr, as that of a command does.
+    Does nothing unless this thread owns the process's stderr, as the thread of a command does.
     """
     if not owns_stderr.get() or not hasattr(os, "set_blocking"):
         yield

@@ -1,1 +1,1 @@
-"""Folders of ONNX graphs that others exported: Hugging Face Optimum, and transformers.js's converter."""
+"""Folders of ONNX graphs exported by other tools: Hugging Face Optimum and the converter of transformers.js."""

@@ -1,4 +1,4 @@
-"""What is known of a folder that others exported, in the place of a manifest, which it has not."""
+"""The substitute for a manifest, for a folder exported by other tools."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ForeignManifest(Manifest):
 
     @property
     def driven(self) -> dict[str, Graph]:
-        """The graphs by role, with the ports that are used."""
+        """The graphs by role, with the ports in use."""
         return dict(self.read)
 
     @property
@@ -66,7 +66,7 @@ class ForeignManifest(Manifest):
                 yield name, found[name], value
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         return {
             "target": self.target,
             "layout": self.layout,

@@ -35,7 +35,7 @@ class Values:
 
     @property
     def type(self) -> str:
-        """The `model_type`, which names a family."""
+        """The `model_type`, the name of a model family."""
         return str(self.config.get(family.TYPE, "model of no named type"))
 
     @property
@@ -69,7 +69,7 @@ class Values:
         return {**inner, **values, **self._tokens}
 
     def get(self, *names: str) -> Any:
-        """The value that the first of these names has; None where none has one."""
+        """Return the value of the first of these names that has one, otherwise None."""
         return next((each for name in names if (each := self._all.get(name)) is not None), None)
 
     def size(self, *names: str) -> int | None:
@@ -104,7 +104,7 @@ class Values:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes that the model was saved from."""
+        """The names of the classes of the saved model."""
         found = self.config.get("architectures")
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
