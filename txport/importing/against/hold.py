@@ -36,8 +36,8 @@ def hold_against(name: str, against: str, *, trust_code: bool = False) -> Verdic
     """Run the import of the checkpoint `name` and its original, layer by layer.
 
     `against`: `model.py:NAME` (only with `trust_code`), "transformers" to run the same folder, or another folder that
-    transformers runs. Raises `UnsupportedError` for another `against`, and `CheckpointError` or `ConfigError` if a model
-    can't be loaded or the original has other tensors.
+    transformers runs. Raises `UnsupportedError` for another `against`, and `CheckpointError` or `ConfigError` if a
+    model can't be loaded or the original has other tensors.
     """
     require_original(against, trust_code=trust_code)
     folder = find_folder(name)
