@@ -1,1 +1,1 @@
-"""An imported model beside the original that it was imported from: where they part first, and why."""
+"""Comparison of an imported model with its original: the position of the first difference, and its cause."""

@@ -1,4 +1,4 @@
-"""Short seeded inputs, and what the imported model gives for them."""
+"""Seeded inputs, short and long, and the outputs of the imported model."""
 
 from __future__ import annotations
 
@@ -37,35 +37,35 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """How many tokens its longest row has; of speech, those of the target."""
+        """The number of tokens of the longest row; for audio, of the target."""
         is_heard = self.source.is_floating_point()
         return self.target.shape[1] if is_heard and self.target is not None else self.source.shape[1]
 
     @property
     def more(self) -> float:
-        """How much more may be rounding than in a short row: angles in float32 err with their position."""
+        """Factor for the allowed rounding error of long rows: errors of float32 angles grow with the position."""
         return max(1.0, self.tokens / LONG)
 
     @property
     def is_padded(self) -> bool:
-        """Whether rows differ in length."""
+        """True if rows differ in length."""
         return not bool(self.mask.all())
 
     def real(self, like: Tensor) -> Tensor | None:
-        """Which values of a tensor (B, S, ...) are of real tokens; None where all are."""
+        """Return a mask of the values of a tensor (B, S, ...) that belong to real tokens; None if all do."""
         if not self.is_padded or like.shape[:2] != self.mask.shape:
             return None
         return self.mask.reshape(*self.mask.shape, *[1] * (like.dim() - 2)).expand(like.shape)
 
     def to(self, dtype: torch.dtype) -> Batch:
-        """A copy, with features in another type."""
+        """Return a copy, with features in another dtype."""
         source = self.source.to(dtype) if self.source.is_floating_point() else self.source
         target = None if self.target is None else self.target.clone()
         return Batch(source.clone(), self.mask.clone(), self.lengths, target)
 
 
 def draw_batches(facts: Facts, *, padded: bool) -> Iterator[Batch]:
-    """Rows of one length each, of several lengths; with `padded`, one more of rows that differ in length."""
+    """Yield one batch per length, all its rows equally long; with `padded`, also one with rows of different lengths."""
     draw = Draw(facts, np.random.default_rng(0))
     for source, target in LENGTHS:
         yield _batch(facts, draw, [source] * ROWS, target)
@@ -74,7 +74,7 @@ def draw_batches(facts: Facts, *, padded: bool) -> Iterator[Batch]:
 
 
 def changes_at(model: Model) -> dict[str, int]:
-    """After how many tokens a model begins to compute something else, in words."""
+    """Return the lengths in tokens after which the computation of a model changes: description -> length."""
     found = {f"the window of {each}": each for each in model.facts.windows}
     for key, what in (("farthest", "distances of"), ("rotary_original_length", "positions of")):
         if size := getattr(model.config, key, 0):
@@ -83,7 +83,7 @@ def changes_at(model: Model) -> dict[str, int]:
 
 
 def long_length(model: Model) -> int:
-    """How many tokens a long row has: beyond all that changes with the length, if memory and time allow."""
+    """Return the length of a long row: beyond all lengths of `changes_at`, if memory and time allow."""
     facts = model.facts
     wanted = max([LONG, *changes_at(model).values()]) + BEYOND
     numbers = sum(each.numel() for each in model.parameters())
@@ -98,7 +98,7 @@ def long_length(model: Model) -> int:
 
 
 def least_long(model: Model) -> int:
-    """How many tokens a long row has at least, whatever is free."""
+    """Return the minimum length of a long row, whatever memory is free."""
     return min(LONG + BEYOND, _longest(model.facts))
 
 
@@ -107,7 +107,7 @@ def _longest(facts: Facts) -> int:
 
 
 def draw_long(facts: Facts, length: int) -> Batch:
-    """One row of so many tokens, on both sides."""
+    """Return a batch of one row, with `length` tokens of source and target."""
     return _batch(facts, Draw(facts, np.random.default_rng(1)), [length], length)
 
 
@@ -121,7 +121,7 @@ def _batch(facts: Facts, draw: Draw, lengths: list[int], target: int) -> Batch:
 
 
 def _targets(facts: Facts, draw: Draw, rows: int, length: int) -> Tensor | None:
-    """What a decoder is given: the start token, then others at random."""
+    """Return the decoder inputs (B, T): the start token, then random tokens; None unless the task is seq2seq."""
     if facts.task != "seq2seq":
         return None
     start = facts.writes.start
@@ -132,7 +132,7 @@ def _targets(facts: Facts, draw: Draw, rows: int, length: int) -> Tensor | None:
 
 @torch.inference_mode()
 def outputs_of(model: Model, given: Batch) -> dict[str, Tensor]:
-    """What the imported model gives, by name: logits, or the outputs of an encoder."""
+    """Return the outputs of the imported model by name: logits, or the outputs of an encoder-only model."""
     facts = model.facts
     if facts.task == "seq2seq":
         assert given.target is not None

@@ -1,4 +1,4 @@
-"""What `--against` names, loaded beside the import of a checkpoint, and held against it."""
+"""Load the original that `--against` names and compare the import of a checkpoint with it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ NAMED = 3  # tensors in an error
 def hold_against(name: str, against: str, *, trust_code: bool = False) -> Verdict:
     """Run the import of the checkpoint `name` and its original, layer by layer.
 
-    `against` is `model.py:NAME`, behind `trust_code`, "transformers", which then runs the same folder, or a folder that
-    transformers runs. Raises `CheckpointError` or `ConfigError` for either that can't be loaded, or an original with
-    other tensors.
+    `against`: `model.py:NAME` (only with `trust_code`), "transformers" to run the same folder, or another folder that
+    transformers runs. Raises `UnsupportedError` for another `against`, and `CheckpointError` or `ConfigError` if a
+    model can't be loaded or the original has other tensors.
     """
     require_original(against, trust_code=trust_code)
     folder = find_folder(name)
@@ -61,7 +61,7 @@ def hold_against(name: str, against: str, *, trust_code: bool = False) -> Verdic
 
 
 def memory_for(model: Model) -> int:
-    """Bytes that a model takes beside its original, with what both compute of a long row."""
+    """Return the bytes needed by a model and its original, with the activations of both for a long row."""
     sizes = [each.numel() for each in model.parameters()]
     length = least_long(model)
     facts = model.facts
@@ -74,7 +74,10 @@ def memory_for(model: Model) -> int:
 
 
 def require_original(against: str, *, trust_code: bool) -> None:
-    """Raise `UnsupportedError` for what names no original, or code that is not trusted, or trust in what is no code."""
+    """Raise `UnsupportedError` if `against` names no original, or if `trust_code` does not fit it.
+
+    Raise `CheckpointError` if the file of code does not exist.
+    """
     code = code_name(against)
     is_code = code is not None
     if not is_code and against != TRANSFORMERS and not Path(against).is_dir():
@@ -108,9 +111,9 @@ def _by_transformers(folder: Path, weights: Weights, facts: Facts) -> Original:
 
 
 def _of_other(folder: Path, place: Path, weights: Weights, made: Plan) -> tuple[Weights, Plan]:
-    """The tensors of another folder, and how the import would be made of them: as it is, or by that folder's family.
+    """Return the tensors of another folder, and the plan that imports them: the given one, or that of its family.
 
-    Raises `CheckpointError` where both have a tensor of one name with other numbers, or their models are not alike.
+    Raises `CheckpointError` if tensors of the same name have other numbers, and `ConfigError` if the models differ.
     """
     source = read_source(folder)
     theirs = source.weights()

@@ -1,4 +1,4 @@
-"""The original as transformers runs it, which is optional: by the class that the folder's config names."""
+"""Load an original with transformers (an optional package), by the class that the folder's config names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ OLDER = {"gamma": "weight", "beta": "bias"}  # names in old files -> names of no
 
 
 def load_transformers(folder: Path, weights: Weights, facts: Facts) -> Original:
-    """The model of a folder that transformers wrote; code that lies in the folder is never run."""
+    """Load the model of a folder in Hugging Face format; code in the folder is never run.
+
+    Raise `CheckpointError` if transformers can't load it or the folder lacks tensors.
+    """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     with needed("txport[hf]", "--against transformers"):
         import transformers
@@ -53,7 +56,7 @@ def load_transformers(folder: Path, weights: Weights, facts: Facts) -> Original:
 
 
 def _class(transformers: Any, folder: Path, facts: Facts) -> Any:
-    """The class that a config names, if it gives what the import gives; else the one for the task."""
+    """Return the class that the config names, if its outputs match the import's; else the class for the task."""
     values = read_config(folder / CONFIG)
     named = values.get("architectures")
     first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
@@ -66,7 +69,7 @@ def _class(transformers: Any, folder: Path, facts: Facts) -> Any:
 
 
 def _names(module: nn.Module, weights: Weights, what: str, place: Path) -> dict[str, str]:
-    """Names of tensors -> those in the files, which may lack the name of the base model or have older ones."""
+    """Return tensor names -> names in the files, which may lack the base model's prefix or use older names."""
     base = getattr(module, "base_model_prefix", "") + "."
     found: dict[str, str] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
@@ -80,7 +83,7 @@ def _names(module: nn.Module, weights: Weights, what: str, place: Path) -> dict[
 
 
 def _ways(name: str, base: str) -> Iterator[str]:
-    """How a file may call a tensor."""
+    """Yield the possible names of a tensor in a file."""
     older = [name]
     for old, new in OLDER.items():
         if name.endswith(f".{new}"):
@@ -92,7 +95,7 @@ def _ways(name: str, base: str) -> Iterator[str]:
 
 
 def _run(facts: Facts) -> Run:
-    """As transformers' models are called."""
+    """Return a function that calls a transformers model on a batch."""
 
     def run(module: nn.Module, given: Batch) -> Any:
         inputs: dict[str, Any] = {"return_dict": True}

@@ -1,4 +1,4 @@
-"""What of two models is in float32, or less, although both run in float64."""
+"""Find computations and tensors in float32 or less in models that run in float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Narrow(TorchFunctionMode):
-    """Collects functions that read or give numbers of a narrow type, rounded ones."""
+    """Collect the names of functions whose inputs or outputs are rounded numbers of a narrow dtype."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,14 +34,14 @@ class Narrow(TorchFunctionMode):
 
 @torch.no_grad()
 def is_rounded(values: Tensor) -> bool:
-    """Whether numbers were rounded to float32: all are exact in it, and some are neither whole nor of few digits."""
+    """Return whether values were rounded to float32: all are exact in float32, and some not in few digits."""
     values = values[torch.isfinite(values)].double()
     is_float32 = torch.equal(values.float().double(), values)
     return is_float32 and not bool(((values.bfloat16().double() == values) | (values == values.round())).all())
 
 
 def rounded_tables(module: nn.Module, known: set[str]) -> Iterator[str]:
-    """Tensors of a module that were rounded to float32, by name, but for known ones, which both models have."""
+    """Yield the names of tensors that were rounded to float32, except `known` ones, which both models have."""
     for name, each in (*module.named_buffers(), *module.named_parameters()):
         if name not in known and each.is_floating_point() and is_rounded(each.detach()):
             yield name

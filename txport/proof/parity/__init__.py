@@ -1,1 +1,1 @@
-"""The comparison of a bundle with PyTorch: weights, graphs, whole targets, tokens, and how far each may be off."""
+"""The comparison of a bundle with PyTorch: weights, graphs, whole targets, tokens, and the tolerance of each."""

@@ -78,7 +78,7 @@ class Draw:
         return [tokens.with_special(each)[-length:] for each, length in zip(drawn, lengths, strict=True)]
 
     def targets(self, *lengths: int) -> tuple[tuple[int, ...], ...]:
-        """Random tokens, of as many targets as there are sources."""
+        """Return random tokens of one target per source."""
         kept = lengths[: most_rows(self.facts)]
         return tuple(tuple(self._tokens(self.facts.writes.size, max(1, length))) for length in kept)
 
@@ -90,7 +90,7 @@ class Draw:
 
 
 def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
-    """The cases that every bundle has to pass: shapes at the edges, padding, real input; and `more` random ones."""
+    """Return the cases that every bundle has to pass (edge shapes, padding, real input), and `more` random ones."""
     facts = shortened(bundle.manifest.facts)
     draw = Draw(facts, np.random.default_rng(seed))
     longest, room = sides(facts)
@@ -125,19 +125,19 @@ def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
 
 
 def most_rows(facts: Facts) -> int:
-    """How many sources are compared at once: of long ones that all have the same length, as many as fit in memory."""
+    """Return the maximum number of sources in a batch; audio features are limited by memory."""
     return max(1, min(MANY, MANY_PLACES // facts.reads.longest)) if isinstance(facts.reads, Features) else MANY
 
 
 def shortened(facts: Facts) -> Facts:
-    """As of a causal model whose sequences are no longer than those that it is tried by."""
+    """Return the facts with the sequence length of a causal model limited to the longest one tested."""
     if facts.task != "causal" or facts.writes.longest <= LONG:
         return facts
     return replace(facts, target=replace(facts.writes, longest=LONG))
 
 
 def not_reached(facts: Facts) -> list[str]:
-    """What no case reaches, in words."""
+    """Describe what no case tests."""
     if shortened(facts) is facts:
         return []
     beyond = [str(size) for size in facts.windows if LONG <= size < facts.writes.longest]
@@ -146,7 +146,7 @@ def not_reached(facts: Facts) -> list[str]:
 
 
 def sides(facts: Facts) -> tuple[int, int]:
-    """How long sources and targets may be; prompts and what follows them share the longest sequence."""
+    """Return the maximum lengths of sources and targets; prompts and new tokens share the longest sequence."""
     longest = facts.reads.longest
     if facts.task != "causal":
         return longest, facts.writes.longest
@@ -154,7 +154,7 @@ def sides(facts: Facts) -> tuple[int, int]:
 
 
 def _long_prompts(facts: Facts, draw: Draw) -> list[Case]:
-    """Prompts that leave room for one token: what is beyond `sides`, for models that have prompts."""
+    """Return cases of causal models whose prompts leave room for one token, beyond the limits of `sides`."""
     longest = facts.reads.longest - 1
     if facts.task != "causal" or longest <= sides(facts)[0]:
         return []
@@ -165,9 +165,9 @@ def _long_prompts(facts: Facts, draw: Draw) -> list[Case]:
 
 
 def _beyond_windows(facts: Facts, draw: Draw) -> list[Case]:
-    """Prompts whose first tokens none of the last ones see in a layer with a window.
+    """Return prompts whose last tokens can't attend to the first ones in a layer with a window.
 
-    One goes beyond the largest window that leaves room for it, one beyond the largest that a huge model is tried by.
+    One exceeds the largest window that leaves room for it, one exceeds the largest window tested in a huge model.
     """
     fitting = [size for size in facts.windows if size + PAST < facts.reads.longest]
     sizes = {max(some) for some in (fitting, [size for size in fitting if size <= WINDOWED]) if some}
@@ -182,7 +182,7 @@ def _ragged(middle: int) -> tuple[int, ...]:
 
 
 def draw_case(facts: Facts, seed: int, number: int) -> Case:
-    """One more case; the same for a seed and a number, however many there are."""
+    """Return random case `number`, which depends only on the facts, the seed and the number."""
     rng = np.random.default_rng((seed, number))
     longest, room = sides(facts)
     draw = Draw(facts, rng)
@@ -195,7 +195,7 @@ def draw_case(facts: Facts, seed: int, number: int) -> Case:
 
 
 def fitting(longest: int, *lengths: int) -> tuple[int, ...]:
-    """As many of the calls as fit into the longest target."""
+    """Return the lengths of those calls that together fit into the longest target."""
     total = 0
     kept = []
     for length in lengths:
@@ -234,7 +234,7 @@ def _lightened(case: Case) -> Case:
 
 
 def lightest(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
-    """The cases of a huge model, whose weights are read anew for each call of each graph, and what was left out."""
+    """Return the cases of a huge model, whose weights are read again per graph call, and what was left out."""
     windowed = [case.name for case in cases if 0 < case.window <= WINDOWED]
     tried = (*SHORTEST, *windowed)
     kept = [replace(case, steps=case.steps[:CALLS]) for case in cases if case.name in tried]
@@ -250,13 +250,13 @@ def lightest(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
 
 
 def brief(cases: Sequence[Case]) -> list[Case]:
-    """The cases with whole runs whose batches take few places; the smallest where none does."""
+    """Return the cases with targets and small batches; the smallest one if no batch is small."""
     run = [case for case in cases if case.targets]
     return [case for case in run if case.places <= BRIEF] or sorted(run, key=lambda case: case.places)[:1]
 
 
 def options_of(facts: Facts, beams: int, tokens: int, rules: Rules = NO_RULES) -> SearchOptions:
-    """A search of so many tokens, or as many as the rules want at least."""
+    """Return options for a search of `tokens` tokens, or of the minimum that the rules require."""
     kept = {name: value for name, value in rules.items() if beams > 1 or name != "early_stopping"}
     most = max(min(tokens, sides(facts)[1]), kept.get("min_new_tokens", 0))
     return SearchOptions(max_new_tokens=most, beams=beams, **kept)

@@ -1,8 +1,8 @@
 """Proof that a bundle computes what PyTorch computes, in the form in which it ships.
 
-All against the checkpoint in PyTorch, in float64 on the CPU: the weights inside the graphs, the outputs of each graph
-over inputs chosen to break it, what whole runs give, as the model's task has them, and, where there are texts with
-targets, how many come out right.
+The reference is the checkpoint in PyTorch, in float64 on the CPU. Four things are compared with it: the weights in the
+graphs, the outputs of each graph for inputs chosen to break it, the outputs of whole runs (search or encoding, by the
+model's task), and, if there are texts with targets, the number of correct outputs.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def check(
 ) -> Report:
     """Compare a bundle with its checkpoint on each runtime of `providers` (runtime -> provider).
 
-    `cases` random ones are added to those that every bundle has to pass; `atol` and `rtol` tighten the tolerances;
-    `texts` with their targets tell how well it does its task. Raises `UnsupportedError` if the checkpoint is not the
-    one that the bundle was made from or a tolerance would be loosened, `ParityError` where the manifest says something
-    else of the model than the checkpoint, or a graph does not run at all.
+    `cases`: number of random cases, in addition to those that every bundle has to pass. `atol` and `rtol` tighten the
+    tolerances. `texts`: texts with their targets, to measure task quality. Raises `UnsupportedError` if the bundle was
+    made from another checkpoint or a tolerance would be loosened, and `ParityError` if the manifest contradicts the
+    checkpoint or a graph does not run.
     """
     require_checkpoint(bundle, checkpoint)
     if is_foreign := isinstance(bundle.manifest, ForeignManifest):
@@ -117,7 +117,7 @@ def _compare(
     tolerance: Tolerance,
     seed: int,
 ) -> None:
-    """One runtime, in the precision that it computes in; with a `reference`, its graphs one by one too."""
+    """Compare one runtime with `truth`; with a `reference`, also compare its graphs one by one."""
     label = name if provider == "cpu" else f"{name} {provider}"
     runtime = _load(name, bundle, provider, runtimes.load)
     report.about["ran"][label] = runtime.placement()
@@ -137,9 +137,9 @@ def _compare(
 
 
 def require_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> None:
-    """Raise `UnsupportedError` for another checkpoint than a bundle's, `ParityError` if its manifest lies.
+    """Raise `UnsupportedError` if the checkpoint is not the bundle's, `ParityError` if its manifest contradicts it.
 
-    A bundle without weights is a `BundleError`.
+    Raise `BundleError` if the bundle has no weights.
     """
     bundle.require_weights()
     bundle.require_source(checkpoint.name, checkpoint.sha256)
@@ -150,29 +150,29 @@ def require_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> None:
 
 
 def of_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> Bundle:
-    """A folder that others exported, with the facts of its checkpoint, which say more than those that were read."""
+    """Return a bundle exported by another tool with the facts of its checkpoint, which are more complete."""
     source = {"name": checkpoint.name, "sha256": checkpoint.sha256}
     return replace(bundle, manifest=replace(bundle.manifest, facts=checkpoint.facts, checkpoint=source))
 
 
 def is_large(checkpoint: Checkpoint) -> bool:
-    """Whether a model has so many parameters that some cases take long and prove nothing that others do not."""
+    """Return whether a model is so large that cases which take long and add no evidence are left out."""
     return size_of(checkpoint) >= LARGE
 
 
 def is_huge(checkpoint: Checkpoint) -> bool:
-    """Whether a model is so large that one run of it takes seconds: only the shortest cases are tried."""
+    """Return whether a model is so large that one run takes seconds; then only the shortest cases are run."""
     return size_of(checkpoint) >= HUGE
 
 
 def size_of(checkpoint: Checkpoint) -> int:
-    """Its parameters, tied ones once."""
+    """Return the number of parameters; tied parameters count once."""
     return sum(parameter.numel() for parameter in checkpoint.outline.parameters())
 
 
 @contextlib.contextmanager
 def fitting_threads(checkpoint: Checkpoint) -> Iterator[None]:
-    """One thread of PyTorch for a small model: several would wait for each other longer than they compute."""
+    """Use one PyTorch thread for a small model: several threads would synchronise longer than they compute."""
     before = torch.get_num_threads()
     torch.set_num_threads(before if size_of(checkpoint) >= THREADED else 1)
     try:
@@ -182,9 +182,9 @@ def fitting_threads(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def exact_of(bundle: Bundle, checkpoint: Checkpoint, precision: str = "") -> Exact:
-    """What a bundle is held against: the checkpoint, with the weights that it holds where they are quantised.
+    """Return the reference of a bundle: the checkpoint, with the bundle's weights where these are quantised.
 
-    What computes it in another `precision` than the bundle's is held against the same.
+    `precision` is the one that a runtime computes in, if it is not the bundle's.
     """
     manifest = bundle.manifest
     if isinstance(manifest, ForeignManifest):
@@ -202,7 +202,7 @@ def exact_of(bundle: Bundle, checkpoint: Checkpoint, precision: str = "") -> Exa
 
 
 def _load(name: str, bundle: Bundle, provider: str, load: Callable[..., Loaded]) -> Loaded:
-    """A runtime that is here, so that a graph which it can't load is at fault."""
+    """Load a bundle with an installed runtime; raise `ParityError` if the runtime can't load a graph."""
     try:
         return load(name, bundle, provider=provider)
     except (LoadError, BundleError) as error:

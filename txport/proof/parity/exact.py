@@ -1,7 +1,7 @@
-"""What is right: the model in float64, its weights as they are; and what a precision can't help but be off by.
+"""The reference, which is the model in float64 with its weights unchanged, and the unavoidable error of a precision.
 
-fp32 kernels sum in an order of their own on each processor, so what PyTorch gives in fp32 is one of many answers. In
-float64 all of them agree to more digits than fp32 has.
+The summation order of fp32 kernels depends on the processor, so PyTorch's fp32 result is one of many. In float64 all
+orders agree to more digits than fp32 has.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Ids = Sequence[Sequence[int]]
 Computed = TypeVar("Computed")
 HALVES = {"fp16": torch.half, "bf16": torch.bfloat16}
 TINY = 1e-30
-LACKING = 29  # bits of a float64 that a float32 has not
+LACKING = 29  # mantissa bits that float64 has and float32 lacks
 REMEMBERED = 16  # batches of targets: more than there are cases
-# Functions whose results are numbers that were there before.
+# Functions that only move or copy numbers.
 MAKING_NOTHING = (
     Tensor.transpose, Tensor.view, Tensor.flatten, Tensor.unflatten, Tensor.unsqueeze, Tensor.to, Tensor.float,
     Tensor.__getitem__, Tensor.clone, Tensor.movedim, Tensor.split, Tensor.chunk, torch.cat, torch.take,
@@ -43,10 +43,10 @@ MAKING_NOTHING = (
 
 
 class Rounding(TorchFunctionMode):
-    """What each function of PyTorch computes in float64 is rounded to a precision.
+    """Round each float64 result of a PyTorch function to `dtype`.
 
-    So do perfect kernels of that precision. The error that is left is that of the precision, on every machine the same.
-    For other draws than the first, values are rounded up or down at random, the nearer number being the likelier.
+    Perfect kernels of that precision do the same. The remaining error is that of the precision, the same on every
+    machine. If `draw` is not 0, values are rounded up or down at random, more probably to the nearer number.
     """
 
     def __init__(self, draw: int, dtype: torch.dtype) -> None:
@@ -72,17 +72,17 @@ class Rounding(TorchFunctionMode):
         return torch.where(torch.rand(x.shape, generator=self._generator, dtype=x.dtype) < chance, other, nearest)
 
     def _rounded_at_random(self, x: Tensor) -> Tensor:
-        """As for other types, in fewer passes: add random bits below float32's last bit, then truncate."""
+        """Round to float32 at random in fewer passes: add random bits below float32's last bit, then truncate."""
         noise = torch.randint(0, 1 << LACKING, x.shape, generator=self._generator)
         bits = noise.add_(x.view(torch.int64)).bitwise_and_(-1 << LACKING)
         return bits.view(torch.float64).to(torch.float32)
 
 
 class EightBits(TorchFunctionMode):
-    """What goes into each linear map is rounded to 8 bits: each row by its largest value, or all rows by one.
+    """Round the input of each linear layer to 8 bits, with one scale per row, or one scale in all if `together`.
 
-    Not where a weight is among the `plain` ones, by identity. It agrees with ONNX Runtime's int8 kernels to seven
-    digits. For other draws than the first, values are rounded up or down at random, as kernels with other steps may.
+    Layers whose weight is in `plain` (by `id`) are left out. The result agrees with ONNX Runtime's int8 kernels to
+    seven digits. If `draw` is not 0, values are rounded up or down at random, as kernels with other scales may do.
     """
 
     def __init__(self, draw: int, *, together: bool, plain: Collection[int] = ()) -> None:
@@ -107,9 +107,10 @@ class EightBits(TorchFunctionMode):
 
 
 class Jitter(TorchFunctionMode):
-    """What each function of PyTorch gives changes at random in its last bit: Monte Carlo arithmetic.
+    """Change the last bit of each result of a PyTorch function at random (Monte Carlo arithmetic).
 
-    PyTorch may be right by luck where a small error grows. Another rounding of every step tells how far it may be off.
+    PyTorch may be right by luck where a small error grows. Another rounding of each step shows how large its error can
+    be.
     """
 
     def __init__(self, seed: int) -> None:
@@ -127,11 +128,11 @@ class Jitter(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Exact:
-    """A model that computes in float64, and what a precision makes of it.
+    """A model in float64, and the same model in a precision.
 
-    `own` is the same model as PyTorch runs it in the precision; of 8 and 4 bits, with its activations rounded, as the
-    weights are what a bundle holds. `rounded` is what the best kernels of the precision would compute: they are
-    not so far off, but off by the same on every machine.
+    `own`: the model as PyTorch runs it in the precision; for int8 and int4, with activations rounded to 8 bits, since
+    the weights are already those of the bundle. `rounded`: the model as the best kernels of the precision would compute
+    it; its error is smaller, and the same on every machine.
     """
 
     model: Model
@@ -141,9 +142,9 @@ class Exact:
 
     @classmethod
     def of(cls, model: Model, precision: str = "fp32", *, together: bool = False, plain: Collection[str] = ()) -> Exact:
-        """Of a model in fp32, its weights as they are.
+        """Return the references of a model in fp32, with its weights unchanged.
 
-        `together` says that activations of 8 bits have one scale; `plain` names weights whose products stay in fp32.
+        `together`: activations have one 8-bit scale. `plain`: names of weights whose products stay in fp32.
         """
         if model.fp32_only:  # then PyTorch in fp32 is all there is
             own = model if precision == "fp32" else converted(model, torch.half)
@@ -160,7 +161,7 @@ class Exact:
         return cls(exact, Computation(half, last_bits), Computation(converted(half, torch.float64), rounding(narrow)))
 
     def logits(self, sources: Sources, targets: Ids) -> list[Array]:
-        """What is right before each token of each target: (T, V) of each, stored in fp32."""
+        """Return the exact logits before each token of each target: (T, V) per target, stored in fp32."""
         key = (tuple(map(_key, sources)), tuple(map(tuple, targets)))
         if key not in self._answers:
             if len(self._answers) >= REMEMBERED:
@@ -169,16 +170,16 @@ class Exact:
         return self._answers[key]
 
     def own_logits(self, sources: Sources, targets: Ids, draw: int = 0) -> list[Array]:
-        """What PyTorch says in the precision: as it does, or, for other draws, with other last bits."""
+        """Return PyTorch's logits in the precision, (T, V) per target; with random last bits if `draw` is not 0."""
         with self.own.context(draw):
             return one_pass(self.own.model, sources, targets)
 
     def own_error(self, sources: Sources, targets: Ids, draw: int = 0) -> float:
-        """How far PyTorch is off in the precision, here, at the worst place: at a single one, that is chance."""
+        """Return PyTorch's largest error in the precision over all positions; at a single position it is chance."""
         return _worst(self.logits(sources, targets), self.own_logits(sources, targets, draw))
 
     def rounding_errors(self, sources: Sources, targets: Ids) -> list[float]:
-        """How far the best kernels of the precision would be off in each target, in the worst of several draws."""
+        """Return, per target, the largest error of the best kernels of the precision, over several random roundings."""
         if isinstance(self.model.facts.reads, Features) and len(sources) > 1:  # which take much memory
             pairs = zip(sources, targets, strict=True)
             return [error for source, target in pairs for error in self.rounding_errors([source], [target])]
@@ -189,7 +190,7 @@ class Exact:
         return errors
 
     def draws(self, compute: Callable[[Model], Computed]) -> Iterator[Computed]:
-        """What is computed of the model by the best kernels of the precision: a single draw may be right by luck."""
+        """Yield `compute(model)` per random rounding by the best kernels; a single one may be right by luck."""
         for draw in range(DRAWS):
             with self.rounded.context(draw):
                 yield compute(self.rounded.model)
@@ -197,19 +198,19 @@ class Exact:
 
 @dataclass(frozen=True)
 class Computation:
-    """A model, and the context in which it computes: the one of each draw."""
+    """A model, and the context in which it computes, given the number of the draw."""
 
     model: Model
     context: Callable[[int], AbstractContextManager[Any]]
 
 
 def last_bits(draw: int) -> AbstractContextManager[Any]:
-    """PyTorch as it is; for other draws, with other last bits."""
+    """Return a context that leaves PyTorch unchanged, or, if `draw` is not 0, makes last bits random."""
     return Jitter(draw) if draw else nullcontext()
 
 
 def rounding(dtype: torch.dtype) -> Callable[[int], AbstractContextManager[Any]]:
-    """The best kernels of a precision."""
+    """Return the contexts that round like the best kernels of a precision."""
     return partial(Rounding, dtype=dtype)
 
 
@@ -219,7 +220,7 @@ def _worst(right: Sequence[Array], found: Sequence[Array]) -> float:
 
 @torch.inference_mode()
 def one_pass(model: Model, sources: Sources, targets: Ids) -> list[Array]:
-    """What a model says before each token of each target, in one pass: (T, V) of each."""
+    """Return the logits before each token of each target, computed in one pass: (T, V) per target."""
     facts = model.facts
     if facts.task == "causal":
         return _one_pass_causal(model, sources, targets)
@@ -243,7 +244,7 @@ def _one_pass_causal(model: Model, prompts: Ids, targets: Ids) -> list[Array]:
 
 
 def pad(rows: Ids, pad_id: int) -> tuple[Array, Array]:
-    """Tokens padded at the right (B, T), and how many there are of each row (B,)."""
+    """Return tokens padded on the right (B, T), and the length of each row (B,)."""
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     ids = np.full((len(rows), lengths.max()), pad_id, dtype=np.int64)
     for padded, row in zip(ids, rows, strict=True):
@@ -252,12 +253,12 @@ def pad(rows: Ids, pad_id: int) -> tuple[Array, Array]:
 
 
 def _key(source: Any) -> Any:
-    """What tells a source from others."""
+    """Return a hashable key of a source."""
     return source.tobytes() if isinstance(source, np.ndarray) else tuple(source)
 
 
 def largest_difference(expected: Array, actual: Array) -> float:
-    """The largest absolute one, masks cut off; NaN if there is one."""
+    """Return the largest absolute difference, with masked values cut off; NaN if any difference is NaN."""
     bound = bound_of(expected)
     wanted, found = (cut_off(each.astype(np.float64), bound) for each in (expected, actual))
     return float(np.abs(wanted - found).max(initial=0.0))

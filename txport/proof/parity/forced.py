@@ -1,4 +1,4 @@
-"""Teacher forcing: the logits before every token of a given target, step by step on a runtime, at once in PyTorch."""
+"""Teacher forcing: compare the logits before each token of a target, step by step on a runtime, with PyTorch's."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Hold = Callable[..., Comparison]
 def compare_forced(
     case: Case, label: str, runtime: Runtime, exact: Exact, tolerance: Tolerance
 ) -> Iterator[Comparison]:
-    """Logits at each place of the case's targets, of all rows that are so long, the cache being the runtime's own.
+    """Compare the logits at each position of the targets, over all rows that are long enough, with the runtime's cache.
 
-    Where the RMS counts, it does over whole targets: at one place few numbers stand on all the errors before it. A
-    place may then be worse, in its worst row, but not so much as where something is wrong, which is off by the size of
-    the logits.
+    If the tolerance bounds the RMS error, it bounds that of whole targets: at one position, few numbers carry all
+    earlier errors. The worst row of a position may then have a larger error, but a smaller one than a fault causes,
+    whose error is as large as the logits.
     """
     expected = exact.logits(case.sources, case.targets)
     pairs = []
@@ -57,13 +57,13 @@ def compare_forced(
 
 
 def _at(hold: Hold, exact: Exact, case: Case, rows: Ints, place: int, draw: int) -> Comparison:
-    """PyTorch itself in the precision, at one place of some targets."""
+    """Compare PyTorch itself in the precision, at one position of some targets."""
     own = exact.own_logits(case.sources, case.targets, draw)
     return hold(actual=np.stack([own[row][place] for row in rows]))
 
 
 def _whole(exact: Exact, case: Case, draw: int) -> Comparison:
-    """PyTorch itself in the precision, over whole targets: at one place, how far it is off is chance."""
+    """Compare PyTorch itself in the precision over whole targets: at one position, its error is chance."""
     right, found = (
         np.concatenate(each)
         for each in (exact.logits(case.sources, case.targets), exact.own_logits(case.sources, case.targets, draw))

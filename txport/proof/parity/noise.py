@@ -1,4 +1,4 @@
-"""What search would find if logits were off by as much as they may be: a difference by that is no fault."""
+"""Runtimes for search over logits with allowed errors: a different result within these errors is no fault."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from txport.runtimes.base import Inputs, Ints, Runtime, Scores, State, scores
 
 
 class Remembering:
-    """A runtime that encodes sources once: it keeps the state of the last sources, which no step changes.
+    """A runtime that encodes the same sources only once: it keeps the state of the last sources.
 
-    Of equal sources with another `max_length` too, none is kept: a state may have room for so many tokens and no more.
+    Equal sources with another `max_length` are encoded again, because a state may have room for `max_length` tokens
+    only.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -20,7 +21,7 @@ class Remembering:
         self._started: State = None
 
     def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> State:
-        """See `Runtime.start`; rows that are equal are computed once."""
+        """See `Runtime.start`; equal rows are computed once."""
         rows = [one.tobytes() + length.tobytes() for one, length in zip(source, source_lengths, strict=True)]
         firsts = {row: number for number, row in reversed(list(enumerate(rows)))}
         kept = sorted(firsts.values())
@@ -41,7 +42,7 @@ class Remembering:
 
 
 class Noisy:
-    """A runtime, PyTorch first, whose logits are moved at random, each by no more than a share of the largest."""
+    """A runtime that adds random noise to the logits, at most `share` times the largest logit of the row."""
 
     def __init__(self, runtime: Runtime, share: float, seed: int) -> None:
         self._runtime = runtime

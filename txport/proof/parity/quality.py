@@ -1,4 +1,4 @@
-"""How well a bundle does its task: the share of texts whose output is none of their targets, beside PyTorch's."""
+"""Task quality of a bundle: the share of texts whose output is none of their targets, compared with PyTorch's."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Texts = Mapping[str, Sequence[str]]  # text -> its targets
 
 @dataclass(frozen=True)
 class Quality:
-    """Texts that came out wrong, by greedy search; `broken` are wrong on the runtime only, `mended` in PyTorch only.
+    """Counts of texts with a wrong output; `broken` are wrong on the runtime only, `mended` in PyTorch only.
 
-    `allowed` is by how many percentage points the runtime's rate may be worse.
+    `allowed`: by how many percentage points the runtime's error rate may be worse.
     """
 
     runtime: str
@@ -48,16 +48,16 @@ class Quality:
 
     @property
     def passed(self) -> bool:
-        """Whether the rate is not worse than is allowed."""
+        """Return whether the error rate is within the allowed limit."""
         return self.rate - self.reference <= self.allowed
 
     def describe(self) -> str:
-        """Both rates, in one line."""
+        """Describe both error rates in one line."""
         rates = f"{self.rate:.2f} % of {self.texts} texts wrong, PyTorch {self.reference:.2f} %"
         return f"{self.runtime}: {rates} ({self.broken} broken, {self.mended} mended, allowed +{self.allowed:.2f} %)"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the counts and error rates as JSON values."""
         return {
             **asdict(self),
             "rate": round(self.rate, 3),
@@ -67,12 +67,15 @@ class Quality:
 
 
 def digest_of(texts: Texts) -> str:
-    """The SHA-256 of texts and their targets, so that rates are only compared over the same ones."""
+    """Return the SHA-256 of texts and targets, so that error rates are compared over the same texts only."""
     return hashlib.sha256(json.dumps([(text, list(each)) for text, each in texts.items()]).encode()).hexdigest()
 
 
 def right_ones(bundle: Bundle, runtime: Runtime, texts: Texts) -> list[bool]:
-    """Whether the output of each text is one of its targets."""
+    """Return, per text, whether its greedy output is one of its targets.
+
+    Raise `UnsupportedError` for a model that reads audio.
+    """
     facts = bundle.manifest.facts
     if facts.vocabulary is not facts.reads:
         raise UnsupportedError("--quality needs a model that reads text; this model reads audio")
@@ -91,10 +94,9 @@ def right_ones(bundle: Bundle, runtime: Runtime, texts: Texts) -> list[bool]:
 
 
 def compare_quality(label: str, actual: Sequence[bool], expected: Sequence[bool], tolerance: Tolerance) -> Quality:
-    """Error rates side by side.
+    """Compare the error rates of a runtime and PyTorch.
 
-    To what the table allows come two standard errors of the difference: of few texts that change, chance decides
-    which way they go.
+    Two standard errors of the difference are added to the tolerance, because chance decides if few texts change.
     """
     broken = sum(was and not now for was, now in zip(expected, actual, strict=True))
     mended = sum(now and not was for was, now in zip(expected, actual, strict=True))

@@ -219,12 +219,12 @@ def _found_in_noise(
 
 
 def score_of(exact: Exact, source: Source, tokens: Sequence[int]) -> Array:
-    """The log-probability of each token of a target, by PyTorch in float64."""
+    """Return the log-prob of each token of a target, computed by PyTorch in float64: (T,)."""
     return token_log_probs(exact.logits([source], [tokens])[0], tokens)
 
 
 def token_log_probs(logits: Array, tokens: Sequence[int]) -> Array:
-    """The log-probability of each token, given the logits (T, V) before it."""
+    """Return the log-prob of each token (T,), given the logits before it (T, V)."""
     values: Doubles = logits.astype(np.float64)
     chosen: Array = log_softmax(values, values[np.arange(len(values)), list(tokens)][:, None])[:, 0]
     return chosen

@@ -1,4 +1,4 @@
-"""How far a bundle may lie from what is right: a table, a line for each precision and provider, with its reason."""
+"""Tolerances: the allowed errors of a bundle, in a table with one line per precision and provider, and its reason."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Tolerance:
     rtol: float | None = None
 
     def allowed(self, largest: float, own_error: float = 0.0) -> float:
-        """The largest difference that a tensor may have; infinite where only its RMS counts.
+        """Return the largest allowed difference of a tensor; infinite if only the RMS is bounded.
 
-        `largest` is the tensor's largest absolute value, `own_error` what PyTorch itself is off by in it.
+        `largest`: the tensor's largest absolute value. `own_error`: the error of PyTorch itself in it.
         """
         limit = math.inf if self.rms is not None else max(self.largest * largest, self.own * own_error)
         relative = None if self.rms is not None else self.rtol  # bounds the RMS there
@@ -77,28 +77,28 @@ class Tolerance:
         return found
 
     def noise_of(self, largest: float, own_error: float) -> float:
-        """How far a logit may move, where the largest is so large and PyTorch itself is off by so much."""
+        """Return the allowed change of a logit, given the largest logit and the error of PyTorch itself."""
         floor = self.noise if self.rms is not None else self.largest
         return max(floor * largest, self.own * own_error if np.isfinite(own_error) else 0.0)
 
     def lasting_noise(self, largest: float, rounding_error: float) -> float:
-        """How far a logit may move on any machine, where the best kernels are off by so much."""
+        """Return the allowed change of a logit on any machine, given the error of the best kernels."""
         return max(self.noise * largest, self.rounding * rounding_error if np.isfinite(rounding_error) else 0.0)
 
     @property
     def allowed_rms(self) -> float | None:
-        """The largest RMS of the error over that of the tensor; None where it does not count."""
+        """The allowed RMS of the error divided by that of the tensor; None if RMS is not bounded."""
         return _tighter(self.rms, self.rtol)
 
     @property
     def allowed_place(self) -> float | None:
-        """As `allowed_rms`, for the logits at one place of a target."""
+        """Like `allowed_rms`, for the logits at one position of a target."""
         return _tighter(self.place, self.rtol)
 
     def tightened(self, atol: float | None, rtol: float | None) -> Tolerance:
-        """The same with bounds of the user's, where they are tighter.
+        """Return this tolerance with the user's bounds, which apply where they are tighter.
 
-        Raises `UnsupportedError` for one that could tighten nothing.
+        Raises `UnsupportedError` for a bound that is not positive, or an `rtol` that could not tighten anything.
         """
         most = self.rms or self.largest * LOOSEST
         for name, given in (("atol", atol), ("rtol", rtol)):
@@ -112,7 +112,7 @@ class Tolerance:
         return dataclasses.replace(self, atol=atol, rtol=rtol)
 
     def to_dict(self) -> dict[str, Any]:
-        """As a report records it: the bounds that count, and why."""
+        """Return the bounds that apply and their reason, as a report records them."""
         kept = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         if math.isinf(self.largest):
             del kept["largest"]
@@ -153,7 +153,7 @@ FINEST_FIRST = ("fp32", "fp16", "bf16", "int8", "int4")
 
 
 def coarser(one: str, other: str) -> str:
-    """Of two precisions the one that rounds more: whatever computes, a bundle's weights are what they are."""
+    """Return the precision that rounds more: a bundle's weights stay rounded whatever a runtime computes in."""
     return max(one, other, key=FINEST_FIRST.index)
 
 
@@ -164,10 +164,10 @@ def tolerance_of(
     rtol: float | None = None,
     held_in: str | None = None,
 ) -> Tolerance:
-    """The line of the table, tightened where `atol` or `rtol` say so.
+    """Return the tolerance of a precision and provider, tightened by `atol` and `rtol`.
 
-    `points`, by how much error rates may be worse than with the checkpoint's own weights, is the larger of the two
-    precisions', of what is computed and of what weights are `held_in`.
+    `points` limits how much worse the error rate may be than with the checkpoint's weights. It is the larger value of
+    `precision`, which the runtime computes in, and `held_in`, the precision of the bundle's weights.
     """
     lines = [each for each in TABLE if each.precision == precision and each.provider in (provider, ANY)]
     points = max(each.points for each in TABLE if each.precision in (precision, held_in))

@@ -1,7 +1,7 @@
-"""Whether a bundle is whole and computes here what it computed where it was exported; needs neither torch nor onnx.
+"""Verify that a bundle is complete and computes the same as where it was exported, without torch or onnx.
 
-Its files are held against their hashes, the ports of its graphs against the manifest, and what the runtime says
-against the goldens, which PyTorch computed at export.
+The files are compared with their hashes, the ports of the graphs with the manifest, and the runtime's outputs with the
+golden outputs, which PyTorch computed at export.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ UNEVEN = 4  # every so many tokens one that ends a sample, so that samples of on
 
 @dataclass(frozen=True)
 class Verification:
-    """All that was looked at, and where."""
+    """All checks of a bundle, with the runtime, provider and versions that they ran on."""
 
     about: dict[str, Any]
     checks: list[Check]
@@ -58,17 +58,17 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed."""
+        """Return whether no check failed."""
         return all(check.verdict != "fail" for check in self.checks)
 
     @property
     def wrong(self) -> str:
-        """The first thing that failed, in one line."""
+        """Describe the first failed check in one line."""
         first = next(check for check in self.checks if check.verdict == "fail")
         return f"{first.name}: {first.detail}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the verification as JSON values."""
         verdict = "pass" if self.passed else "fail"
         checks = [asdict(check) for check in self.checks]
         return {"verdict": verdict, **self.about, "seconds": round(self.seconds, 3), "checks": checks}
@@ -77,8 +77,9 @@ class Verification:
 def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: int | None = None) -> Verification:
     """Check the bundle at `path` as it runs on one runtime and provider.
 
-    Raises `UnavailableError` if the runtime or the provider is not here, `BundleError` for what is no bundle
-    or holds no goldens.
+    Raises `UnavailableError` if the runtime or the provider is not installed, `BundleError` if `path` is no bundle or
+    has no golden outputs, and `UnsupportedError` for models exported by other tools and for runtimes that compute in a
+    coarser precision than the bundle's.
     """
     begun = time.perf_counter()
     runtimes.require_known(runtime, provider)
@@ -109,7 +110,7 @@ def _about(bundle: Bundle, runtime: str, provider: str) -> dict[str, Any]:
 
 
 def _checks(bundle: Bundle, name: str, provider: str, threads: int | None) -> Iterator[Check]:
-    """Each check, up to those that make no sense any more."""
+    """Yield each check; stop if a failure makes the following checks meaningless."""
     manifest = bundle.manifest
     problems = damage(bundle)
     yield check_of(FILES, problems, f"{len(manifest.files)} files, {bundle.size / 1e6:.1f} MB")
@@ -134,14 +135,14 @@ def _checks(bundle: Bundle, name: str, provider: str, threads: int | None) -> It
 
 
 def _unlike(manifest: Manifest, runtime: str, provider: str) -> str | None:
-    """Why what is found for a text may depend on what else is in its batch; None if it may not."""
+    """Return why the result of a text may depend on the other texts of its batch; None if it does not."""
     if (runtime, provider) != ("ort", "cpu"):
         return f"kernels of {runtime} {provider} depend on the batch"
     return f"kernels for {manifest.rows} rows depend on the batch" if manifest.rows else None
 
 
 def _tokenizer(bundle: Bundle, sources: Sequence[Sequence[int]]) -> Check:
-    """The library that is installed here must split text as the one did at export."""
+    """Check that the installed tokenizer library tokenizes text as the one used at export."""
     texts = bundle.samples[:REAL]
     try:
         tokenizer = load_tokenizer(bundle.path, bundle.manifest.facts)
@@ -161,7 +162,7 @@ def _tokenizer(bundle: Bundle, sources: Sequence[Sequence[int]]) -> Check:
 
 
 def compare(golden: Golden, runtime: Runtime, manifest: Manifest, unlike: str | None = None) -> Iterator[Check]:
-    """What a runtime says of the golden inputs, against what PyTorch computed; and, unless `unlike`, of each alone."""
+    """Compare a runtime with the golden outputs; unless `unlike`, also compare each source alone with the batch."""
     found: list[Floats] = []
     sources = golden.given(manifest.facts)
 
@@ -179,7 +180,7 @@ def compare(golden: Golden, runtime: Runtime, manifest: Manifest, unlike: str | 
 
 
 def compare_logits(golden: Golden, found: Sequence[Floats], precision: str) -> Check:
-    """The logits of every token of the targets, those before it given."""
+    """Compare the logits of each target token, given the tokens before it (teacher forcing)."""
     gaps = [gap_of(stored, values, precision) for stored, values in zip(golden.logits, found, strict=True)]
     worst = max(range(len(gaps)), key=lambda row: (np.isnan(gaps[row][0]), gaps[row][0]))
     share, where = gaps[worst]
@@ -188,9 +189,9 @@ def compare_logits(golden: Golden, found: Sequence[Floats], precision: str) -> C
 
 
 def compare_batches(golden: Golden, together: Sequence[Floats], runtime: Runtime, manifest: Manifest) -> Check:
-    """Whether each source alone is given the logits, the samples and the beams that it is given beside the others.
+    """Check that each source alone has the same logits, samples and beams as in the batch.
 
-    Which kernels compute them, and in which order these sum, is the processor's choice.
+    Small differences are allowed, because the processor determines the kernels and their summation order.
     """
     problems = []
     most = 0.0
@@ -228,13 +229,13 @@ def _unlike_alone(golden: Golden, runtime: Runtime, manifest: Manifest) -> Itera
 
 
 def _same(ones: Sequence[Found], others: Sequence[Found], limit: float) -> bool:
-    """Whether two lists of targets have the same tokens, and scores within the limit."""
+    """Return whether two lists of targets have the same tokens, and scores that differ by at most `limit`."""
     tokens = [one.tokens for one in ones] == [other.tokens for other in others]
     return tokens and not any(_differ(one, other, limit) for one, other in zip(ones, others, strict=True))
 
 
 def compare_search(name: str, golden: Golden, runtime: Runtime, manifest: Manifest) -> Check:
-    """The tokens that a search finds, and their score; others may be as good, or noise decides."""
+    """Compare the tokens and scores of a search; other tokens pass if they are as good within the noise."""
     expected = golden.found[name]
     actual = find(runtime, manifest.facts, golden.given(manifest.facts), name, golden.longest)
     pairs = list(zip(expected, actual, strict=True))
@@ -253,11 +254,11 @@ def compare_search(name: str, golden: Golden, runtime: Runtime, manifest: Manife
 def _worse(
     name: str, golden: Golden, actual: list[Found], limits: dict[int, float], runtime: Runtime, manifest: Manifest
 ) -> Iterator[int]:
-    """The rows whose other tokens are not as good, by what the runtime says of both targets where they are given.
+    """Yield the rows whose different tokens are worse, by the runtime's teacher-forced scores of both targets.
 
-    Its word counts, since `compare_logits` holds it against PyTorch's. In greedy search the first two tokens that
-    differ must be as good as each other. In beam search the whole targets must, unless noise may decide; and the score
-    of each must be what the runtime says of it.
+    These scores are trusted because `compare_logits` compares them with PyTorch's. In greedy search, the first two
+    tokens that differ must be equally good. In beam search, the whole targets must be, unless noise may decide. The
+    score of each target must equal the runtime's teacher-forced score.
     """
     if not limits:
         return
@@ -280,14 +281,14 @@ def _worse(
 
 
 def _parting(one: Found, two: Found) -> float:
-    """How much the first two tokens that differ differ in; infinite if one target is the beginning of the other."""
+    """Return the score difference of the first two tokens that differ; infinite if one target is a prefix."""
     pairs = enumerate(zip(one.tokens, two.tokens, strict=False))
     first = next((at for at, (each, other) in pairs if each != other), None)
     return np.inf if first is None else abs(one.token_scores[first] - two.token_scores[first])
 
 
 def _differ(one: Found, two: Found, limit: float) -> bool:
-    """Whether two scores do; greedy search states none."""
+    """Return whether two scores differ by more than `limit`; False in greedy search, which has no scores."""
     rounding = ROUNDING * max(1.0, abs(one.score))
     return not np.isnan(one.score) and not abs(one.score - two.score) <= limit + rounding
 
@@ -297,7 +298,7 @@ def _describe_found(found: Found) -> str:
 
 
 class Task(NamedTuple):
-    """How a bundle is verified by its model's task: what is looked at, its goldens, and how they are compared."""
+    """How bundles of a task are verified: the names of the checks, the loader of golden outputs, and the comparison."""
 
     names: tuple[str, ...]
     load: Callable[[Bundle], Any]

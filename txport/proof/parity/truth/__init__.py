@@ -1,4 +1,4 @@
-"""What is right for whole runs of a model, by its task: computed by PyTorch in float64, once for all runtimes."""
+"""References for whole runs of a model, by task, computed by PyTorch in float64 once for all runtimes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from txport.runtimes.base import GraphRuntime
 
 
 class Truth(Protocol):
-    """What is right in every case; `pytorch` is how far PyTorch itself is off, `cases` are as they are compared."""
+    """Reference results of all cases. `pytorch`: the errors of PyTorch itself. `cases`: the cases as compared."""
 
     cases: list[Case]
     pytorch: dict[str, float]
 
     def compare(self, report: Report, label: str, runtime: GraphRuntime, tolerance: Tolerance) -> None:
-        """Add to a report what whole runs of one runtime give."""
+        """Add the comparison of whole runs of one runtime to a report."""
         ...

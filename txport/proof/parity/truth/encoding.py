@@ -1,4 +1,4 @@
-"""What a model that only encodes must give: the outputs of whole texts, and the labels or tokens that follow."""
+"""Reference results of an encoder-only model: the outputs of whole texts, and the most probable labels or tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Sources = Sequence[Sequence[int]]
 
 
 class EncoderTruth:
-    """The outputs of every case, in float64, with the weights that the bundle holds."""
+    """The outputs of all cases in float64, with the bundle's weights."""
 
     def __init__(self, bundle: Bundle, checkpoint: Checkpoint, exact: Exact, cases: list[Case], texts: Texts) -> None:
         self._bundle = bundle
@@ -48,7 +48,7 @@ class EncoderTruth:
         self._good = right_labels(bundle, original, texts) if texts else []
 
     def _compare_pytorch(self, checkpoint: Checkpoint) -> dict[str, float]:
-        """How far PyTorch itself is off in fp32, with the checkpoint's weights."""
+        """Return the error of PyTorch itself in fp32, with the checkpoint's weights."""
         exact = self._exact if self._exact.own.model is checkpoint.model else Exact.of(checkpoint.model)
         right = {case.name: joined(exact.model, case.sources) for case in self.cases}
         own = {case.name: joined(checkpoint.model, case.sources) for case in self.cases}
@@ -77,18 +77,18 @@ class EncoderTruth:
             report.quality.append(compare_quality(label, good, self._good, tolerance))
 
     def _own(self, case: Case, draw: int) -> dict[str, Array]:
-        """What PyTorch itself gives in the precision; for other draws, with other last bits."""
+        """Return PyTorch's outputs in the precision; with random last bits if `draw` is not 0."""
         with self._exact.own.context(draw):
             return joined(self._exact.own.model, case.sources)
 
 
 def joined(model: Model, sources: Sources) -> dict[str, Array]:
-    """Each output of a model, those of all sources one after the other: (rows or tokens, ...)."""
+    """Run a model and return each output, concatenated over the sources: (rows or tokens, ...)."""
     return join(infer(TorchRuntime(model), sources, model.facts), model.facts)
 
 
 def join(found: Sequence[dict[str, Array]], facts: Facts) -> dict[str, Array]:
-    """The outputs of several texts, one after the other: (rows or tokens, ...)."""
+    """Concatenate the outputs of several texts: (rows or tokens, ...)."""
     together = {each.name: np.concatenate if each.is_of_tokens else np.stack for each in facts.outputs}
     return {name: how([each[name] for each in found]) for name, how in together.items()}
 
@@ -96,7 +96,7 @@ def join(found: Sequence[dict[str, Array]], facts: Facts) -> dict[str, Array]:
 def _compare_output(
     case: Case, label: str, name: str, expected: Array, actual: Array, own: Any, tolerance: Tolerance
 ) -> Comparison:
-    """One output of all texts of a case."""
+    """Compare one output over all texts of a case."""
     largest = largest_of(expected)
     allowed = tolerance.allowed(largest)
     rms = tolerance.allowed_rms
@@ -114,7 +114,7 @@ def _size(expected: Array) -> float:
 def _compare_choices(
     case: Case, label: str, facts: Facts, expected: Array, actual: Array, own: Any, tolerance: Tolerance
 ) -> TokenComparison:
-    """The likeliest label or token of each row (rows, C); another one passes only as a near-tie."""
+    """Compare the most probable label or token of each row (rows, C); a different one passes only as a near-tie."""
     wanted = expected.argmax(axis=1)
     found = actual.argmax(axis=1)
     other = np.flatnonzero(wanted != found).tolist()
@@ -143,7 +143,10 @@ def _compare_choices(
 
 
 def right_labels(bundle: Bundle, runtime: EncoderRuntime, texts: Texts) -> list[bool]:
-    """Whether the likeliest label of each text is one of its targets."""
+    """Return, per text, whether its most probable label is one of its targets.
+
+    Raise `UnsupportedError` unless the model is a single-label classifier.
+    """
     facts = bundle.manifest.facts
     if facts.ability != "classify":
         gives = ", ".join(each.name for each in facts.outputs)

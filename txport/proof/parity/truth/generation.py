@@ -1,4 +1,4 @@
-"""What a model that generates must say: the logits of whole targets, and the tokens that search finds."""
+"""Reference results of a model that generates: the logits of whole targets, and the tokens that search finds."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from txport.search.single import built_in
 
 
 class GeneratorTruth:
-    """What PyTorch says in every case, in float64, computed once for all runtimes.
+    """PyTorch's results of all cases in float64, computed once for all runtimes.
 
-    In the cases with the weights that a quantised bundle holds, so that nothing but the computation differs; on the
-    texts of the task with those of the checkpoint, since that is what users had.
+    Cases use the weights of the bundle if it is quantised, so that only the computation differs. Texts with targets use
+    the checkpoint's weights, to compare quality with the original model.
     """
 
     def __init__(self, bundle: Bundle, checkpoint: Checkpoint, exact: Exact, cases: list[Case], texts: Texts) -> None:
@@ -48,7 +48,7 @@ class GeneratorTruth:
         self._right = right_ones(bundle, TorchRuntime(Exact.of(checkpoint.model).model), texts) if texts else []
 
     def _compare_pytorch(self, checkpoint: Checkpoint) -> dict[str, float]:
-        """How far PyTorch itself is off in fp32, with the checkpoint's weights, over the targets of brief cases."""
+        """Return the error of PyTorch in fp32, with the checkpoint's weights, over the targets of brief cases."""
         exact = self._exact if self._exact.own.model is checkpoint.model else Exact.of(checkpoint.model)
         few = brief(self.cases)[: 1 if checkpoint.read is not None else None]  # each reads all weights anew
         pairs = [(case.sources, case.targets) for case in few]
@@ -75,14 +75,14 @@ class GeneratorTruth:
             report.quality.append(compare_quality(label, right, self._right, tolerance))
 
     def compare_at_once(self, report: Report, label: str, runtime: SingleRuntime[Any], tolerance: Tolerance) -> None:
-        """Add to a report what the graph finds that searches by itself, with the rules that are built into it."""
+        """Add the comparison of the single graph, which contains search and its rules, to a report."""
         for case in self._at_once:
             with no_crash(f"{label}, case {case.name}: the single graph"):
                 found = self._found_at_once[case.name]
                 report.tokens.extend(compare_search(case, label, runtime, found, self._exact, tolerance, self._rules))
 
     def _has_room(self, case: Case, facts: Facts) -> bool:
-        """Whether as many tokens may follow each prompt as the rules want at least."""
+        """Return whether each prompt leaves room for the minimum number of new tokens."""
         if facts.task != "causal":
             return True
         longest = max(map(len, case.sources)) + int(self._rules.get("min_new_tokens", 0))
