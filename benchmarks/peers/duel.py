@@ -209,7 +209,6 @@ def compare(ours: Side, theirs: Side, line: Line, sources: Sources, place: Place
         versions[name] = place.load(worker, candidate, line.task, sources)
         worker.pause()
     workers = {"txport": ours[0], "peer": theirs[0]}
-    apart = require_likeness(workers)
     seconds: dict[str, list[float]] = {"txport": [], "peer": []}
     for number in range(place.rounds):
         for name in sorted(workers, reverse=number % 2 == 0):
@@ -217,7 +216,8 @@ def compare(ours: Side, theirs: Side, line: Line, sources: Sources, place: Place
             workers[name].pause()
     tokens = {name: worker.request("tokens")["tokens"] for name, worker in workers.items()}
     require_length(line, tokens)
-    memory = {name: worker.request("end")["peak_memory"] for name, worker in workers.items()}
+    memory = {name: worker.request("memory")["peak"] for name, worker in workers.items()}  # before scores
+    apart = require_likeness(workers)
     return {
         **figures(line, sources, seconds, memory),
         "log_probs_apart": apart,

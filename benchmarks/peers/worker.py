@@ -8,7 +8,7 @@ python -m benchmarks.peers.worker
     {"do": "round"}   every source once, in batches of that size, null: all in one call    -> {"seconds": S}
     {"do": "tokens"}  what the newest round found                                         -> {"tokens": [[ids], ...]}
     {"do": "score"}   a few sources, continued by others' tokens                -> {"log_probs": [[...], ...] or null}
-    {"do": "end"}                                                                         -> {"peak_memory": MB}
+    {"do": "memory"}                                                                      -> {"peak": MB}
 
 PATH is a .npy file of features. With "after_first", a round is what all tokens took less what the first one took.
 An answer may be {"error": TEXT} instead. Whatever libraries print goes to stderr.
@@ -122,8 +122,8 @@ def serve(requests: TextIO, answers: TextIO) -> None:
                     prepare(request)
                 case "load":
                     session, answer["versions"] = load(request)
-                case "end":
-                    answer["peak_memory"] = machine.peak_memory()
+                case "memory":
+                    answer["peak"] = machine.peak_memory()
                 case what:
                     assert session is not None
                     answer = {"round": session.round, "score": session.score, "tokens": session.tokens}[what]()

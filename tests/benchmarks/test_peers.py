@@ -158,7 +158,7 @@ def test_a_worker_keeps_stdout_for_answers(environment: dict[str, str], tmp_path
         assert {"python", "numpy"} == set(answer["versions"])
         assert worker.request("round")["seconds"] >= 0.1, "two batches"
         assert worker.request("tokens")["tokens"] == [[7, 7, 7], [8, 8, 8], [9, 9, 9]]
-        assert worker.request("end")["peak_memory"] > 1
+        assert worker.request("memory")["peak"] > 1
     for noise in ("noise from Python", "noise from a library", "more noise"):
         assert noise in log.read_text(encoding="utf-8")
 
@@ -172,7 +172,7 @@ def test_an_engine_s_error_is_one_line_and_the_worker_goes_on(environment: dict[
         assert not folder.exists(), "what was not prepared must not be taken for prepared"
         with pytest.raises(WorkerError, match="no_such_engine"):
             worker.request("prepare", engine="no_such_engine", folder=str(folder), model=model)
-        assert worker.request("end")["peak_memory"] > 1
+        assert worker.request("memory")["peak"] > 1
     assert "Traceback" in (tmp_path / "log").read_text(encoding="utf-8")
 
 
@@ -185,11 +185,11 @@ def test_a_worker_that_dies_is_an_error(environment: dict[str, str], place: Plac
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the state of a process from /proc")
 def test_a_paused_worker_is_held_until_it_is_asked(environment: dict[str, str], tmp_path: Path) -> None:
     with Worker(Path(sys.executable), environment, tmp_path / "log") as worker:
-        worker.request("end")
+        worker.request("memory")
         status = Path(f"/proc/{worker._process.pid}/stat")
         worker.pause()
         assert status.read_text().rpartition(")")[2].split()[0] == "T"
-        assert worker.request("end")["peak_memory"] > 1
+        assert worker.request("memory")["peak"] > 1
         worker.pause()
     assert worker._process.returncode == 0, "a paused process must end too"
 

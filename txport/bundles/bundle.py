@@ -13,8 +13,6 @@ from txport.bundles.manifest import Manifest
 from txport.bundles.metadata import contradictions
 from txport.bundles.ports import GENERATE
 from txport.bundles.reading import read_manifest
-from txport.bundles.readme.page import readme
-from txport.bundles.readme.tables import README
 from txport.errors import BundleError, UnsupportedError, quoted
 from txport.models.names import COMPANIONS, LARGEST_SAMPLES, MANIFEST, SAMPLES
 from txport.system.documents import DocumentError, read_text, write_json
@@ -92,6 +90,9 @@ class Bundle:
 
 def seal(folder: Path, manifest: Manifest) -> Bundle:
     """Write the README and the manifest of the files in `folder`, and return the bundle."""
+    from txport.bundles.readme.page import readme  # many modules, which a bundle that is only run does not need
+    from txport.bundles.readme.tables import README
+
     found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     page = readme(manifest, [path.relative_to(folder).as_posix() for path in found if path != folder / README])
     (folder / README).write_text(page, encoding="utf-8", newline="\n")

@@ -69,15 +69,7 @@ class ChatReader:
             return str(template.render(**variables, add_generation_prompt=True))
         except jinja2.TemplateError as error:
             raise TextError(f"the chat template does not take these messages: {brief(error)}") from error
-        except (
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            ArithmeticError,
-            RecursionError,
-            MemoryError,
-        ) as error:
+        except RAISED as error:
             raise TextError(f"the chat template does not take these messages: {brief(repr(error))}") from error
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from txport.errors import CheckpointError, quoted
@@ -50,7 +50,6 @@ class Made:
     words: Vocabulary
     target: str | None = None
     languages: Languages | None = None
-    defaults: Mapping[str, str] = field(default_factory=dict)
 
 
 def file_of(settings: Settings, *names: str) -> Path:

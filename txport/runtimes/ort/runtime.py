@@ -15,10 +15,6 @@ from txport.bundles.ports import GENERATE, STEP
 from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.foreign.lengths import foreign_runtime
-from txport.runtimes.ort.cuda.device import queue_of
-from txport.runtimes.ort.cuda.driver import CudaRuntime
-from txport.runtimes.ort.cuda.gpu import CudaDevice
-from txport.runtimes.ort.cuda.graphs import Graphs
 from txport.runtimes.ort.fused import FusedRuntime
 from txport.runtimes.ort.nvidia.failures import explain
 from txport.runtimes.ort.nvidia.options import NVIDIA
@@ -108,8 +104,13 @@ def load(
     return FusedRuntime(bundle, start_sessions(bundle, provider, threads, spinning=STEP))
 
 
-def _on_gpu(bundle: Bundle, provider: str, threads: int | None, stream: int | None) -> CudaRuntime:
+def _on_gpu(bundle: Bundle, provider: str, threads: int | None, stream: int | None) -> GraphRuntime:
     """Start each session on the stream of its queue, or all on the user's stream; only the step graph is captured."""
+    from txport.runtimes.ort.cuda.device import queue_of  # many modules, which no other target needs
+    from txport.runtimes.ort.cuda.driver import CudaRuntime
+    from txport.runtimes.ort.cuda.gpu import CudaDevice
+    from txport.runtimes.ort.cuda.graphs import Graphs
+
     device = CudaDevice(stream)
 
     def options_of(role: str) -> dict[str, str]:

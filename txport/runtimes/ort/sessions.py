@@ -15,7 +15,7 @@ from txport.bundles.ports import GENERATE, Port
 from txport.errors import BundleError, LoadError, UnavailableError, brief
 from txport.runtimes.base import GraphPorts
 from txport.runtimes.ort.nvidia.failures import explain
-from txport.runtimes.ort.nvidia.fit import forbid_tf32, keep_fp32, needs_cudnn, require_fit
+from txport.runtimes.ort.nvidia.fit import forbid_tf32, needs_cudnn, refuse_tf32, require_fit
 from txport.runtimes.ort.nvidia.options import CUDA, NVIDIA, bundle_options
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.placement import require_all_nodes, require_compute, require_nodes
@@ -101,7 +101,7 @@ def _prepare(bundle: Bundle, roles: list[str], provider: str) -> dict[str, dict[
         return {role: {} for role in roles}
     if provider == CUDA and (reason := needs_cudnn(bundle, roles)):
         require_cudnn(short_name(provider), reason)
-    (keep_fp32 if provider == CUDA else forbid_tf32)(bundle.manifest.arithmetic)
+    (refuse_tf32 if provider == CUDA else forbid_tf32)(bundle.manifest.arithmetic)
     device = first_device()
     if device is not None:
         require_fit(bundle, roles, device)

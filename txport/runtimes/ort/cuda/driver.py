@@ -146,18 +146,20 @@ class CudaRuntime:
         count = max(1, TOGETHER // size)
         found = list[list[NDArray[Any]]]()
         workspace = self._workspaces.take()
-        for part in (slice(first, first + count) for first in range(0, batch, count)):
-            given = {INPUT_IDS: source[part], SOURCE_LENGTHS: source_lengths[part]}
-            inputs = {name: workspace.tensor(name, array.shape, "int64") for name, array in given.items()}
-            for name, array in given.items():
-                self.device.upload(array, inputs[name])
-            rows = len(source[part])
-            outputs = dict[str, Tensor]()
-            for each in self.facts.outputs:
-                outputs[each.name] = workspace.tensor(each.name, each.shape(rows, size), "float32")
-            self.device.run(bind(self.device, MODEL, self.graphs.sessions[MODEL], inputs, outputs))
-            found.append(self.device.fetch(*outputs.values()).arrays())
-        self._workspaces.give_back(workspace)
+        try:
+            for part in (slice(first, first + count) for first in range(0, batch, count)):
+                given = {INPUT_IDS: source[part], SOURCE_LENGTHS: source_lengths[part]}
+                inputs = {name: workspace.tensor(name, array.shape, "int64") for name, array in given.items()}
+                for name, array in given.items():
+                    self.device.upload(array, inputs[name])
+                rows = len(source[part])
+                outputs = dict[str, Tensor]()
+                for each in self.facts.outputs:
+                    outputs[each.name] = workspace.tensor(each.name, each.shape(rows, size), "float32")
+                self.device.run(bind(self.device, MODEL, self.graphs.sessions[MODEL], inputs, outputs))
+                found.append(self.device.fetch(*outputs.values()).arrays())
+        finally:
+            self._workspaces.give_back(workspace)
         names = [each.name for each in self.facts.outputs]
         joined = {name: np.concatenate(parts) for name, parts in zip(names, zip(*found, strict=True), strict=True)}
         return outputs_of(self.facts, joined, batch, size, size)

@@ -71,7 +71,7 @@ def needs_cudnn(bundle: Bundle, roles: Iterable[str]) -> str | None:
     return f"{bundle.path} needs it for {', '.join(found)}" if found else None
 
 
-def keep_fp32(precision: str) -> None:
+def refuse_tf32(precision: str) -> None:
     """Raise `UnsupportedError` if `NVIDIA_TF32_OVERRIDE` lets NVIDIA's libraries round fp32 operands to TF32.
 
     Half precisions are not checked.
@@ -84,10 +84,10 @@ def keep_fp32(precision: str) -> None:
 
 
 def forbid_tf32(precision: str) -> None:
-    """Check as `keep_fp32` does, and set `NVIDIA_TF32_OVERRIDE` to 0 for this process, except for half precisions.
+    """Check as `refuse_tf32` does, and set `NVIDIA_TF32_OVERRIDE` to 0 for this process, except for half precisions.
 
     TensorRT rounds to TF32 unless the variable is 0, and ONNX Runtime has no option for it.
     """
-    keep_fp32(precision)
+    refuse_tf32(precision)
     if precision not in HALF:
         os.environ[TF32] = "0"
