@@ -52,7 +52,7 @@ def _other_columns(evidence: Beside) -> Cause | None:
     if evidence.tap.key[2] != IN or columns is None or not evidence.matches(evidence.expected[..., columns.numpy()]):
         return None
     return Cause(
-        "heads", "columns of its output map stand in the order of the files: a rule permutes them, and must not"
+        "heads", "columns of its output projection stand in the order of the files: a rule permutes them, and must not"
     )
 
 
