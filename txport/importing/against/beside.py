@@ -116,7 +116,7 @@ class Beside(Evidence):
         return self._made_by(Frames) if self.tap.key[2] == IN else None
 
     def _made_by(self, kind: type[nn.Module]) -> PartCall | None:
-        """Return the call of a part of this type, without a norm, whose result is the import's value; otherwise None."""
+        """Return the call of a part of this type, without a norm, whose result is the import's value, or None."""
         calls = (each for several in self.record.values() for each in several if isinstance(each.part, kind))
         found = [each for each in calls if torch.equal(each.result, self.tap.ours)]
         norms = [getattr(each.part, "norm", None) for each in found]

@@ -145,7 +145,7 @@ class Origins:
         return None if found.is_floating_point() else found
 
     def shares(self, name: str) -> list[Share]:
-        """Return the rows of a matrix, split where the tensor of the files changes; [] if they are not in one."""
+        """Return a matrix as shares of tensors of the files, in the order of its rows; [] if this is not possible."""
         if name not in self._shares:
             numbers = self.numbers(name)
             found = [] if numbers is None or numbers.dim() != 2 else [self._share(each) for each in self._cut(numbers)]

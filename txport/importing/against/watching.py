@@ -92,7 +92,7 @@ def aligned(theirs: Tensor, like: Tensor, real: Tensor | None = None) -> Tensor 
     """Return a tensor of the original with the shape of the import's (`like`); None if its shape doesn't fit.
 
     The last dim stays the last; the others may be permuted or flattened. Of several orders that fit, the one with the
-    nearest values is chosen; positions outside of the mask `real` don't count.
+    nearest values is chosen; only positions where `real` is True count.
     """
     if theirs.dim() == like.dim() and sorted(theirs.shape) == sorted(like.shape) and like.dim() <= MOST_DIMS:
         turned = (theirs.permute(order) for order in _orders(like.dim()))
