@@ -61,7 +61,10 @@ class Draft:
 
 
 def nearest(weights: Weights, name: str | None = None) -> Draft:
-    """Match a file with the architecture that has the most similar tensors, or with the one of this name."""
+    """Match a file with the architecture that has the most similar tensors, or with the one of this name.
+
+    Raises `ConfigError` for an unknown name.
+    """
     copies = dict(_copies(weights))
     given = templates({each: shape for each, shape in weights.shapes.items() if each not in copies})
     names = [name] if name is not None else list(architecture.names())

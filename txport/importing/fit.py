@@ -191,7 +191,10 @@ def _wanted(name: str, made: Plan) -> Wanted:
 
 
 def require_apart(name: str, out: Path, *, force: bool = False) -> None:
-    """Raise `OutputError` unless a checkpoint can be written to `out` without changing the one called `name`."""
+    """Raise `OutputError` unless a checkpoint can be written to `out`.
+
+    `out` must not be the folder of the checkpoint `name`, nor have files that are read before the new ones.
+    """
     source = Path(name)
     if source.is_dir() and out.exists() and out.samefile(source):
         raise OutputError(f"{out} holds the checkpoint itself; choose another place")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from txport.importing.likeness import Role, Template
 
-ORDER = ("attention", "cross", "ffn")  # of the parts of a layer
+ORDER = ("attention", "cross", "ffn")  # in which the parts of a layer run
 FUSED = {"qkv": ("query", "key", "value"), "kv": ("key", "value"), "gate_up": ("gate", "inner")}
 # words in names of fused tensors whose parts are stored one after the other
 BLOCKS = ("in_proj", "c_attn", "to_qkv", "to_kv", "qkv_proj", "kv_proj", "gate_up")

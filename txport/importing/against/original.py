@@ -50,7 +50,7 @@ class Original:
     def widen(self, given: Batch) -> list[str]:
         """Convert the module to float64, or to float32 if it fails in float64.
 
-        Returns the names of functions that it calls in float32 nevertheless. Raises `CheckpointError` if it can't run
+        Returns the names of functions that still compute in float32 or less. Raises `CheckpointError` if it can't run
         in either.
         """
         self.module.double()

@@ -1,7 +1,7 @@
 """Values of corresponding parts of the import and the original (taps), and the positions at which they differ.
 
 First, both models run separately; this shows whether they differ at all. Then each part of the import reads the
-original's value in place of its input, so that an error is confined to the part that causes it.
+original's values instead of the import's, so that an error is confined to the part that causes it.
 """
 
 from __future__ import annotations
