@@ -15,9 +15,7 @@ def rule(text: str, why: str = "") -> Iterator[str]:
 
 def pattern_of(name: str) -> str:
     """Return a regular expression that matches the names of a template; its group is the number of the layer."""
-    return (
-        "^" + re.escape(name).replace(r"\{\}", r"(\d+)").replace(r"\-", "-").replace(r"\_", "_").replace("/", "/") + "$"
-    )
+    return "^" + re.escape(name).replace(r"\{\}", r"(\d+)").replace(r"\-", "-") + "$"
 
 
 def own_name(name: str) -> str:
