@@ -24,9 +24,10 @@ def kind_of(target: str, *, plural: bool = False) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignManifest(Manifest):
-    """The graphs of a folder as their files declare them; `texts` are its tokenizers, in the files that a bundle has.
+    """The manifest of a folder without `txport.json`; `read` are its graphs as their files declare them.
 
-    `pads` is whether the graphs accept rows of different lengths in one batch.
+    `texts`: files of its tokenizers, by a bundle's names, each as a path or as its text. `pads`: whether the graphs
+    accept rows of different lengths in one batch.
     """
 
     layout: str
@@ -99,7 +100,7 @@ def _comparable(facts: Facts) -> dict[str, Any]:
 
 
 def names_differ(graph: Graph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> Iterator[str]:
-    """Yield the ports whose type or rank in the runtime differs from the graph's, or that the runtime lacks."""
+    """Yield one sentence per port that the runtime lacks or finds with another type or rank than the graph's."""
     for side, expected, found in (("input", graph.inputs, inputs), ("output", graph.outputs, outputs)):
         there = {port.name: (port.dtype, len(port.dims)) for port in found}
         for port in expected:

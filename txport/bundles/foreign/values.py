@@ -45,7 +45,7 @@ class Values:
 
     @cached_property
     def expressed(self) -> tuple[dict[str, Any], str]:
-        """The same config, and the reason if it is empty."""
+        """The config in the project's own architecture, and the reason if it is empty."""
         names = (GENERATION, PREPROCESSOR)
         beside = {Path(name).stem: _read(self.folder / name) for name in names if (self.folder / name).is_file()}
         try:
