@@ -1,4 +1,4 @@
-"""The inputs on which a bundle is compared with PyTorch: edge cases, in which faults are found, and random ones."""
+"""The inputs on which a bundle is compared with PyTorch: cases that every bundle has to pass, and random ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEW_TOKENS, FEWEST_TOKENS = 12, 2  # tokens of a search in a large model, and in
 FEW_SOURCES = 2  # of features per case of a large model: all have the same length, and two show if rows mix
 SEARCHED = ("one row", "every row padded", "real")  # cases of a large model that are searched even if they have targets
 DROPPED = "most padding"  # a case that a large model skips: others test padding and long prompts
-BRIEF = 512  # positions of a batch; larger ones have no whole runs in a large model, and in PyTorch's own error
+BRIEF = 512  # positions; larger batches have no whole runs in a large model, nor for PyTorch's own error
 SHORTEST = ("one row", "padded rows")  # the cases of a huge model, in addition to those beyond a window
 CALLS = 2  # maximum calls after the first in a case of a huge model
 LONG = 8192  # maximum tokens of a prompt and its continuation: attention over more needs too much memory
@@ -36,10 +36,11 @@ MANY_PLACES = 6000  # maximum positions of all features of a batch
 
 @dataclass(frozen=True)
 class Case:
-    """A batch of sources, the number of target tokens of each further call of the decoder, and whole targets.
+    """A batch of sources, the number of target tokens per call of the decoder (`steps`), and whole targets.
 
-    `padding` is the number of padding positions after the longest source. `search_tokens` is the maximum length of
-    targets that search finds; 0: no search. `window` is the sliding window that the prompts exceed; 0: none.
+    `steps` are the calls after the encoder or the prompt. `padding` is the number of padding positions after the
+    longest source. `search_tokens` is the maximum length of targets that search finds; 0: no search. `window` is the
+    sliding window that the prompts exceed; 0: none.
     """
 
     name: str
@@ -211,7 +212,8 @@ def lighten(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
 
     All calls of graphs are kept, except those of the case `DROPPED` and of further sources of features. This includes
     the longest source and the longest past. Runs of the driver's loop are left out at positions and in batches that
-    other cases test: the loop does not depend on the size of a model. A case without targets and search has none.
+    other cases test: the loop does not depend on the size of a model. A case without targets and search has no whole
+    runs.
     """
     if not any(case.search_tokens for case in cases):
         return list(cases), []

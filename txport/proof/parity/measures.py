@@ -27,9 +27,10 @@ FORMAT = 1  # version of the format of a report as JSON
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference between one tensor of one case and its reference; `index` is the position of the largest.
+    """The difference between one tensor of one case and its reference.
 
-    `step` is the call of a graph, or in teacher forcing the position in the target.
+    `index` is the position of the largest difference. `step` is the call of a graph, or in teacher forcing the position
+    in the target.
     """
 
     case: str
@@ -69,7 +70,7 @@ class Comparison:
 
     @property
     def is_unsuited(self) -> bool:
-        """Whether PyTorch has about the same error in the precision, so that its bits are too few for the model."""
+        """Whether this fails and PyTorch has about the same error: the precision has too few bits for the model."""
         return not self.passed and self.own_relative is not None and self.relative <= SUITED * self.own_relative
 
     @property

@@ -66,7 +66,7 @@ class Call:
 
     @property
     def logits(self) -> Array | None:
-        """All logits of the graph, otherwise `choices`, otherwise None."""
+        """The logits that the graph outputs; without them, `choices`, which may be None."""
         return self.expected.get(LOGITS, self.choices)
 
     def new_places(self, name: str) -> NDArray[np.bool_] | None:

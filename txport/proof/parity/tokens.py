@@ -161,7 +161,7 @@ def near_tie(
     tolerance: Tolerance,
     rules: Rules = NO_RULES,
 ) -> Tie | None:
-    """Return the gap between PyTorch's tokens and the actual ones if noise explains it; None if it does not.
+    """Return the gap and the noise if noise explains that the tokens differ from PyTorch's; None if it does not.
 
     Greedy search: the gap is that of the first two tokens that differ, and both logits may change by the noise. Later
     tokens do not count, because they follow different prefixes. Beam search: the gap is that of the mean log-probs,

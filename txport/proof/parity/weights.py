@@ -136,7 +136,7 @@ def _is_mapped(array: Any) -> bool:
 
 
 def compare_epsilons(role: str, bundle: Bundle, model: Model) -> Iterator[Comparison]:
-    """Compare the epsilon of each norm in a graph with its module's: if values are large, no output shows it."""
+    """Compare the epsilon of each norm in a graph with its module's: large values hide a wrong one in the outputs."""
     named = ((name, each) for name, each in model.named_modules() if isinstance(each, NORM_TYPES))
     norms = {f"{name}.weight": (name, each) for name, each in named}
     for weight, epsilon in graph_epsilons(bundle.file(role)):

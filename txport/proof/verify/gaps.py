@@ -61,7 +61,7 @@ def differences(ones: Floats, others: Floats, stored: GoldenLogits) -> Floats:
 def gap_of(stored: GoldenLogits, values: Floats, precision: str) -> tuple[float, str]:
     """Return the largest difference of one target's logits from PyTorch's, in units of the allowed one.
 
-    Also return its position, in words. The difference is NaN if a logit is NaN. In int8 and int4, it is that of the RMS.
+    Also return its position, in words. In int8 and int4, compare the RMS. The difference is NaN if a logit is NaN.
     """
     values = cut_off(values, ROOM * stored.largest)
     best = np.take_along_axis(values, stored.ids, axis=1)

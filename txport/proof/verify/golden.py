@@ -1,4 +1,4 @@
-"""Golden inputs and outputs: a summary of what PyTorch computed at export, with which any machine can compare a bundle.
+"""Golden inputs and outputs: a summary of what PyTorch computed at export, to check a bundle on any machine.
 
 They are recorded and compared through the `Runtime` protocol, so every runtime uses the same ones, without torch or
 onnx. Shape comments: T tokens of a target, V vocabulary, K most probable tokens, F sums.
@@ -128,7 +128,7 @@ def record(
     """Record the outputs of a correct runtime; `real` sources have the targets that it finds, others random ones.
 
     `errors_of(sources, targets)` returns the error of the best kernels in each target. `noise_of(largest, error)`
-    returns the allowed change of a logit. `size` defaults to that of a small model.
+    returns the allowed change of a logit. `size` defaults to `Size(LONGEST)`.
     """
     size = size or Size(LONGEST)
     most, room = sides(facts)
