@@ -1,1 +1,1 @@
-"""Measurements: what txport reaches, on which machine, by which command."""
+"""Benchmarks of txport; each module states its command."""

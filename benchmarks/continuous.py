@@ -1,9 +1,9 @@
-"""Continuous batches beside fixed ones: the words of a pronunciation dictionary, in the order in which they come.
+"""Continuous batching compared with fixed batches, on words of a pronunciation dictionary in random order.
 
     python -m benchmarks.continuous BUNDLE DICTIONARY [--batch-size 32] [--words 5000]
 
-Fixed batches are measured as they come, and sorted by length, which needs all words to be known. Rounds alternate;
-prints medians in seconds as one JSON object, and in how many words any two ways differ.
+Fixed batches are measured in the order of the words, and sorted by length, which requires all words in advance. Rounds
+alternate. Prints one JSON object: medians in seconds, and the number of words for which the results differ.
 """
 
 from __future__ import annotations

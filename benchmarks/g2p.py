@@ -19,7 +19,10 @@ from txport.cli.guard import run_guarded
 
 
 def measure(bundle: str, dictionary: g2p.Dictionary, beams: int, runtime: str, batch_size: int) -> dict[str, Any]:
-    """Pronounce every word of a dictionary and score it; -> words, wer, per in percent, and words per second."""
+    """Pronounce every word of a dictionary; return the number of words, wer and per in percent, and words per second.
+
+    The result also has the runtime and the number of beams.
+    """
     model = txport.load(bundle, runtime=runtime)
     started = time.perf_counter()
     results = model.generate(list(dictionary), beams=beams, batch_size=batch_size)

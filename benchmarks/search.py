@@ -1,8 +1,8 @@
-"""What search costs beside the graphs: choosing, keeping hypotheses, moving caches.
+"""The cost of search in addition to the graphs: choosing tokens, keeping hypotheses, moving caches.
 
     python -m benchmarks.search BUNDLE [--batch 32] [--beams 4]
 
-Prints milliseconds of a whole search, medians of rounds, as one JSON object.
+Prints the milliseconds of the parts of a search, medians of the rounds, as one JSON object.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(bundle: Path, batch: int, beams: int, length: int, rounds: int) -> None
 
 
 def timed(work: Any, times: dict[str, float], name: str) -> Any:
-    """`work`, its seconds added up."""
+    """Return `work`, wrapped so that its seconds are added to `times[name]`."""
 
     def run(*arguments: Any, **options: Any) -> Any:
         started = time.perf_counter()

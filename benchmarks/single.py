@@ -1,9 +1,9 @@
-"""The graph that searches by itself beside the driver of the other graphs, both on ONNX Runtime.
+"""The single graph, which contains the search, compared with the driver of the other graphs, both on ONNX Runtime.
 
     python -m benchmarks.single BUNDLE [--words DICTIONARY] [--batch 32] [--beams 1] [--length 32] [--threads 1]
 
-Rounds alternate, and so does which is first; both find the same targets. Prints medians in milliseconds, what the
-driver takes over what the graph takes, with quartiles of that ratio, and how many targets differ, as one JSON object.
+Rounds alternate, and so does the order; both should find the same targets. Prints one JSON object: medians in
+milliseconds, the ratio of the driver's time to the graph's with its quartiles, and the number of different targets.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(
 
 
 def sources_of(model: api.Model, words: Path | None, batch: int, length: int, batches: int) -> list[Sources]:
-    """So many batches, drawn by a fixed seed."""
+    """Return `batches` batches of random sources, or of words in random order, with a fixed seed."""
     if words is None:
         drawn = [bench.draw_source(model.facts, bench.Protocol(batch=batch, source=length)) for _ in range(batches)]
         return [each.tolist() for each in drawn]

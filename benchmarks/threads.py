@@ -1,9 +1,9 @@
-"""One thread beside several that stay awake for unlike times between two operators, with and without a busy neighbour.
+"""One thread compared with several that spin for different times between operators, with and without a busy process.
 
     python -m benchmarks.threads BUNDLE [--batch-size 1] [--spin 10 --spin 200]
 
-Greedy search over random sources, rounds in another order each time. The neighbour is a process of its own that keeps
-one core busy. Prints tokens a second as one JSON object: for each setting the median and the quartiles.
+Runs greedy search over random sources; the order of the settings is random in each round. The busy process keeps one
+core busy. Prints tokens per second as one JSON object: first quartile, median and third quartile per setting.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main(
 
 
 def seconds(model: api.Model, sources: list[list[int]], how: dict[str, Any]) -> float:
-    """How long one search takes, once the threads of the one before are asleep."""
+    """Return the seconds of one search, which starts after the threads of the previous one have stopped spinning."""
     time.sleep(0.005)
     started = time.perf_counter()
     model.search(sources, **how)

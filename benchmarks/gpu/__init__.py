@@ -1,7 +1,7 @@
-"""cuda bundles on an NVIDIA GPU: that they compute what PyTorch computes, and how fast, beside their peers.
+"""cuda bundles on an NVIDIA GPU: parity with PyTorch, and speed compared with peers.
 
-Each side works in a process of its own: PyTorch, CTranslate2 and ONNX Runtime bring CUDA's libraries in versions of
-their own, a CUDA graph can't be captured while another thread allocates, and a peer that dies takes only its line
-along. The processes take turns, round by round, so that clocks and heat are the same for all. An idle process asks
-nothing of the GPU but its memory.
+Each side runs in a separate process: PyTorch, CTranslate2 and ONNX Runtime include different versions of CUDA's
+libraries, a CUDA graph can't be captured while another thread allocates, and a crash of a peer affects only its line.
+The processes alternate, round by round, so that clocks and temperature are the same for all. An idle process only uses
+memory of the GPU.
 """

@@ -45,22 +45,22 @@ from txport.release import load_checkpoint
 from txport.system import machine
 
 RESULTS = Path(__file__).parents[1] / "results"
-SECONDS, QUICK_ROUNDS = 440.0, 2  # with what goes before and after, less than 8 minutes
+SECONDS, QUICK_ROUNDS = 440.0, 2  # less than 8 minutes, including start and end
 COPIED = {"cuda": 1 << 30, "cpu": 1 << 22}  # bytes, to measure a device's bandwidth
 COPIES = 10
 WORDS, QUICK_WORDS, AT_ONCE = 2_000, 12, 512
 EXPORT, PROOF, PROFILE, ERRORS, SPEED = "export", "parity", "profile", "word error rate", "speed"
 UNMADE = "its bundle was not made"
-PRESUMED = {EXPORT: 20.0, PROOF: 30.0, PROFILE: 10.0, ERRORS: 60.0, SPEED: 75.0}  # seconds of the first of a kind
+PRESUMED = {EXPORT: 20.0, PROOF: 30.0, PROFILE: 10.0, ERRORS: 60.0, SPEED: 75.0}  # seconds of the first task per kind
 
 
 def progress(message: str) -> None:
-    """Progress to stderr, so that a log shows where the time goes."""
+    """Print progress with the time to stderr, so that a log shows how long each step takes."""
     click.echo(f"{datetime.datetime.now(tz=datetime.UTC):%H:%M:%S} {message}", err=True)
 
 
 class Run:
-    """Bundles, what is known of each, and the time that is left."""
+    """One run of the benchmark: bundles, results of each bundle, and the time budget."""
 
     def __init__(self, place: Place, budget: Budget, lines: Sequence[Line], words: Mapping[str, Any] | None) -> None:
         self.place = place
@@ -69,17 +69,17 @@ class Run:
         self.words = words
         checkpoints = dict.fromkeys(line.checkpoint for line in lines)
         self.proofs = [(checkpoint, precision) for precision in PRECISIONS for checkpoint in checkpoints]
-        self.bundles: dict[str, Bundle | None] = {}  # none where it could not be made: it is tried once
-        self.unmade: dict[str, str] = {}  # what there is no bundle for
+        self.bundles: dict[str, Bundle | None] = {}  # None: the export failed; there is no second try
+        self.unmade: dict[str, str] = {}  # measurements that lack a bundle
         self.about: dict[str, dict[str, Any]] = {}
         self.is_dry = place.runtime != "ort"
 
     def do(self, name: str, kind: str, work: Any) -> Any:
-        """Within the time."""
+        """Run `work` within the time budget; return its result, or None if it failed or did not run."""
         return self.budget.run(name, kind, PRESUMED[kind] if not self.is_dry else 0.0, work)
 
     def export(self, checkpoint: str, precision: str) -> Bundle | None:
-        """A bundle, unless it is there; what g2p-en computes is held against goldens too."""
+        """Return a bundle, exported at the first call, or None; g2p-en is a full export, with golden outputs."""
         name = f"{checkpoint.replace(':', '-')}-{precision}"
         if name not in self.bundles:
             work = partial(self._export, checkpoint, precision, self.place.work / name)
@@ -95,7 +95,7 @@ class Run:
         return write(load_checkpoint(checkpoint), out, target="cuda", precision=precision)
 
     def prove(self, checkpoint: str, precision: str) -> None:
-        """Parity, verification where there are goldens, and what a step launches."""
+        """Record parity, verification if there are golden outputs, and the profile of a step."""
         bundle = self.export(checkpoint, precision)
         if bundle is None:
             self.unmade[f"parity of {checkpoint} {precision}"] = UNMADE
@@ -105,7 +105,7 @@ class Run:
         if checkpoint == G2P:
             about["verify"] = self.do(f"verify {bundle.path.name}", PROFILE, partial(self._verify, bundle))
         line = max(self.lines, key=lambda each: each.rows)
-        if not self.is_dry or precision == "fp32":  # the CPU has no kernels of the others
+        if not self.is_dry or precision == "fp32":  # the CPU has no kernels for other precisions
             work = partial(profile_step, bundle, line, self.place.device, self.place.work)
             about["step"] = self.do(f"profile {bundle.path.name}", PROFILE, work)
 
@@ -118,7 +118,7 @@ class Run:
         return "pass" if found.passed else f"fail: {found.wrong}"
 
     def errors(self, sides: Sides) -> dict[str, float] | None:
-        """Word error rates of g2p-en in fp16, and of PyTorch in fp32 on the same device: in percent."""
+        """Return word error rates in percent of g2p-en in fp16 and of PyTorch in fp32 on the same device, or None."""
         if self.words is None:
             sides.absent["word error rate of g2p-en fp16"] = "the dictionary is not here; --words names its folder"
             return None
@@ -145,13 +145,13 @@ class Run:
     def measure_all(
         self, sides: Sides, lines: Iterable[Line], speed: float, records: dict[str, dict[str, Any]]
     ) -> None:
-        """Add the records of some lines."""
+        """Add the records of lines to `records`; `speed` is the bandwidth in bytes per second."""
         for line in lines:
             if found := self.measure(sides, line, speed):
                 records[line.name] = found
 
     def measure(self, sides: Sides, line: Line, speed: float) -> dict[str, Any] | None:
-        """One line's record."""
+        """Return the record of a line; None if it could not be measured."""
         bundle = self.export(line.checkpoint, line.precision)
         if bundle is None:
             self.unmade[line.name] = UNMADE
@@ -166,7 +166,7 @@ class Run:
 
 
 def bandwidth(device: str) -> float:
-    """Bytes that a device moves in a second, as a copy within its memory reads and writes them."""
+    """Return the bytes per second that a copy within the device's memory reads and writes."""
     source = torch.ones(COPIED[device], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     wait: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
@@ -181,7 +181,7 @@ def bandwidth(device: str) -> float:
 
 
 def describe(device: str) -> dict[str, Any]:
-    """The machine, its GPU and the driver."""
+    """Return a description of the machine, its GPU and the driver."""
     found = {**machine.describe(), "python": platform.python_version(), "torch's CUDA": torch.version.cuda}
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
@@ -198,14 +198,14 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def dictionary(folder: Path | None, most: int) -> dict[str, Any] | None:
-    """Words of the test split and how they may be said; None where it is not here."""
+    """Return up to `most` words of the test split and their pronunciations; None if the dictionary is missing."""
     with contextlib.suppress(AbsentError):
         return dict(list(read_test_split(folder).items())[:most])
     return None
 
 
 def all_of(run: Run) -> dict[str, Any]:
-    """Everything, the most important first: a proof, the lines with requirements, the other proofs and lines."""
+    """Run everything and return the result: a proof, the lines with requirements, then other proofs and lines."""
     here = describe(run.place.device)
     speed = bandwidth(run.place.device)
     rates = None
@@ -242,7 +242,7 @@ def all_of(run: Run) -> dict[str, Any]:
 
 
 def peers_of(given: Path | None) -> Path | None:
-    """The Python that has CTranslate2: the one that is given, this one, or that of `make bench-peers`."""
+    """Return a Python with CTranslate2: the given one, this one, or that of `make bench-peers`; None if missing."""
     if given is not None or importlib.util.find_spec("ctranslate2"):
         return given or Path(sys.executable)
     usual = Path(".venv-peers/bin/python")

@@ -1,4 +1,4 @@
-"""A limit of time for many things: each begins only if the time that is left may be enough, and ends at the limit."""
+"""A time budget for several tasks: a task starts only if the remaining time may be enough, and stops at the limit."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from txport.errors import TxportError
 from txport.release import Progress, silent
 
 Result = TypeVar("Result")
-MARGIN = 1.25  # times what the last one of its kind took
+MARGIN = 1.25  # factor on the time of the last task of the same kind
 
 
 class TimeUp(BaseException):
-    """The limit was reached in the middle of something; no `Exception`, which some take for an error of theirs."""
+    """The limit was reached during a task; not an `Exception`, which libraries would catch."""
 
 
 @contextlib.contextmanager
 def cut_off(seconds: float) -> Iterator[None]:
-    """Raise `TimeUp` here once so many seconds have passed: in the main thread, where the system has timers."""
+    """Raise `TimeUp` in the block after `seconds`; only in the main thread, and only if the system has timers."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -40,7 +40,7 @@ def cut_off(seconds: float) -> Iterator[None]:
 
 
 class Budget:
-    """Seconds, from now on."""
+    """A budget of seconds that starts now; `left_out` and `failed` record the tasks without a result."""
 
     def __init__(
         self, seconds: float, progress: Progress = silent, clock: Callable[[], float] = time.monotonic
@@ -48,23 +48,23 @@ class Budget:
         self._clock = clock
         self._progress = progress
         self._end = clock() + seconds
-        self._taken: dict[str, float] = {}  # kind -> seconds of the last one
+        self._taken: dict[str, float] = {}  # kind -> seconds of the last task
         self.left_out: list[str] = []
         self.failed: dict[str, str] = {}
 
     @property
     def left(self) -> float:
-        """Seconds until the limit."""
+        """The seconds until the limit."""
         return self._end - self._clock()
 
     def presumed(self, kind: str, seconds: float) -> float:
-        """What the next one of a kind will take: `seconds`, or a little more than the last one did."""
+        """Return the expected time of the next task of a kind: `MARGIN` times that of the last one, or `seconds`."""
         return MARGIN * self._taken[kind] if kind in self._taken else seconds
 
     def run(self, name: str, kind: str, seconds: float, work: Callable[[], Result]) -> Result | None:
-        """The result of `work`; None where there was no time for it, or not enough, or it failed, which is recorded.
+        """Return the result of `work`; None if it did not run, was cut off or failed, which is recorded.
 
-        `seconds` is what the first one of its kind is presumed to take.
+        `seconds` is the expected time of the first task of its kind.
         """
         if self.left < (needed := self.presumed(kind, seconds)):
             self.left_out.append(name)

@@ -1,4 +1,4 @@
-"""Figures of what was measured: rates, ratios, shares of a device's bandwidth, and what is reached."""
+"""Figures of the measurements: rates, ratios, fractions of the device's bandwidth, and verdicts on requirements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Record = dict[str, Any]
 
 
 def weight_bytes(bundle: Bundle) -> int:
-    """Of all weights that a step reads whole; of a table it looks up a few rows."""
+    """Return the bytes of the weights that a step reads completely; a table that is only looked up does not count."""
     graph = read_model(bundle.file(STEP), weights=False).graph
     read = {name for node in graph.node for name in node.input[node.op_type in LOOKUPS :]}
     sizes = {
@@ -33,7 +33,7 @@ def weight_bytes(bundle: Bundle) -> int:
 
 
 def step_bytes(bundle: Bundle, line: Line) -> int:
-    """What a step reads and writes in the mean: weights, the keys and values of what it attends to, logits."""
+    """Return the mean number of bytes of a step: weights, the keys and values that it attends to, and logits."""
     facts = bundle.manifest.facts
     port = bundle.manifest.graphs[STEP]
     width = {each.name: bytes_of((int(each.dims[2]),), each.dtype) for each in port.inputs if each.state is not None}
@@ -51,9 +51,9 @@ def line_record(
     size: int,
     speed: float,
 ) -> Record:
-    """Of the seconds of each round by side, of which "txport" is one, and what each side found.
+    """Return the record of a line from the seconds of each round and the tokens found, by side (one is "txport").
 
-    `size` are a step's bytes, `speed` those that the device moves in a second.
+    `size`: bytes of a step; `speed`: the device's bandwidth in bytes per second.
     """
     count = sum(map(len, tokens["txport"]))
     ours = np.array(seconds["txport"])
@@ -83,7 +83,7 @@ def _equal(ours: Iterable[Sequence[int]], theirs: Iterable[Sequence[int]]) -> in
 
 
 def judge(what: str, wanted: float, found: float | None, *, at_least: bool) -> Record:
-    """One requirement."""
+    """Return the verdict on one requirement; `found` is None if it was not measured."""
     if found is None or not np.isfinite(found):
         verdict = UNMEASURED
         found = None
@@ -101,7 +101,10 @@ def judge(what: str, wanted: float, found: float | None, *, at_least: bool) -> R
 def judgements(
     lines: Iterable[Line], records: Mapping[str, Record], parity: Mapping[str, float], worse: float | None
 ) -> list[Record]:
-    """All requirements; `parity` is the largest difference of logits by bundle, `worse` points of word error rate."""
+    """Return the verdicts on all requirements.
+
+    `parity`: largest difference of logits by bundle; `worse`: word error rate of fp16 minus PyTorch's, in points.
+    """
     found = []
     for line in lines:
         record = records.get(line.name)

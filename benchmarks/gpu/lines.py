@@ -1,4 +1,4 @@
-"""What is measured, and what must be reached: the lines of the table, the most important first."""
+"""The lines of the table, the most important first: measurements and requirements."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ BASE, TINY, G2P = "preset:base", "preset:tiny", "g2p-en"
 EAGER, COMPILED, CT2 = "PyTorch eager", "torch.compile with CUDA graphs", "CTranslate2"
 PRECISIONS = ("fp16", "fp32", "bf16", "int8", "int4")  # those with requirements first
 SOURCE, TOKENS = 32, 64
-FEW = 3  # sources of a batch, where no figure means anything
-WITHIN_LOGITS, WITHIN_WER = 1e-4, 0.1  # of fp32's logits; points, of fp16's word error rate
+FEW = 3  # maximum batch of a dry run
+WITHIN_LOGITS, WITHIN_WER = 1e-4, 0.1  # maximum differences: of fp32 logits, and of fp16's word error rate in points
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One bundle, one way of searching, and the peers beside it, with how many times faster txport must be.
+    """One bundle, one kind of search, and its peers.
 
-    `at_most` are milliseconds a token.
+    `peers` maps each peer to the factor by which txport must be faster (None: no requirement). `at_most` is the maximum
+    number of milliseconds per token.
     """
 
     checkpoint: str
@@ -32,18 +33,18 @@ class Line:
 
     @property
     def name(self) -> str:
-        """In a few words."""
+        """The checkpoint, precision, search and batch in words."""
         how = "greedy" if self.beams == 1 else f"beam {self.beams}"
         return f"{self.checkpoint.removeprefix('preset:')} {self.precision}, {how}, batch {self.batch}"
 
     @property
     def is_required(self) -> bool:
-        """Whether something must be reached."""
+        """Whether the line has a requirement."""
         return self.at_most is not None or any(self.peers.values())
 
     @property
     def rows(self) -> int:
-        """Those of a step."""
+        """The number of rows of a step."""
         return self.batch * self.beams
 
 
@@ -69,7 +70,7 @@ LINES = (
     _line(BASE, "fp32", 1, eager=None),
     _line(BASE, "bf16", 128, eager=None),
     _line(BASE, "fp32", 128, eager=None),
-    # Weights in few bits: to be measured, on both sides of the rows up to which products unpack them themselves.
+    # int8 and int4: batches below and above the number of rows up to which matrix products unpack weights themselves
     _line(BASE, "int4", 1),
     _line(BASE, "int8", 1, ct2=None),
     _line(BASE, "int4", 4, 4),
@@ -80,6 +81,6 @@ LINES = (
 
 
 def quick(line: Line) -> Line:
-    """The same with a model so small, and so little of it, that it shows only that everything works."""
+    """Return the line with a small model, batch and length, for a dry run."""
     checkpoint = line.checkpoint if line.checkpoint == G2P else TINY
     return replace(line, checkpoint=checkpoint, batch=min(line.batch, FEW), source=5, tokens=6)

@@ -1,4 +1,4 @@
-"""What a step of a bundle launches, as ONNX Runtime's profiler tells, and where its nodes are placed."""
+"""The kernels that a step of a bundle launches, and the providers of its nodes, from ONNX Runtime's profiler."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from txport.runtimes.ort.nvidia.options import CUDA, cuda_options
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.providers import full_name, open_session
 
-RUNS = 4  # of which the first is left out
+RUNS = 4  # the first is ignored
 
 
 def profile_step(bundle: Bundle, line: Line, provider: str, folder: Path) -> dict[str, Any]:
-    """Nodes by provider and operator of one run of the step graph, which is not captured, and kernels, where told."""
+    """Profile the step graph without capture; return its nodes by provider and operator, and its kernels if known."""
     name = full_name(provider)
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -52,7 +52,7 @@ def profile_step(bundle: Bundle, line: Line, provider: str, folder: Path) -> dic
 
 
 def _value(name: str, dtype: str, shape: tuple[int, ...], line: Line, device: str) -> Any:
-    """Lengths and tokens in their bounds; keys and values of any content, which changes no launch."""
+    """Return an input: valid lengths and tokens; keys and values of any content, which does not affect launches."""
     if dtype != "int64":
         number = (
             onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) if dtype != "bfloat16" else onnx.TensorProto.BFLOAT16
@@ -65,7 +65,7 @@ def _value(name: str, dtype: str, shape: tuple[int, ...], line: Line, device: st
 
 
 def read_profile(path: Path) -> dict[str, Any]:
-    """Of a file of the profiler: nodes of one run by provider and by operator, and kernels of the GPU by name."""
+    """Read a file of the profiler; return the nodes of one run by provider and operator, and the GPU's kernels."""
     events = json.loads(path.read_text(encoding="utf-8"))
     runs = [each for each in events if each.get("name") == "model_run"]
     begun = sorted(each["ts"] for each in runs)[1] if len(runs) > 1 else 0  # the first run allocates
@@ -78,6 +78,6 @@ def read_profile(path: Path) -> dict[str, Any]:
         "operators": {
             name: number // count for name, number in Counter(each["op_name"] for each in nodes).most_common()
         },
-        "kernels": sum(kernels.values()) // count or None,  # None where the profiler was built without CUPTI
+        "kernels": sum(kernels.values()) // count or None,  # None if the profiler was built without CUPTI
         "most launched": dict(kernels.most_common(12)),
     }

@@ -1,4 +1,4 @@
-"""The printed table."""
+"""The printed tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Record = Mapping[str, Any]
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns for a terminal."""
+    """Return a table with aligned columns for a terminal."""
     lines = [list(headers), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     aligned = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in lines]
@@ -17,7 +17,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def speed(records: Iterable[Record]) -> str:
-    """Every side of every line."""
+    """Return the table of speeds, one row per line and side."""
     rows = []
     for record in records:
         share = f"{100 * record['share of bandwidth']['median']:.0f} %"
@@ -34,7 +34,7 @@ def speed(records: Iterable[Record]) -> str:
 
 
 def verdicts(found: Iterable[Record]) -> str:
-    """Every requirement."""
+    """Return the table of requirements and their verdicts."""
     rows = [
         (each["verdict"], each["what"], "" if each["found"] is None else f"{each['found']:.4g}",
          f"{each['is']} {each['wanted']:g}")
@@ -44,7 +44,7 @@ def verdicts(found: Iterable[Record]) -> str:
 
 
 def proofs(found: Iterable[Record]) -> str:
-    """Parity, placement and what a step launches, by bundle."""
+    """Return the table of parity, placement of nodes and number of kernels of a step, one row per bundle."""
     rows = []
     for each in found:
         step = each.get("step") or {}
@@ -57,7 +57,7 @@ def proofs(found: Iterable[Record]) -> str:
 
 
 def whole(result: Record) -> str:
-    """All of it, and what is missing."""
+    """Return all tables, followed by the missing measurements."""
     parts = [proofs(result["bundles"]), speed(result["lines"]), verdicts(result["requirements"])]
     missing = [*(f"left out, for time: {name}" for name in result["left out"])]
     missing += [f"failed: {name}: {why}" for name, why in {**result["failed"], **result["absent"]}.items()]

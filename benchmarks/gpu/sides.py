@@ -1,4 +1,4 @@
-"""The processes that take turns: txport and its peers, each kept from one line to the next."""
+"""The processes of txport and its peers, which alternate and are kept for all lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONGEST_WORD = 48
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where it runs: `device` is PyTorch's and CTranslate2's name, `compiler` a backend of torch.compile."""
+    """Where and how to measure: `device` as PyTorch and CTranslate2 name it, `compiler` a backend of torch.compile."""
 
     work: Path
     runtime: str = "ort"
@@ -39,12 +39,12 @@ class Place:
 
     @property
     def provider(self) -> str:
-        """ONNX Runtime's."""
+        """The short name of ONNX Runtime's provider."""
         return self.device
 
 
 class Loaded(NamedTuple):
-    """What a side says of its packages, and what it took to start, compile or capture, and search once."""
+    """The versions of a side's packages, and the seconds to start, compile or capture, and search once."""
 
     versions: dict[str, str]
     seconds: float
@@ -52,7 +52,7 @@ class Loaded(NamedTuple):
 
 @dataclass
 class Sides:
-    """Processes by what they run; a peer that could not run once is not asked again."""
+    """The processes by name of the side; `absent` has the reason of each peer that could not run."""
 
     place: Place
     absent: dict[str, str] = field(default_factory=dict)
@@ -68,13 +68,13 @@ class Sides:
             self.stop(name)
 
     def stop(self, name: str) -> None:
-        """End a process, whatever it is at."""
+        """End the process of a side, even if it is busy."""
         if name in self._workers:
             with contextlib.suppress(OSError):
                 self._workers.pop(name).close()
 
     def worker(self, name: str) -> Worker:
-        """The process of a side."""
+        """Return the process of a side; start it at the first call."""
         if name not in self._workers:
             python = self.place.peers_python if name == CT2 else Path(sys.executable)
             assert python is not None
@@ -83,7 +83,7 @@ class Sides:
         return self._workers[name]
 
     def load(self, name: str, line: Line, bundle: Bundle, sources: Sequence[Sequence[int]]) -> Loaded:
-        """Let a side get ready for a line and run it once."""
+        """Let a side load a line and run it once."""
         started = time.perf_counter()
         worker = self.worker(name)
         folder, engine, options = self._how(name, line, bundle, worker)
@@ -96,7 +96,7 @@ class Sides:
         return Loaded(versions, time.perf_counter() - started)
 
     def _how(self, name: str, line: Line, bundle: Bundle, worker: Worker) -> tuple[Path, str, dict[str, Any]]:
-        """The folder of a side's weights, its engine and the engine's options."""
+        """Return the folder of a side's weights, its engine and the engine's options; convert the weights if needed."""
         place = self.place
         if name == "txport":
             options = {"runtime": place.runtime, "provider": place.device, "batch_size": line.batch}
@@ -113,11 +113,14 @@ class Sides:
         return folder, CTRANSLATE2, how
 
     def compare(self, line: Line, bundle: Bundle, sources: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """By side: seconds of each round, what was found, how it was loaded; a peer that does not start is left out."""
+        """Measure a line: return seconds of each round, tokens, versions and loading times, by side.
+
+        A peer that does not start is left out. Raises `WorkerError` if a side fails later.
+        """
         try:
             return self._compare(line, bundle, sources)
         except (WorkerError, TimeUp):
-            for name in ("txport", *line.peers):  # whatever state it is in
+            for name in ("txport", *line.peers):  # in whatever state
                 self.stop(name)
             raise
 
@@ -149,13 +152,13 @@ class Sides:
 
 
 def search_of(line: Line) -> Search:
-    """Greedy targets end where they end, as users have them: random weights write no end. Beams are made to go on."""
+    """Return the search of a line; beam search over random weights is forced to the full length."""
     longest = LONGEST_WORD if line.checkpoint == G2P else line.tokens
     return Search(beams=line.beams, max_new_tokens=longest, forced=line.beams > 1 and line.checkpoint != G2P)
 
 
 def sources_of(line: Line, bundle: Bundle, words: Mapping[str, Any] | None) -> list[list[int]]:
-    """One batch: ids that are drawn by seed, or words of the dictionary, or letters where there is none."""
+    """Return one batch: random ids with a fixed seed; for g2p-en, words, or the bundle's samples if None."""
     facts = bundle.manifest.facts
     if line.checkpoint == G2P:
         tokenizer = load_tokenizer(bundle.path, facts)

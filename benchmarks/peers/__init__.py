@@ -1,8 +1,8 @@
-"""txport's cpu bundles beside CTranslate2, Hugging Face Optimum and PyTorch, on the same machine.
+"""txport's cpu bundles compared with CTranslate2, Hugging Face Optimum, PyTorch and OpenVINO on the same machine.
 
-The same weights in each engine's own format, the same token ids, the same number of generated tokens and the
-same cores; each engine at its own best threads, workers and backend, in a process of its own. Their rounds
-alternate, and the process that does not work is held. Every round begins with a batch untimed.
+All engines use the same weights in their own formats, the same token ids, the same number of generated tokens and the
+same cores. Each engine uses its best threads, workers and backend, in a separate process. Rounds alternate, and the
+idle process is stopped. Every round begins with an untimed batch.
 """
 
 import os

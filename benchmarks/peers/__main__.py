@@ -34,12 +34,12 @@ QUICK_ROUNDS = 2
 
 
 def progress(message: str) -> None:
-    """Progress to stderr, so that a log shows where the time goes."""
+    """Print progress with the time to stderr, so that a log shows how long each step takes."""
     click.echo(f"{datetime.datetime.now(tz=datetime.UTC):%H:%M:%S} {message}", err=True)
 
 
 def chosen(only: str | None) -> list[Line]:
-    """The lines with `only` in their title, in upper or lower case."""
+    """Return the lines with `only` in their title, ignoring case; raise `UnsupportedError` if there are none."""
     lines = [line for line in LINES if only is None or only.lower() in line.title.lower()]
     if not lines:
         titles = "; ".join(line.title for line in LINES)
@@ -48,7 +48,7 @@ def chosen(only: str | None) -> list[Line]:
 
 
 def measure(line: Line, place: Place) -> dict[str, Any]:
-    """A line's record, also if it could not be measured."""
+    """Return the record of a line; its "skipped" or "failed" is the reason if it could not be measured."""
     today = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
     start = {**duel.describe(line), "date": today, "machine": machine.describe(), "rounds": place.rounds}
     try:
@@ -60,7 +60,7 @@ def measure(line: Line, place: Place) -> dict[str, Any]:
 
 
 def earlier(path: Path) -> list[dict[str, Any]]:
-    """The records of an earlier run."""
+    """Return the records of an earlier run; [] if there is no file."""
     if not path.exists():
         return []
     records: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["lines"]
@@ -68,13 +68,13 @@ def earlier(path: Path) -> list[dict[str, Any]]:
 
 
 def joined(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records of both, new ones in place of old ones, in the order of `LINES`, which may have lost some."""
+    """Return both lists of records in the order of `LINES`; new records replace old ones, unknown ones are dropped."""
     found = {(record["name"], record["against"]): record for record in (*old, *new)}
     return [found[line.name, line.against] for line in LINES if (line.name, line.against) in found]
 
 
 def result_of(records: Sequence[dict[str, Any]], place: Place, checkpoint: str) -> dict[str, Any]:
-    """All that is recorded."""
+    """Return the content of the JSON file: versions, protocol and records."""
     versions: dict[str, str] = {}
     for record in records:
         for name, numbers in record.get("versions", {}).items():
@@ -94,7 +94,7 @@ def result_of(records: Sequence[dict[str, Any]], place: Place, checkpoint: str) 
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file, its folder too."""
+    """Write a file; create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""The settings that each side may choose from: it is measured at its own best."""
+"""The settings that each side can use; each side is measured with its fastest one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PORTABLE = ENGINES + "txport_portable"
 OWN = (OURS, PORTABLE)  # these run in txport's own environment
 BULK_BATCHES = (16, 32, 64, 128)
 MANY_ROWS = 32
-# What CTranslate2 takes by itself; oneDNN; matrices packed for MKL at load.
+# CTranslate2's default; oneDNN; matrices packed for MKL at load
 BACKENDS: list[dict[str, str]] = [{}, {"CT2_USE_MKL": "0"}, {"CT2_USE_EXPERIMENTAL_PACKED_GEMM": "1"}]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One setting of one engine."""
+    """One engine with a model, options and environment variables."""
 
     engine: str
     model: Model
@@ -32,13 +32,13 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """In words."""
+        """The precision, options and environment variables in words."""
         settings = {"precision": self.model.precision, **self.options, **self.environment}
         return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def threads_of(task: Task, cores: int) -> Iterator[dict[str, int]]:
-    """One caller: one batch at once, on one core or on all. Bulk: as many batches as cores, a core each."""
+    """Yield the options of threads: one batch at a time on one core or on all; in bulk, one batch per core."""
     if task.batch is None:
         for size in BULK_BATCHES:
             yield {"threads": 1, "workers": cores, "batch_size": size}
@@ -48,10 +48,10 @@ def threads_of(task: Task, cores: int) -> Iterator[dict[str, int]]:
 
 
 def ours(line: Line, cores: int) -> list[Candidate]:
-    """txport: the kernels of int8 and int4 are chosen at export, by the rows of a step.
+    """Return txport's candidates; the kernels of int8 and int4 are chosen at export, by the number of rows of a step.
 
-    Without `--rows` where these do not suit a model: one scale for the activations of all rows is too coarse for what
-    a gated feed-forward multiplies in random weights, and `export` refuses it.
+    Llama is exported without `--rows`: one scale for the activations of all rows is too coarse for the products of a
+    gated feed-forward with random weights, and `export` rejects it.
     """
     rows: int | None = 1 if line.task.rows == 1 else MANY_ROWS
     rows = None if line.task.checkpoint == LLAMA else rows
@@ -68,12 +68,12 @@ def ours(line: Line, cores: int) -> list[Candidate]:
 
 
 def theirs(line: Line, cores: int) -> list[Candidate]:
-    """The peer's."""
+    """Return the peer's candidates."""
     return PEERS[line.against](line.task, cores)
 
 
 def ctranslate2(precision: str) -> Callable[[Task, int], list[Candidate]]:
-    """CTranslate2 in one precision."""
+    """Return the function that lists the candidates of CTranslate2 in one precision."""
 
     def candidates(task: Task, cores: int) -> list[Candidate]:
         model = Model(checkpoint=task.checkpoint, precision=precision)
@@ -86,7 +86,7 @@ def ctranslate2(precision: str) -> Callable[[Task, int], list[Candidate]]:
 
 
 def optimum(task: Task, cores: int) -> list[Candidate]:
-    """Optimum in fp32 and with its own int8."""
+    """Return the candidates of Optimum: fp32 and its own int8."""
     switches = product(("fp32", "int8"), sorted({1, cores}), (False, True))
     return [
         Candidate(
@@ -99,7 +99,7 @@ def optimum(task: Task, cores: int) -> list[Candidate]:
 
 
 def pytorch(compiled: bool) -> Callable[[Task, int], list[Candidate]]:
-    """PyTorch, eager or compiled."""
+    """Return the function that lists the candidates of PyTorch, eager or compiled."""
 
     def candidates(task: Task, cores: int) -> list[Candidate]:
         model = Model(checkpoint=task.checkpoint)
@@ -112,7 +112,7 @@ def pytorch(compiled: bool) -> Callable[[Task, int], list[Candidate]]:
 
 
 def openvino(runtime: str) -> Callable[[Task, int], list[Candidate]]:
-    """A portable bundle on OpenVINO."""
+    """Return the function that lists the candidates of a portable bundle on OpenVINO."""
 
     def candidates(task: Task, cores: int) -> list[Candidate]:
         model = Model(checkpoint=task.checkpoint)

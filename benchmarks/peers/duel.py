@@ -1,4 +1,4 @@
-"""One line measured: the best setting of each side, then both sides alternating, each in a process of its own."""
+"""Measurement of one line: find the best setting of each side, then alternate both sides in separate processes."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from txport.models.names import digest, label
 from txport.release import Progress, silent
 from txport.system.files import hash_of, sha256
 
-TRIALS, BRIEFLY = 5, 4.0  # rounds at most, and seconds after which no further one begins
-AGREED = Task(batch=1, sources=2, tokens=8)  # what both sides must find alike in fp32 of a folder that each converted
-ALIKE = 0.2  # of log-probs in the mean: two ways of rounding to 8 bits are nearer, other weights are not
+TRIALS, BRIEFLY = 5, 4.0  # maximum number of rounds, and seconds after which no round begins
+AGREED = Task(batch=1, sources=2, tokens=8)  # checks in fp32 that both conversions of a folder find the same tokens
+ALIKE = 0.2  # mean difference of log-probs: below it for two kinds of int8, above it for other weights
 PEERS = Path(__file__).parent
 PACKAGE = PEERS.parents[1] / "txport"
 Side = tuple[Worker, Candidate]
-digest_once = functools.cache(digest)  # of files of some GB
+digest_once = functools.cache(digest)  # for files of several GB
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where and how it is measured."""
+    """Where and how to measure."""
 
     work: Path
     peers_python: Path
@@ -41,16 +41,16 @@ class Place:
     cores: int = 1
     rounds: int = 9
     progress: Progress = silent
-    tried: dict[str, dict[str, Any]] = field(default_factory=dict)  # what several lines share
+    tried: dict[str, dict[str, Any]] = field(default_factory=dict)  # results that several lines share
 
     def start(self, candidate: Candidate) -> Worker:
-        """A process for a candidate."""
+        """Start a process for a candidate."""
         python = Path(sys.executable) if candidate.engine in candidates.OWN else self.peers_python
         log = self.work / f"{candidate.engine.rpartition('.')[2]}.log"
         return Worker(python.absolute(), candidate.environment, log.absolute())
 
     def folder(self, candidate: Candidate) -> Path:
-        """Where a candidate's weights lie: another name for every checkpoint and every version of the converter."""
+        """Return the folder of a candidate's weights; its name depends on the checkpoint and the converter."""
         model = candidate.model
         engine = candidate.engine.rpartition(".")[2]
         made_by = sorted(PACKAGE.rglob("*.py")) if candidate.engine in candidates.OWN else [PEERS / "requirements.txt"]
@@ -63,7 +63,7 @@ class Place:
         return self.work.absolute() / f"{engine}-{name}-{model.precision}{rows}-{stamp}"
 
     def prepare(self, candidate: Candidate) -> Path:
-        """Convert the weights, unless an earlier run has."""
+        """Convert the weights unless an earlier run did; return their folder."""
         folder = self.folder(candidate)
         if not folder.exists():
             self.progress(f"  prepare {folder.name}")
@@ -72,14 +72,14 @@ class Place:
         return folder
 
     def located(self, line: Line) -> Line:
-        """The same line; the name of a folder that both sides convert becomes its path, where it is written first."""
+        """Return the line; the name of a folder that both sides convert is replaced by its path, and it is written."""
         if not line.task.converted:
             return line
         made = self.prepare(Candidate(engine=candidates.FOLDERS, model=Model(checkpoint=line.task.checkpoint)))
         return replace(line, task=replace(line.task, checkpoint=str(made)))
 
     def sent(self, sources: Sources) -> Any:
-        """Sources as a request holds them: ids, or the path of a file with features."""
+        """Return sources as a request contains them: ids, or the path of a file with features."""
         if not isinstance(sources, np.ndarray):
             return sources
         path = self.work.absolute() / "features.npy"
@@ -87,7 +87,7 @@ class Place:
         return str(path)
 
     def load(self, worker: Worker, candidate: Candidate, task: Task, sources: Sources) -> dict[str, str]:
-        """Let a process load a candidate and run it once; -> versions."""
+        """Let a process load a candidate and run it once; return the versions of its packages."""
         answer = worker.request(
             "load",
             engine=candidate.engine,
@@ -104,7 +104,7 @@ class Place:
 
 
 def run(line: Line, place: Place) -> dict[str, Any]:
-    """Measure a line; -> its record: quartiles of both sides and of the ratio, settings, candidates, equal rows."""
+    """Measure a line; return its record: quartiles of both sides and of the ratio, settings, candidates, equal rows."""
     place.progress(line.title)
     named = line
     line = place.located(line)
@@ -128,19 +128,19 @@ def run(line: Line, place: Place) -> dict[str, Any]:
 
 
 def describe(line: Line) -> dict[str, Any]:
-    """What a line is, in its record."""
+    """Return the description of a line for its record."""
     start = {"name": line.name, "against": line.against, "unit": line.unit, "required": line.required}
     return {**start, "task": asdict(line.task)}
 
 
 def setting_of(candidate: Candidate) -> dict[str, Any]:
-    """A candidate in a record, without a path of this machine."""
+    """Return a candidate for a record, without paths of this machine."""
     model = replace(candidate.model, checkpoint=label(candidate.model.checkpoint))
     return asdict(replace(candidate, model=model))
 
 
 def try_once(candidate: Candidate, line: Line, sources: Sources, place: Place) -> dict[str, Any]:
-    """What `try_out` found, now or for an earlier line."""
+    """Return the result of `try_out`, cached for later lines."""
     key = json.dumps([asdict(candidate), asdict(line.task)])
     if key not in place.tried:
         place.tried[key] = try_out(candidate, line, sources, place)
@@ -148,9 +148,9 @@ def try_once(candidate: Candidate, line: Line, sources: Sources, place: Place) -
 
 
 def require_agreement(line: Line, sources: Sources, place: Place) -> int:
-    """Both sides, each with its own conversion in fp32, must find the same tokens; -> how many they found.
+    """Return the number of tokens that both sides found with their own conversions in fp32.
 
-    Int8 need not agree. Raises `WorkerError` where they differ.
+    Raises `WorkerError` if the tokens differ. int8 need not agree.
     """
     key = f"agreement of {line.task.checkpoint}"
     if key in place.tried:
@@ -171,7 +171,7 @@ def require_agreement(line: Line, sources: Sources, place: Place) -> int:
 
 
 def try_out(candidate: Candidate, line: Line, sources: Sources, place: Place) -> dict[str, Any]:
-    """A few rounds of one candidate alone; -> its median seconds, or why it can't run."""
+    """Run a few rounds of one candidate; return its median seconds and its rate, or the error if it can't run."""
     record: dict[str, Any] = {"setting": candidate.label}
     try:
         with place.start(candidate) as worker:
@@ -187,7 +187,7 @@ def try_out(candidate: Candidate, line: Line, sources: Sources, place: Place) ->
 
 
 def trials(worker: Worker) -> list[float]:
-    """Seconds of a few rounds; of fewer where they are long."""
+    """Return the seconds of up to `TRIALS` rounds; fewer if they are long."""
     seconds: list[float] = []
     while len(seconds) < TRIALS and sum(seconds) < BRIEFLY:
         seconds.append(worker.request("round")["seconds"])
@@ -195,7 +195,7 @@ def trials(worker: Worker) -> list[float]:
 
 
 def fastest(tried: Sequence[dict[str, Any]]) -> int:
-    """Which candidate was the fastest; `WorkerError` if none could run."""
+    """Return the index of the fastest candidate; raise `WorkerError` if none could run."""
     running = [number for number, each in enumerate(tried) if "seconds" in each]
     if not running:
         raise WorkerError(tried[0]["error"])
@@ -203,7 +203,7 @@ def fastest(tried: Sequence[dict[str, Any]]) -> int:
 
 
 def compare(ours: Side, theirs: Side, line: Line, sources: Sources, place: Place) -> dict[str, Any]:
-    """Alternate; the side that does not work is held, and whoever begins a round ends the next."""
+    """Alternate both sides and return the figures; the idle side is stopped, and the order changes in each round."""
     versions = {}
     for name, (worker, candidate) in (("txport", ours), ("peer", theirs)):
         versions[name] = place.load(worker, candidate, line.task, sources)
@@ -229,7 +229,10 @@ def compare(ours: Side, theirs: Side, line: Line, sources: Sources, place: Place
 
 
 def figures(line: Line, sources: Sources, seconds: dict[str, list[float]], memory: dict[str, float]) -> dict[str, Any]:
-    """Quartiles of what the line measures, and of the ratio: how many times better txport is, round by round."""
+    """Return quartiles of the line's unit, and of the ratio per round (above 1: txport is better).
+
+    Raises `WorkerError` if the peak memory is needed and unknown.
+    """
     if line.unit == "MB":
         if np.isnan(list(memory.values())).any():
             raise WorkerError("this system does not tell a process its peak memory")
@@ -242,7 +245,7 @@ def figures(line: Line, sources: Sources, seconds: dict[str, list[float]], memor
 
 
 def amount(line: Line, sources: Sources) -> int:
-    """How much a round reads of prompts, or generates: tokens, or words where the model ends them by itself."""
+    """Return the amount of work of a round, in the line's unit: prompt tokens, sources, or generated tokens."""
     if line.unit == "prompt tokens/s":
         return sum(map(len, sources))
     if line.unit == "windows/s" or not line.task.forced:
@@ -251,9 +254,9 @@ def amount(line: Line, sources: Sources) -> int:
 
 
 def require_likeness(workers: dict[str, Worker]) -> float | None:
-    """Both sides must say the same of given tokens; -> how far apart their log-probs are in the mean.
+    """Return the mean difference of both sides' log-probs of given tokens; None if an engine can't score.
 
-    Quantisation tells them apart by a few hundredths. None where an engine scores nothing.
+    Quantisation causes a few hundredths. Raises `WorkerError` above `ALIKE`.
     """
     scores = []
     for worker in workers.values():
@@ -268,7 +271,7 @@ def require_likeness(workers: dict[str, Worker]) -> float | None:
 
 
 def require_length(line: Line, tokens: dict[str, list[list[int]]]) -> None:
-    """Both sides must have done the whole work."""
+    """Raise `WorkerError` if a side generated fewer or more tokens than required."""
     wanted = search_of(line.task).max_new_tokens
     for name, targets in tokens.items():
         lengths = {len(target) for target in targets}
@@ -277,5 +280,5 @@ def require_length(line: Line, tokens: dict[str, list[list[int]]]) -> None:
 
 
 def equal_rows(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -> int:
-    """How many sources both sides gave the same target."""
+    """Return the number of sources for which both sides found the same target."""
     return sum(list(a) == list(b) for a, b in zip(first, second, strict=True))

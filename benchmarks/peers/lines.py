@@ -1,4 +1,4 @@
-"""What is compared: every line of the table, and how many times faster txport must be."""
+"""The lines of the table: measurements, and the factors by which txport must be faster."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ BASE, TINY, G2P = "preset:base", "preset:tiny", "g2p-en"
 GPT2, LLAMA, T5 = "preset:gpt2-125m", "preset:llama-125m", "preset:t5-small"
 WHISPER = "whisper-tiny"
 FOLDERS = ("marian-base", "t5-small", "gpt2", WHISPER, "nllb-600m")
-STREAMED = ("gpt2", "nllb-600m")  # a step reads more than caches hold
+STREAMED = ("gpt2", "nllb-600m")  # a step reads more than the CPU's caches hold
 QUICK = {BASE: TINY, **{f"preset:{kind}-{size}": f"preset:{kind}-tiny" for kind, size in
                         (("gpt2", "125m"), ("llama", "125m"), ("t5", "small"))}}  # fmt: skip
-LENGTH = 32  # of source, or prompt, and target, where the task does not say
+LENGTH = 32  # default length of source, or prompt, and target
 PROMPT = 512  # tokens that prefill reads
-TARGET = 64  # tokens that are generated of a folder
+TARGET = 64  # tokens to generate for a folder
 LONGEST_WORD = 48
 TEST_WORDS = "g014b2b.test"
 
 
 class AbsentError(UnavailableError):
-    """Data that a line needs and that are not here."""
+    """A line needs data that are missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is generated in a round: `sources` of them, in batches that the caller makes, or all in one call (bulk).
+    """The work of a round: `sources` sources, in batches of `batch`, or all in one call (None: bulk).
 
-    Sources, or prompts, and targets have so many tokens, where the model does not end targets by itself. With
-    `after_first`, what the first token took, and all before it, does not count. If a step is `streamed`, its kernels
-    are the same for one row and for many, and one bundle does for both.
+    `source` and `tokens`: lengths of sources (or prompts) and targets, unless the model ends targets by itself. With
+    `after_first`, the time up to and including the first token does not count. If a step is `streamed`, its kernels
+    are the same for one row and for many, and both use the same bundle.
     """
 
     checkpoint: str = BASE
@@ -60,17 +60,17 @@ class Task:
 
     @property
     def rows(self) -> int:
-        """How many rows a run has, where the caller makes the batches; many in bulk, and where a prompt is all."""
+        """The number of rows of a step; 32 in bulk, if the task is only a prompt, and if the step is streamed."""
         return 32 if self.batch is None or self.tokens == 1 or self.streamed else self.batch * self.beams
 
     @property
     def forced(self) -> bool:
-        """Random weights end a target at random, so its length is given; a trained model ends by itself."""
+        """Whether the length of targets is fixed: random weights would end them at random, unlike trained ones."""
         return self.checkpoint != G2P
 
     @property
     def converted(self) -> bool:
-        """Whether each side converts a folder of transformers' by a converter of its own."""
+        """Whether each side converts a folder of transformers with its own converter."""
         return self.checkpoint.startswith(FOLDER)
 
 
@@ -87,12 +87,12 @@ class Line:
 
     @property
     def title(self) -> str:
-        """What `--only` searches."""
+        """The text that `--only` searches."""
         return f"{self.name}, against {self.against}"
 
 
 def one_caller(batch: int, beams: int = 1, checkpoint: str = BASE) -> Task:
-    """One batch in flight; as many batches in a round as make it last."""
+    """Return a task with one batch at a time; a round has enough batches for a stable time."""
     if checkpoint == G2P:
         return Task(checkpoint=checkpoint, batch=batch, beams=beams, sources=64 * batch)
     sources = {(1, 1): 8, (8, 1): 32, (32, 1): 64, (1, 4): 4, (8, 4): 16}
@@ -101,18 +101,18 @@ def one_caller(batch: int, beams: int = 1, checkpoint: str = BASE) -> Task:
 
 
 def prefill(checkpoint: str) -> Task:
-    """One long prompt, and the first token after it."""
+    """Return a task with one long prompt and the first token after it."""
     return Task(checkpoint=checkpoint, batch=1, sources=1, source=PROMPT, tokens=1)
 
 
 def of_folder(name: str, batch: int, tokens: int = TARGET, after_first: bool = False) -> Task:
-    """One batch in flight, of a folder that both sides convert."""
+    """Return a task with one batch at a time, of a folder that both sides convert."""
     task = one_caller(batch, checkpoint=FOLDER + name)
     return replace(task, tokens=tokens, after_first=after_first, streamed=name in STREAMED)
 
 
 def against_openvino(peer: str) -> list[Line]:
-    """The cpu target in the precision, or in fp32 where it has it not, and OpenVINO on the portable bundle."""
+    """Return the lines of OpenVINO on the portable bundle, compared with the cpu target in int8, or else in fp32."""
     precision = "int8" if peer.endswith("int8") else "fp32"
     batches = (1, 8, 32)
     return [
@@ -130,17 +130,17 @@ def against_openvino(peer: str) -> list[Line]:
 def line(
     name: str, against: str, task: Task, required: float | None, *precisions: str, unit: Unit = "tokens/s"
 ) -> Line:
-    """A line, in the order in which the table reads."""
+    """Return a line; the arguments are in the order of the table."""
     return Line(name=name, against=against, task=task, required=required, precisions=precisions, unit=unit)
 
 
 def short(checkpoint: str) -> str:
-    """A preset's name."""
+    """Return a preset's name without its prefix."""
     return checkpoint.removeprefix(PRESET)
 
 
 def parts_of_speech(batch: int) -> list[tuple[str, Task, Unit]]:
-    """What hearing 30 seconds takes, the first token included, and what writing takes."""
+    """Return the two phases for 30 seconds of audio: up to the first token, and after it."""
     return [
         ("encoder and first token", of_folder(WHISPER, batch, tokens=1), "windows/s"),
         ("after the first token", of_folder(WHISPER, batch, after_first=True), "tokens/s"),
@@ -197,7 +197,7 @@ LINES = [
 
 
 def quick(line: Line) -> Line:
-    """The same line with a model so small that it shows only that everything works."""
+    """Return the line with a small model, for a quick check without requirements."""
     name = (
         line.task.checkpoint + SMALL if line.task.converted else QUICK.get(line.task.checkpoint, line.task.checkpoint)
     )
@@ -207,7 +207,7 @@ def quick(line: Line) -> Line:
 
 
 def search_of(task: Task) -> Search:
-    """How a task's targets are searched."""
+    """Return the search of a task."""
     longest = task.tokens if task.forced else LONGEST_WORD
     facts = facts_of(task)
     room = facts.writes.longest - (task.source if facts.task == "causal" else 0)
@@ -215,7 +215,7 @@ def search_of(task: Task) -> Search:
 
 
 def facts_of(task: Task) -> Facts:
-    """What is true of the task's model."""
+    """Return the facts about the task's model."""
     preset = preset_name(task.checkpoint)
     config = preset_config(preset) if preset else config_of(find_folder(task.checkpoint))
     with torch.device("meta"):
@@ -223,7 +223,7 @@ def facts_of(task: Task) -> Facts:
 
 
 def sources_of(task: Task, words: Path | None) -> Sources:
-    """Token ids, or features: drawn by seed for random weights, words of the dictionary's test split for g2p-en."""
+    """Return token ids or features: random with a fixed seed for random weights, words of the test split for g2p-en."""
     facts = facts_of(task)
     if task.forced:
         drawn = bench.draw_source(facts, bench.Protocol(batch=task.sources, source=task.source))
@@ -233,12 +233,12 @@ def sources_of(task: Task, words: Path | None) -> Sources:
 
 
 def read_words(folder: Path | None) -> list[str]:
-    """The words of the test split; `AbsentError` without the dictionary."""
+    """Return the words of the test split; raise `AbsentError` without the dictionary."""
     return list(read_test_split(folder))
 
 
 def read_test_split(folder: Path | None) -> Dictionary:
-    """The words of the test split, and how each may be said; `AbsentError` without the dictionary."""
+    """Return the words of the test split and their pronunciations; raise `AbsentError` without the dictionary."""
     folder = folder or Path(os.environ.get("TXPORT_G2P", Path(__file__).parents[3] / "shared/data/g2p"))
     if not (folder / TEST_WORDS).is_file():
         raise AbsentError(f"there is no {TEST_WORDS} in {folder}; --words names its folder")

@@ -1,4 +1,4 @@
-"""The other end of a worker: start it, send it requests, stop it while the other side of a comparison works."""
+"""The client of a worker: start it, send requests, and stop it while the other side of a comparison runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class WorkerError(UnavailableError):
 
 
 class Worker:
-    """A process of `benchmarks.peers.worker`, in a Python and an environment of its own."""
+    """A process of `benchmarks.peers.worker`, with its own Python and environment."""
 
     def __init__(self, python: Path, environment: Mapping[str, str], log: Path) -> None:
         self._log = log
@@ -47,7 +47,7 @@ class Worker:
         self.close()
 
     def request(self, do: str, **details: Any) -> dict[str, Any]:
-        """Send a request and wait for its answer."""
+        """Send a request and return its answer; raise `WorkerError` for an error or if the process has died."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.resume()
@@ -65,12 +65,12 @@ class Worker:
         return answer
 
     def pause(self) -> None:
-        """Hold all of its threads, so that none spins while the other side works."""
+        """Stop all threads of the process, so that none spins while the other side runs."""
         self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # it stops in its own time
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # the signal takes effect later
 
     def resume(self) -> None:
-        """Let it go on; does nothing to a process that runs."""
+        """Continue the process; does nothing if it is running."""
         self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:

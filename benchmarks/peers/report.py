@@ -1,4 +1,4 @@
-"""The record of a run as text: one row a line, the required ratio beside the measured one."""
+"""The record of a run as text: one row per line, with the measured and the required ratio."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Record = Mapping[str, Any]
 
 
 def verdict(record: Record) -> str:
-    """What became of a line; one that was not measured has not passed."""
+    """Return the verdict on a line: "skipped", "failed", "not judged", "reached" or "falls short"."""
     for what in ("skipped", "failed"):
         if what in record:
             return what
@@ -22,12 +22,12 @@ def verdict(record: Record) -> str:
 
 
 def falls_short(record: Record) -> bool:
-    """Whether a line is a reason to exit with 1."""
+    """Whether a line causes exit code 1; lines that were not measured do."""
     return verdict(record) not in ("reached", "not judged")
 
 
 def row(record: Record, where: str = "") -> list[str]:
-    """A line's cells; `where` is the letter of the machine."""
+    """Return a line's cells; `where` is the letter of the machine."""
     measured = f"{record['date']} {where}".strip()
     required = "" if record["required"] is None else f"{record['required']:g}"
     start = [record["name"], record["against"], record["unit"]]
@@ -39,7 +39,7 @@ def row(record: Record, where: str = "") -> list[str]:
 
 
 def sentence(record: Record) -> str:
-    """A line's outcome for a log."""
+    """Return a line's result as a sentence for a log."""
     _, _, unit, ours, theirs, ratio, required, equal, outcome, _ = row(record)
     if not ratio:
         return f"{outcome}: {record[outcome]}"
@@ -48,13 +48,13 @@ def sentence(record: Record) -> str:
 
 
 def quartiles(figure: Mapping[str, float], form: str) -> str:
-    """Median, and the quartiles where there are any."""
+    """Format the median, and the quartiles if they differ from it."""
     median, q1, q3 = (format(figure[name], form) for name in ("median", "q1", "q3"))
     return median if q1 == median == q3 else f"{median} ({q1} to {q3})"
 
 
 def text(records: Sequence[Record]) -> str:
-    """The table for a terminal, and why lines were not measured."""
+    """Return the table for a terminal, followed by the reasons why lines were not measured."""
     table = [list(HEADERS), *map(row, records)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in table]
@@ -62,7 +62,7 @@ def text(records: Sequence[Record]) -> str:
 
 
 def reasons(records: Sequence[Record]) -> list[str]:
-    """Why lines were skipped or failed."""
+    """Return the reasons why lines were skipped or failed."""
     return [
         f"{verdict(record)}: {record['name']}, against {record['against']}: {record[verdict(record)]}"
         for record in records
@@ -71,7 +71,7 @@ def reasons(records: Sequence[Record]) -> list[str]:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """The whole page: machine, rules, table, settings."""
+    """Return the whole page: machines, rules, table, settings."""
     records: Sequence[Record] = result["lines"]
     machines = machines_of(records)
     rows = [row(record, letter_of(machines, record)) for record in records]
@@ -83,7 +83,7 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def machines_of(records: Sequence[Record]) -> list[str]:
-    """The machines that lines were measured on, in words."""
+    """Return descriptions of the machines that lines were measured on."""
     return list(dict.fromkeys(_in_words(record["machine"]) for record in records))
 
 
@@ -93,12 +93,12 @@ def _in_words(machine: Mapping[str, Any]) -> str:
 
 
 def letter_of(machines: Sequence[str], record: Record) -> str:
-    """The letter of a line's machine; none where there is one machine."""
+    """Return the letter of a line's machine; "" if there is only one machine."""
     return chr(ord("A") + machines.index(_in_words(record["machine"]))) if len(machines) > 1 else ""
 
 
 def introduction(result: Mapping[str, Any], machines: Sequence[str]) -> str:
-    """Machines, versions, rules, and how to measure again."""
+    """Return the text with machines, versions, rules, and the command that repeats the measurement."""
     protocol = result["protocol"]
     lettered = [f"{chr(ord('A') + number)}: {each}" for number, each in enumerate(machines)]
     where = "; ".join(lettered if len(machines) > 1 else machines)
@@ -124,13 +124,13 @@ ways of rounding to int8 need not agree."""
 
 
 def pipes(headers: Sequence[str], rows: Any) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [list(headers), ["---"] * len(headers), *map(list, rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def settings(records: Sequence[Record]) -> list[list[str]]:
-    """What each side chose."""
+    """Return the rows of the table of best settings."""
     return [
         [record["name"], setting(record["settings"]["txport"]), record["against"], setting(record["settings"]["peer"])]
         for record in records
@@ -139,6 +139,6 @@ def settings(records: Sequence[Record]) -> list[list[str]]:
 
 
 def setting(candidate: Mapping[str, Any]) -> str:
-    """One candidate in words."""
+    """Return the settings of a candidate in words."""
     values = {"precision": candidate["model"]["precision"], **candidate["options"], **candidate["environment"]}
     return ", ".join(f"{name} {value}" for name, value in values.items())

@@ -6,12 +6,12 @@ python -m benchmarks.peers.worker
     {"do": "load", "engine": MODULE, "folder": PATH, "search": {...}, "options": {...},
      "sources": [[ids], ...] or PATH, "batch": SIZE or null, "after_first": false}        -> {"versions": {...}}
     {"do": "round"}   every source once, in batches of that size, null: all in one call    -> {"seconds": S}
-    {"do": "tokens"}  what the newest round found                                         -> {"tokens": [[ids], ...]}
-    {"do": "score"}   a few sources, continued by others' tokens                -> {"log_probs": [[...], ...] or null}
-    {"do": "memory"}                                                                      -> {"peak": MB}
+    {"do": "tokens"}  the targets of the latest round                                     -> {"tokens": [[ids], ...]}
+    {"do": "score"}   a few sources, each with tokens of another source         -> {"log_probs": [[...], ...] or null}
+    {"do": "memory"}  the peak memory of the process so far                               -> {"peak": MB}
 
-PATH is a .npy file of features. With "after_first", a round is what all tokens took less what the first one took.
-An answer may be {"error": TEXT} instead. Whatever libraries print goes to stderr.
+The PATH of sources is a .npy file of features. With "after_first", the time of a round is that of all tokens minus
+that of the first one. An answer can be {"error": TEXT} instead. Prints of libraries go to stderr.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from benchmarks.peers.engines import Engine, FirstEngine, Model, ScoringEngine, 
 from txport.system import machine
 
 SCORED = 4  # sources, and tokens after each
-WARM_UP = 32  # sources, or a batch, that go before each round untimed: the other process has used the caches
+WARM_UP = 32  # untimed sources (or one batch) before each round, since the other process has replaced the CPU's caches
 Request = dict[str, Any]
 
 
 class Session:
-    """An engine, its inputs, and what it found."""
+    """An engine, its inputs, and its latest outputs."""
 
     def __init__(self, engine: Engine, sources: Sources, batch: int | None, after_first: bool = False) -> None:
         self._engine = engine
@@ -51,7 +51,7 @@ class Session:
         self._outputs: list[Any] = []
 
     def round(self) -> dict[str, Any]:
-        """Every source once."""
+        """Generate for every source once; return the seconds."""
         self._engine.generate(self._first)
         seconds, self._outputs = self._timed(self._engine.generate)
         if self._after_first:
@@ -64,11 +64,11 @@ class Session:
         return time.perf_counter() - started, outputs
 
     def tokens(self) -> dict[str, Any]:
-        """What the newest round found, source by source."""
+        """Return the targets of the latest round, one per source."""
         return {"tokens": [target for outputs in self._outputs for target in self._engine.decode(outputs)]}
 
     def score(self) -> dict[str, Any]:
-        """How likely a few tokens of one source are after another source; null where the engine can't say."""
+        """Return log-probs of a few tokens of one source after another source; None if the engine can't score."""
         if not isinstance(self._engine, ScoringEngine) or isinstance(self._sources, np.ndarray):
             return {"log_probs": None}
         sources = self._sources[:SCORED]
@@ -77,12 +77,12 @@ class Session:
 
 
 def in_order(sources: Sources, size: int) -> list[Sources]:
-    """Batches of `size`; the last may be smaller."""
+    """Split sources into batches of `size`; the last may be smaller."""
     return [sources[start : start + size] for start in range(0, len(sources), size)]
 
 
 def prepare(request: Request) -> None:
-    """Put a checkpoint into the engine's format; the folder appears whole or not at all."""
+    """Convert a checkpoint to the engine's format; the folder is created atomically."""
     from txport.system.files import staged_folder
 
     engine = importlib.import_module(request["engine"])
@@ -91,7 +91,7 @@ def prepare(request: Request) -> None:
 
 
 def load(request: Request) -> tuple[Session, dict[str, str]]:
-    """Start an engine; -> it, and the versions of its packages."""
+    """Load an engine; return its session and the versions of its packages."""
     module = importlib.import_module(request["engine"])
     engine: Engine = module.Engine(Path(request["folder"]), Search(**request["search"]), request["options"])
     sources = request["sources"] if isinstance(request["sources"], list) else np.load(request["sources"])
@@ -100,18 +100,18 @@ def load(request: Request) -> tuple[Session, dict[str, str]]:
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Of those packages that are installed, and of Python."""
+    """Return the versions of Python and of those packages that are installed."""
     found = {"python": platform.python_version()}
     for name in packages:
         try:
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # one of two wheels of ONNX Runtime
+        except importlib.metadata.PackageNotFoundError:  # only one of the two wheels of ONNX Runtime is installed
             continue
     return found
 
 
 def serve(requests: TextIO, answers: TextIO) -> None:
-    """Answer until the other side closes."""
+    """Answer requests until the input is closed."""
     session: Session | None = None
     for line in requests:
         request = json.loads(line)
@@ -127,14 +127,14 @@ def serve(requests: TextIO, answers: TextIO) -> None:
                 case what:
                     assert session is not None
                     answer = {"round": session.round, "score": session.score, "tokens": session.tokens}[what]()
-        except Exception as error:  # whatever it is, the user sees it in one line
+        except Exception as error:  # any error is reported to the user in one line
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
 
 
 def main() -> None:
-    """Keep stdout for answers alone, also from libraries that write to the descriptor."""
+    """Serve requests; reserve stdout for answers, also against libraries that write to the file descriptor."""
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
         serve(sys.stdin, answers)

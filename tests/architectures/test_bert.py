@@ -176,7 +176,7 @@ def test_a_wrong_weight_that_layers_share_is_found(tmp_path: Path) -> None:
     assert not txport.api.parity(damaged, checkpoint, {"ort": "cpu"}).passed
     culprit = bisect(damaged, load_checkpoint(checkpoint))
     assert culprit is not None
-    assert culprit.where == "encoder layer 1, feed-forward, second linear map"
+    assert culprit.where == "encoder layer 1, feed-forward, second linear layer"
     assert culprit.also == (f"{culprit.where} (call 2)",)
 
 

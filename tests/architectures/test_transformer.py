@@ -199,7 +199,7 @@ def test_each_attention_becomes_one_operator(tmp_path: Path) -> None:
     assert bundle.manifest.parts[STEP] == {
         "GroupQueryAttention": 2,
         "MultiHeadAttention": 2,
-        "packs of linear maps": 2,
+        "packed projections": 2,
     }
 
 

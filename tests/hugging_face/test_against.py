@@ -106,7 +106,7 @@ def by(base: str, *own: str) -> Callable[[Path], None]:
 FAULTS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
     "gpt2": (
         by("gpt2", "transpose = 'attn\\.c_proj\\.weight$'"),
-        "decoder layer 0, self-attention, output map",
+        "decoder layer 0, self-attention, output projection",
         "transposed",
         "its weight is transposed",
     ),
@@ -114,7 +114,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
         by("llama", *swap("gate_proj", "up_proj")),
         "decoder layer 0, feed-forward",
         "gate",
-        "the gate and the map beside it are exchanged",
+        "the gate and the up projection are exchanged",
     ),
     "qwen3": (
         edited(norm_epsilon=1e-5),

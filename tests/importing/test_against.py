@@ -320,7 +320,7 @@ FAULTS: dict[str, Fault] = {
         [SHIFT, *NAMES],
         ATTENTION,
         "position",
-        "queries and keys are turned in pairs that are interleaved, in place of halves",
+        "queries and keys are rotated in pairs that are interleaved, in place of halves",
     ),
     "rows that are permuted": (
         "halves",
@@ -336,7 +336,7 @@ FAULTS: dict[str, Fault] = {
         [SHIFT, PAIRS.replace("[qk]", "o").replace("1] }", "1], axis = -1 }"), *NAMES],
         ATTENTION,
         "heads",
-        "columns of its output map stand in the order of the files",
+        "columns of its output projection stand in the order of the files",
     ),
     "base": (
         "halves",
@@ -344,7 +344,7 @@ FAULTS: dict[str, Fault] = {
         [SHIFT, *NAMES],
         ATTENTION,
         "position",
-        "turned by angles of the base 10000, the import's is 5e+05",
+        "rotated with the base 10000, the import's is 5e+05",
     ),
     "epsilon": (
         "separate",
@@ -390,7 +390,7 @@ FAULTS: dict[str, Fault] = {
         "flat",
         GPT,
         ["transpose = 'attn.o.weight$'", *NAMES],
-        f"{ATTENTION}, output map",
+        f"{ATTENTION}, output projection",
         "transposed",
         "its weight is transposed",
     ),
@@ -424,7 +424,7 @@ FAULTS: dict[str, Fault] = {
         [SHIFT, *SWAPPED],
         "decoder layer 0, feed-forward",
         "gate",
-        "the gate and the map beside it are exchanged",
+        "the gate and the up projection are exchanged",
     ),
     "scale of tokens": (
         "halves",
@@ -510,7 +510,7 @@ FAULTS: dict[str, Fault] = {
         "separate",
         GPT,
         ["drop = 'blocks.1.down.bias'", *NAMES, "constant = { pattern = '.*bias', value = 0.0 }"],
-        "decoder layer 1, feed-forward, second linear map",
+        "decoder layer 1, feed-forward, second linear layer",
         "bias",
         "blocks.1.down.bias of the files is added to it",
     ),

@@ -15,7 +15,7 @@ from txport.bundles.ports import Dim, Port
 from txport.bundles.protobuf import BYTES, VARINT, fields, known, opened, varint
 from txport.errors import BundleError
 
-# ONNX's number of a type -> bits of one number, and what NumPy calls it.
+# ONNX's number of a type -> bits of one value, and NumPy's name of the type.
 TYPES = {
     1: (32, "float32"),
     2: (8, "uint8"),
@@ -32,7 +32,7 @@ TYPES = {
     21: (4, "uint4"),
     22: (4, "int4"),
 }
-# ONNX's protobuf schema: number of a field -> what that is (see bundles.graphs)
+# ONNX's protobuf schema: number of a field -> its meaning (see bundles.graphs)
 INSIDE = {1: "node", 5: "tensor"}
 NODE = {1: "input", 3: "name", 5: "attribute"}
 BRANCHES = {6: "graph", 11: "graph"}  # of an attribute
@@ -45,8 +45,8 @@ DIM = {1: "size", 2: "symbol"}
 TENSOR = {2: "type", 8: "name", 13: "entry"}
 DIMS = 1
 UNNAMED = "?"  # a dynamic dim without a name
-# What exporters call a weight whose name they lost: onnx::MatMul_1234, val_12, _v_2041. A name matches in one way at
-# most, so that a stranger's takes time by its length alone.
+# Names that exporters make up for a weight without a name: onnx::MatMul_1234, val_12, _v_2041. A name matches in at
+# most one way. Therefore matching is linear in its length, even for a malicious file.
 MADE_UP = re.compile(
     r"onnx::\w+|(_?[a-z]{1,3}_\d+|\d+)(_(quantized|scales?|zero_point|Q4|bits|DQ|merged_\d+))*", re.ASCII
 )
@@ -109,15 +109,15 @@ def _dim(content: mmap.mmap, start: int, end: int) -> Dim:
 
 @dataclass(frozen=True)
 class Initializer:
-    """A weight of a graph: its name, NumPy's name for its type, its bytes, and where it lies in another file.
+    """A weight of a graph: its name, NumPy's name of its type, its size in bytes, and its position in another file.
 
-    `reader` is the name of a node that reads it, if exporters made up its own name.
+    `reader` is the name of a node that reads the weight, if the exporter made up the weight's name.
     """
 
     name: str
     dtype: str
     bytes: int
-    place: tuple[str, int] | None = None  # file beside the graph, offset
+    place: tuple[str, int] | None = None  # file next to the graph, offset
     reader: str | None = None
 
 
@@ -127,7 +127,7 @@ def read_initializers(path: Path) -> list[Initializer]:
         found = list[Initializer]()
         readers = dict[str, str]()
         pending = [(list(graph_fields(content, INSIDE)), 0)]
-        for inside, depth in pending:  # which grows meanwhile
+        for inside, depth in pending:  # the loop appends to it
             if depth > DEEPEST:
                 raise ValueError(f"its messages are more than {DEEPEST} deep")
             for kind, *place in inside:
@@ -146,7 +146,7 @@ def _is_made_up(name: str) -> bool:
 
 
 def _node(content: mmap.mmap, start: int, end: int) -> tuple[list[str], str, list[Place]]:
-    """What a node reads, its name, and where its branches lie."""
+    """Return the inputs of a node, its name, and the byte ranges of its branches."""
     reads = list[str]()
     name = ""
     branches = list[Place]()
@@ -181,7 +181,7 @@ def _initializer(content: mmap.mmap, start: int, end: int) -> Initializer:
 
 
 def _dims(content: mmap.mmap, start: int, end: int) -> Iterator[int]:
-    """One number a field, or all in one."""
+    """Yield the dims of a tensor: one per field, or all packed in one field."""
     left = MOST_DIMS
     for number, kind, first, last in fields(content, start, end):
         if number != DIMS:

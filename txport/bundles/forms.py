@@ -9,7 +9,7 @@ from typing import Any
 
 from txport.errors import quoted
 
-BLOCKS = (128, 64, 32, 16)  # inputs that share a scale; the larger, the fewer scales there are to read
+BLOCKS = (128, 64, 32, 16)  # inputs that share a scale; larger blocks have fewer scales to read
 BITS: dict[str, tuple[int, ...]] = {"plain": (32,), "dynamic": (8,), "rows": (8,), "invariant": (8,), "blocks": (8, 4)}
 DESCRIPTIONS = {"plain": "fp32", "dynamic": "dynamic int8", "rows": "int8 rows", "invariant": "int8 invariant"}
 
@@ -18,8 +18,8 @@ DESCRIPTIONS = {"plain": "fp32", "dynamic": "dynamic int8", "rows": "int8 rows",
 class Form:
     """The storage form of a matrix (out, in). Raises `ValueError` for an unknown form.
 
-    `plain` is fp32. `dynamic`, `rows` and `invariant` have one scale for each row of `out`, `blocks` one for each
-    `block` of inputs.
+    `plain` is fp32. `dynamic`, `rows` and `invariant` have one scale per row of `out`; `blocks` has one per `block`
+    inputs of each row.
     """
 
     kind: str
@@ -68,13 +68,13 @@ def blocks_of(bits: int, block: int) -> Form:
 
 @dataclass(frozen=True)
 class Stored:
-    """What an initializer of the graphs is: the checkpoint's weights in it, and how their numbers are held.
+    """An initializer of the graphs: the checkpoint's weights in it, and their storage form.
 
-    `weights` are the checkpoint's names, in the order of their rows; several are packed along the first axis, of
-    `sizes` rows where these are not alike. `form` is None where the precision has no choice: biases, and all weights of
-    a bundle in fp32. `scales` and `lookup_scales` name the initializers with the scales, (out,) or (out, blocks) of a
-    product and (out, blocks, 1) of a lookup. A graph that only looks tokens up may have no `scales`, and only blocks
-    have `lookup_scales`, beside which may lie `lookup_zeros`, what stands for zero in each block.
+    `weights` are the checkpoint's names, in the order of their rows. Several are packed along the first axis, with
+    `sizes` rows if these differ. `form` is None if the precision has no choice: biases, and all weights of an fp32
+    bundle. `scales` and `lookup_scales` name the initializers with the scales: (out,) or (out, blocks) for a matrix
+    product, (out, blocks, 1) for a lookup. A graph that only looks tokens up may have no `scales`. Only blocks have
+    `lookup_scales`, and may have `lookup_zeros`, the zero point of each block.
     """
 
     weights: tuple[str, ...]
@@ -121,7 +121,7 @@ class Stored:
 
 
 def _are_sizes(values: Any, count: int) -> bool:
-    """Whether JSON values are so many positive whole numbers."""
+    """Whether a JSON value is a list of `count` positive whole numbers."""
     return isinstance(values, list) and len(values) == count and all(type(n) is int and n > 0 for n in values)
 
 

@@ -1,4 +1,4 @@
-"""Reading protobuf: the fields of a message, by numbers and places, and nothing that readers do not agree on."""
+"""Reading protobuf: the fields of a message, by number and byte range; rejects what parsers read differently."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fields(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int,
         tag, start = varint(content, start, end)
         kind = tag & 7
         size = {FIXED64: 8, FIXED32: 4}.get(tag & 7, 0)
-        if not 0 < tag >> 3 <= LARGEST_FIELD:  # readers do not agree on what it is
+        if not 0 < tag >> 3 <= LARGEST_FIELD:  # parsers read it differently
             raise ValueError(f"there is no field {tag >> 3}")
         if kind == VARINT:
             size = varint(content, start, end)[1] - start
@@ -51,9 +51,9 @@ def fields(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int,
 def known(
     content: mmap.mmap, start: int, end: int, schema: Mapping[int, str], kinds: Mapping[int, int] = MappingProxyType({})
 ) -> Iterator[tuple[str, int, int]]:
-    """What each field of a message is that the schema knows, and where its value lies: bytes, unless `kinds` says else.
+    """Yield the name and the value's byte range of each field in the schema; `kinds`: wire types other than `BYTES`.
 
-    `ValueError` for one of another wire type: readers do not agree on what it says.
+    Raises `ValueError` for a field of another wire type, which parsers read differently.
     """
     for number, kind, first, last in fields(content, start, end):
         if number in schema:

@@ -1,8 +1,8 @@
-"""The command line: data to stdout, progress to stderr, one line for an error, and an exit code that means something.
+"""The command line: data goes to stdout and progress to stderr; an error is one line and an exit code.
 
-0 good; 1 a check failed; 2 wrong usage or bad input; 3 what was asked for is not available here; 130 interrupted.
+Exit codes: 0 success; 1 a check failed; 2 wrong usage or bad input; 3 not available on this machine; 130 interrupted.
 
-Imports next to nothing, so that Ctrl-C is answered in one line as soon as there is a process.
+This module imports very little, so that Ctrl-C prints one line even while the process starts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INTERRUPTED = "txport: interrupted; nothing was left half-written\n"
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
-    """Run the command line and exit; without arguments, those of this process, which is then the command's own."""
+    """Run the command line and exit; without `arguments`, take over this process and use its arguments."""
     if arguments is None:
         try:
             _leave_at_interrupts()
@@ -39,7 +39,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
 
 
 def _leave_at_interrupts() -> None:
-    """Until a command begins, an interrupt ends the process where it stands: there is nothing to undo."""
+    """Make SIGINT and SIGTERM end the process at once until a command begins: there is nothing to undo."""
     import signal
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -55,7 +55,7 @@ def _leave(*_: object) -> None:
 
 
 def _refuse_to_start(error: Exception) -> NoReturn:
-    """For want of what the commands themselves are made of, such as click."""
+    """Exit with 3 if memory or a package that all commands need, such as click, is missing; otherwise raise `error`."""
     from txport.system.machine import is_out_of_memory
     from txport.system.packages import import_problem
 

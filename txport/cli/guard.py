@@ -1,4 +1,4 @@
-"""Errors as one line and an exit code, and streams that take what is written to them."""
+"""Errors as one line and an exit code, and safe writing to stdout and stderr."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from txport.system.machine import is_out_of_memory
 from txport.system.packages import import_problem
 from txport.system.terminal import one_line, owns_stderr, printable
 
-SPARE = 1 << 20  # bytes that are given back where an error is told of, which may be that there is no memory
-LONGEST_WORD = 400  # characters; longer ones are no names
+SPARE = 1 << 20  # bytes that are freed before an error is reported, since memory may have run out
+LONGEST_WORD = 400  # characters; longer words are cut
 NO_MEMORY = "txport: not enough memory here; give it more"
 MEMORY_FIX = "give it more memory, smaller batches or a smaller model"
 _results: ContextVar[TextIO | None] = ContextVar("results", default=None)
 
 
 def results() -> TextIO:
-    """Where results go: standard output, also while code of the user's takes standard error for it."""
+    """Return the stream of results: standard output, also inside `prints_aside`."""
     return _results.get() or sys.stdout
 
 
 @contextlib.contextmanager
 def prints_aside() -> Iterator[None]:
-    """What code of the user's prints goes to standard error, so that standard output holds results alone."""
+    """Redirect the prints of user code to standard error, so that standard output contains only results."""
     stream = sys.stdout
     token = _results.set(stream)
     sys.stdout = sys.stderr
@@ -45,12 +45,12 @@ def prints_aside() -> Iterator[None]:
 
 
 def echo(line: str = "", err: bool = False) -> None:
-    """Print a line for people; names in it can't steer their terminal."""
+    """Print one line of text; control characters in it are escaped."""
     write(printable(line.replace("\n", " ")) + "\n", err=err)
 
 
 def write(text: str, err: bool = False) -> None:
-    """Print what is safe; where nobody reads any more, nothing, since a command still ends with its verdict."""
+    """Write text without control characters; ignore a closed pipe, since the exit code still matters."""
     try:
         click.echo(text, nl=False, err=err, file=None if err else _results.get())
     except BrokenPipeError:
@@ -58,15 +58,15 @@ def write(text: str, err: bool = False) -> None:
 
 
 def progress(message: str) -> None:
-    """Progress, for people only: nothing when stderr is no terminal."""
+    """Print progress on stderr if it is a terminal."""
     if sys.stderr.isatty():
         echo(message, err=True)
 
 
 def run_guarded(command: click.Command, arguments: Iterable[str] | None = None) -> None:
-    """Run a command and exit with what its end means, unless it is 0; every error a user can cause is one line.
+    """Run a command and exit with its exit code unless it is 0; every error that a user can cause is one line.
 
-    Without arguments, it takes those of the process, which ends with it.
+    Without `arguments`, use those of the process, which must end after the command.
     """
     _prepare_streams()
     is_own = arguments is None
@@ -90,39 +90,39 @@ def _run(command: click.Command, arguments: list[str], interrupt: Interrupt) -> 
         interrupt.is_over = True
         code = 130
         text = INTERRUPTED
-    except Exception as error:  # not even memory to tell of: Python may lose an error between two functions
+    except Exception as error:  # memory ran out while the error was reported
         if not is_out_of_memory(error):
             raise
         code = UnavailableError.exit_code
         text = NO_MEMORY
-    # Here the error is gone, and with it the memory that its frames held.
+    # The error is freed here, and with it the memory that its frames held.
     try:
         if code == 130:
-            progress("")  # ends the line on which the terminal wrote ^C
+            progress("")  # ends the line where the terminal printed ^C
         for line in text.splitlines():
             echo(line, err=True)
-    except OSError:  # nobody reads it
+    except OSError:  # stderr is closed
         _give_up(sys.stderr)
     return code
 
 
 def _outcome(command: click.Command, arguments: list[str], interrupt: Interrupt, spare: list[bytes]) -> tuple[int, str]:
-    """Run the command; -> its exit code, and what to say of it, for which there is `spare` memory."""
+    """Run the command; return its exit code and the message; `spare` memory is freed to make the message."""
     try:
         interrupt.begin()
-        # Not command.main(): it answers Ctrl-C and a closed pipe in ways of its own.
+        # Not command.main(): it handles Ctrl-C and a closed pipe differently.
         with command.make_context(command.name, arguments) as context:
             command.invoke(context)
         sys.stdout.flush()
     except Exception as error:
         spare.clear()
-        # Whatever comes after an interrupt comes of it: libraries make errors of their own of it.
+        # An error after an interrupt is its result: libraries turn the interrupt into their own errors.
         return (130, INTERRUPTED) if interrupt.came or isinstance(error, click.Abort) else _end_of(error)
     return 0, ""
 
 
 def _end_of(error: BaseException) -> tuple[int, str]:
-    """The exit code of an error, and what to say of it; an error that nobody foresaw is raised again."""
+    """Return the exit code of an error and its message; raise an unexpected error again."""
     match error:
         case click.exceptions.Exit():
             return error.exit_code, ""
@@ -153,14 +153,14 @@ def _tell(message: str) -> str:
 
 
 def _prepare_streams() -> None:
-    """A stream that the caller has closed takes what we write all the same; data is UTF-8 whatever the locale."""
+    """Replace closed streams by ones that discard text; write data as UTF-8 in every locale."""
     sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 def _give_up(stream: TextIO) -> None:
-    """Send what can't be written nowhere, else Python tries again at its end and complains in its own way."""
+    """Redirect a stream that can't be written to the null device; otherwise Python prints an error when it exits."""
     try:
         stream.flush()
     except OSError:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a command runs: a KeyboardInterrupt, where it does no harm, and nothing once all is done."""
+"""Ctrl-C and SIGTERM while a command runs: they raise KeyboardInterrupt when that is safe, until the command ends."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ SOON = 0.02  # seconds
 
 
 class Interrupt:
-    """What answers the signals of one command: whether one came, and whether the command's end is decided."""
+    """The signal handler of one command; `came`: a signal raised an error, `is_over`: the exit code is decided."""
 
     came = False
-    is_over = False  # set where the end is decided: a later interrupt would only break the line that tells it
+    is_over = False  # a later interrupt would only break the message
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Any] = {}
         self._hook = sys.unraisablehook
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Raise KeyboardInterrupt, but after the import of a package: native code may abort the process at an error."""
+        """Raise KeyboardInterrupt; during the import of a package, later: native code may abort at an exception."""
         if self.is_over:
             return
         if _is_importing(frame):
@@ -33,14 +33,14 @@ class Interrupt:
             raise KeyboardInterrupt
 
     def begin(self) -> None:
-        """From here on an interrupt is a KeyboardInterrupt, also in the midst of this."""
+        """Install the handlers; from now on, signals raise KeyboardInterrupt, also during this call."""
         for number in _answered():
             self._before[number] = signal.getsignal(number)
             signal.signal(number, self)
         sys.unraisablehook = _again
 
     def end(self, is_own: bool) -> None:
-        """Give the handlers back; in a process that ends with its command, ignore interrupts until it is gone."""
+        """Restore the handlers; if the process belongs to the command (`is_own`), ignore interrupts until it ends."""
         self.is_over = True
         if is_own:
             for number in _answered():
@@ -52,14 +52,14 @@ class Interrupt:
 
 
 def _answered() -> list[signal.Signals]:
-    """Those that whoever started this process wants answered, where this thread may choose."""
+    """Return the signals to handle: those that are not ignored, and none outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return []
     return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Whether a package of others is at its import: code of a module runs, and Python says that it is not complete."""
+    """Whether a module of another package is being imported: its code runs, and its spec is still initializing."""
     while frame is not None:
         package = frame.f_globals.get("__name__", "").partition(".")[0]
         spec = frame.f_globals.get("__spec__")
@@ -76,7 +76,7 @@ def _send_soon(number: int) -> None:
 
 
 def _send(number: int) -> None:
-    """To the main thread, which it wakes up where the system can do that."""
+    """Send the signal to the main thread, which wakes up if the system has `pthread_kill`."""
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident or 0, number)
     else:
@@ -84,7 +84,7 @@ def _send(number: int) -> None:
 
 
 def _again(unraisable: Any) -> None:
-    """An interrupt that came in a destructor or a callback of native code was swallowed there: send it once more."""
+    """Send an interrupt again if it was lost in a destructor or a callback of native code."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
         _send_soon(signal.SIGINT)
     else:

@@ -16,18 +16,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def provider_option(command: F) -> F:
-    """Which execution provider; never another than the one asked for."""
+    """Add `--provider`, the execution provider; there is no fallback."""
     text = "Execution provider: cpu, cuda, tensorrt, tensorrt-rtx, or any that ONNX Runtime knows. No fallback."
     return click.option("--provider", default="cpu", show_default=True, shell_complete=providers, help=text)(command)
 
 
 def checkpoint_option(text: str) -> Callable[[F], F]:
-    """The checkpoint of a bundle, where it can't be found by its name."""
+    """Return a decorator that adds `--checkpoint`: the checkpoint of a bundle, if its name is not enough to find it."""
     return click.option("--checkpoint", shell_complete=models, help=text)
 
 
 def trust_option(command: F) -> F:
-    """Whether code of the user's may run; what it prints is no result."""
+    """Add `--trust-code`, which allows user code to run; its prints go to standard error."""
     text = "Allow running Python code, for a CHECKPOINT given as model.py:NAME (docs/adapters.md)."
     return click.option("--trust-code", is_flag=True, callback=_trust, help=text)(command)
 
@@ -39,25 +39,25 @@ def _trust(context: click.Context, _: click.Parameter, is_trusted: bool) -> bool
 
 
 def threads_option(command: F) -> F:
-    """How many threads one operator may use."""
+    """Add `--threads`, the number of threads per operator."""
     text = "Number of threads per operator.  [default: all cores]"
     return click.option("--threads", type=click.IntRange(1), callback=fit_threads, help=text)(command)
 
 
 def fit_threads(context: click.Context, option: click.Parameter, count: int | None) -> int | None:
-    """Refuse more threads or workers than this machine has a use for, before any of them starts."""
+    """Return the number of threads or workers; raise `UnsupportedError` for more than this machine can use."""
     require_threads(option.opts[0], count)
     return count
 
 
 def variant_option(command: F) -> F:
-    """Which graphs of a folder that others exported."""
+    """Add `--variant`, which selects graphs of a folder exported by other tools."""
     text = "Variant of the graphs (quantized, fp16, ...) in a folder of other tools.  [default: no suffix]"
     return click.option("--variant", metavar="NAME", help=text)(command)
 
 
 def unknown_option(command: F) -> F:
-    """What becomes of that in a text which the vocabulary lacks."""
+    """Add `--unknown`, the handling of text outside the vocabulary."""
     text = (
         "Text outside the vocabulary: token: use the unknown token; error: fail; skip: remove it; auto: token, or "
         "error for character-level tokenizers."

@@ -1,4 +1,4 @@
-"""The places that options name for output, looked at before any work is done for them."""
+"""Checks of output paths, before any work is done."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from txport.system.places import resolve
 def require_outputs(
     files: Mapping[str, Path | None], *, keep: Path | None = None, inputs: Mapping[str, Path | None] | None = None
 ) -> None:
-    """Raise `OutputError` for a file that can't be written, or a folder `keep` that can't be made, by their options.
+    """Raise `OutputError` if a file can't be written, or the folder `keep` can't be created.
 
-    Raises `UnsupportedError` where two options name the same file, or a file would replace one of the `inputs`. Files
-    may lie in `keep`, which is there before they are written.
+    `files` and `inputs` are paths by option. Raises `UnsupportedError` if two options name the same file, or a file
+    would replace one of the `inputs`. Files can be in `keep`, which is created before they are written.
     """
     given = {option: path for option, path in files.items() if path}
     if keep:

@@ -1,4 +1,4 @@
-"""The options of a search, as commands take them."""
+"""The command-line options of search."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ ONLY_GENERATING = {
 
 
 def search_options(command: F) -> F:
-    """How to search; tokens are written as the vocabulary writes them, apart by spaces."""
+    """Add the options of search; tokens are written as in the vocabulary, separated by spaces."""
     for name, how in reversed(SEARCH):
         shown = how.get("default") not in (None, "") and not how.get("is_flag")
         command = click.option(name, show_default=shown, **how)(command)

@@ -1,4 +1,4 @@
-"""What people see: the tables of parity, verify, matrix, bench, inspect and doctor, and the culprit."""
+"""Printed results: the tables of parity, verify, matrix, bench, inspect and doctor, and the culprit."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FURTHER = 6  # failures to show
 
 
 def megabytes(size: float) -> str:
-    """Bytes as people read them."""
+    """Format a number of bytes in MB."""
     return f"{size / 1e6:.1f} MB"
 
 
 def show(title: str, columns: list[str], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print one table; as wide as it needs to be when stdout is no terminal."""
+    """Print one table, 200 columns wide if stdout is not a terminal."""
     console = Console(highlight=False, file=results())
     if not console.is_terminal:
         console.width = 200
@@ -44,13 +44,13 @@ def show(title: str, columns: list[str], rows: Sequence[tuple[str, ...]]) -> Non
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))
     echo(title)
-    with console.capture() as drawn:  # rich ends the process where a pipe is closed, as if a check had failed
+    with console.capture() as drawn:  # rich exits with 1 if the pipe is closed
         console.print(table)
     write(drawn.get())
 
 
 def show_parity(report: Report) -> None:
-    """Each case on each runtime, the worst first; what ran, the quality, and the verdict."""
+    """Print each case on each runtime, the worst first; then the runtimes, the quality and the verdict."""
     from txport.proof.reports import render
 
     echo(render.title(report))
@@ -78,7 +78,7 @@ def show_parity(report: Report) -> None:
 
 
 def show_verification(name: str, result: Verification) -> None:
-    """Each check, then the verdict and what it is worth for."""
+    """Print each check, then the verdict with the target, precision, runtime and provider that it applies to."""
     rows = [(check.name, check.verdict, check.detail) for check in result.checks]
     about = result.about
     show(f"Verified {name}", ["check", "verdict", "seen"], rows)
@@ -88,7 +88,7 @@ def show_verification(name: str, result: Verification) -> None:
 
 
 def show_matrix(result: Matrix) -> None:
-    """A row a cell, then each reason once, and how many cells there are of each verdict."""
+    """Print one row per cell, then each reason once, and the number of cells per verdict."""
     from txport.proof.reports.pages import COLUMNS, rows, summary, title
 
     cells = list(rows(result))
@@ -102,7 +102,7 @@ def show_matrix(result: Matrix) -> None:
 
 
 def show_culprit(culprit: Culprit | None) -> None:
-    """What went wrong first, a line for each thing that is known of it."""
+    """Print the first part that differs, one line per fact."""
     if culprit is None:
         echo("culprit: none; every part of the graphs computes what PyTorch does from the same values")
         return
@@ -111,7 +111,7 @@ def show_culprit(culprit: Culprit | None) -> None:
 
 
 def show_bench(result: dict[str, Any]) -> None:
-    """A row a phase, a column a runtime, and by what factor it is better than the first."""
+    """Print one row per phase and one column per runtime, and the factor by which each is better than the first."""
     names = list(result["runtimes"])
     columns = ["phase", "unit", *names, *(f"{name} is better by" for name in names[1:])]
     rows = [
@@ -151,7 +151,7 @@ def _figure(figure: dict[str, float]) -> str:
 
 
 def show_bundle(bundle: Bundle, brief: bool) -> None:
-    """Files, ports and operators, unless `brief`; then what it was made from, parity figures, and where it lies."""
+    """Print files, ports and operators unless `brief`; then the checkpoint, the parity figures and the path."""
     manifest = bundle.manifest
     if not brief:
         from txport.inspection import kernels
@@ -203,7 +203,7 @@ def _operators(bundle: Bundle, role: str) -> str:
 
 
 def show_diagnosis(found: Diagnosis) -> None:
-    """Versions, runtimes, providers, NVIDIA's GPUs, what is fastest, problems."""
+    """Print versions, runtimes, providers, NVIDIA GPUs, the fastest combinations and problems."""
     show("Installed", ["package", "version"], [(name, version or "-") for name, version in found.versions.items()])
     echo()
     here = [(name, "runs" if reason is None else f"does not run: {reason}") for name, reason in found.runtimes.items()]
@@ -230,7 +230,7 @@ def show_diagnosis(found: Diagnosis) -> None:
 
 
 def _fastest(facts: Sequence[Fact]) -> Iterator[tuple[str, ...]]:
-    """A row for all tasks in which one thing was faster than another, with the least and the most."""
+    """Yield one row per faster and slower pair, with the smallest and the largest factor over its tasks."""
     pairs: dict[tuple[str, str, str], list[Fact]] = {}
     for each in facts:
         pairs.setdefault((each.best, each.other, each.measured), []).append(each)
@@ -240,7 +240,7 @@ def _fastest(facts: Sequence[Fact]) -> Iterator[tuple[str, ...]]:
 
 
 def _tasks(facts: Sequence[Fact]) -> str:
-    """Where they were measured: "base, batch 1" and "base, bulk" make "base: batch 1, bulk"."""
+    """Return the tasks of the facts, by model: "base, batch 1" and "base, bulk" become "base: batch 1, bulk"."""
     models: dict[str, list[str]] = {}
     for each in facts:
         model, _, what = each.task.partition(", ")
@@ -249,7 +249,7 @@ def _tasks(facts: Sequence[Fact]) -> str:
 
 
 def show_gpu(found: Nvidia) -> None:
-    """The driver, the GPUs, and the libraries that the CUDA provider needs; then what keeps it from running."""
+    """Print the driver, the GPUs, the libraries that the CUDA provider needs, and the problems that stop it."""
     from txport.runtimes.ort.nvidia.problems import problems_of_cuda, problems_of_cudnn
 
     driver = found.driver

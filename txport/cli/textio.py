@@ -1,4 +1,4 @@
-"""Text in and out: arguments, files and standard input as lines; output whole or not at all; a progress bar."""
+"""Reading and writing text: lines of arguments, files and standard input; atomic output files; a progress bar."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from txport.system.files import staged_file
 from txport.system.terminal import printable, printable_json
 
 Item = TypeVar("Item")
-LONG = 64  # texts from which on a progress bar pays
-LONGEST_LINE = 4_000_000  # bytes; more than any model takes, so that an input without lines is not read into memory
+LONG = 64  # minimum number of texts for a progress bar
+LONGEST_LINE = 4_000_000  # bytes; bounds the memory for an input without line ends, and exceeds what any model accepts
 
 
 def open_texts(
     arguments: Sequence[str], files: Sequence[Path], blank: bool = False
 ) -> tuple[Iterable[str], int | None]:
-    """The texts of arguments, else of files, else of standard input, and how many there are if that is known."""
+    """Return the texts of the arguments, or of the files, or of standard input, and their number (None: unknown)."""
     if arguments:
         return arguments, len(arguments)
     if not files:
@@ -42,7 +42,10 @@ def _read_file(path: Path, blank: bool) -> list[str]:
 
 
 def read_lines(stream: BinaryIO, name: str, blank: bool = False) -> Iterator[str]:
-    """UTF-8 lines without their ends; `TextError` names one that is too long, no text, or empty, unless `blank`."""
+    """Yield UTF-8 lines without line ends; raise `TextError` for a long, binary or (unless `blank`) empty line.
+
+    Also raises `TextError` if there are no lines, or if the stream can't be read.
+    """
     number = 0
     for number, raw in enumerate(iter(lambda: _read_line(stream, name), b""), 1):
         if len(raw) > LONGEST_LINE:
@@ -87,18 +90,18 @@ def draw_texts(pairs: Iterable[tuple[str, str]], count: int, seed: int) -> dict[
 
 
 def print_line(line: str, stream: IO[str], *, end: str = "\n", flush: bool = True) -> None:
-    """Write data as it is, but on a terminal nothing that would steer it."""
+    """Write a line of data; on a terminal, escape control characters."""
     print(printable(line, keep="\t\n") if stream.isatty() else line, end=end, file=stream, flush=flush)
 
 
 def tell_unknown(unknown: int, count: int) -> None:
-    """Say on standard error how many texts have an empty output, if any."""
+    """Print on standard error how many texts have an empty output, if any."""
     if unknown:
         echo(f"txport: {unknown} of {count} texts have no character of the vocabulary; their output is empty", err=True)
 
 
 def to_json(values: dict[str, Any] | list[Any], indent: int | None = None) -> str:
-    """JSON for people too: letters of any alphabet as they are, what would steer a terminal as escapes."""
+    """Return JSON in which letters of all alphabets are readable, and control characters are escaped."""
     return printable_json(json.dumps(values, indent=indent, ensure_ascii=False))
 
 
@@ -109,7 +112,7 @@ def print_json(values: dict[str, Any], indent: int | None = None) -> None:
 
 @contextlib.contextmanager
 def open_output(path: Path | None) -> Iterator[IO[str]]:
-    """Standard output, or a file that appears when the block ends well."""
+    """Yield standard output, or a file that is only created if the block ends without an error."""
     if path is None:
         yield results()
         return
@@ -118,20 +121,20 @@ def open_output(path: Path | None) -> Iterator[IO[str]]:
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """A report as readable JSON."""
+    """Write a report as indented JSON."""
     write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """A whole page."""
+    """Write a text file atomically."""
     with open_output(path) as stream:
         stream.write(text)
 
 
 def with_progress(items: Iterable[Item], total: int | None, output: IO[str] | None = None) -> Iterator[Item]:
-    """The items, with a progress bar on stderr if it is a terminal and there are many or nobody knows.
+    """Yield the items, with a progress bar on stderr if it is a terminal and `total` is at least `LONG` or unknown.
 
-    There is none where somebody types the items in, or reads the `output`, on a terminal: it would be drawn over them.
+    There is no bar if items are typed in or `output` is printed on a terminal: the bar would overwrite them.
     """
     is_typed = total is None and sys.stdin is not None and sys.stdin.isatty()
     is_read = output is not None and output.isatty()

@@ -1,4 +1,4 @@
-"""How commands read their lines: languages that the model is told, messages of a chat, words that it does not know."""
+"""Options for input texts: languages, chat, special tokens and unknown text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPECIAL = {"special_tokens": "--special-tokens"}
 
 
 def text_options(command: F) -> F:
-    """Languages, and chat."""
+    """Add the options for languages, chat and special tokens."""
     chat = "Each line is what a user says, or a JSON list of messages; the checkpoint's template makes a prompt of it."
     source = "Language of the texts, as the tokenizer names it (eng_Latn).  [default: the tokenizer's]"
     special = "Outputs have special tokens too, as the vocabulary writes them (</s>)."
@@ -33,7 +33,10 @@ def text_options(command: F) -> F:
 
 
 def told(model: Any, options: dict[str, Any]) -> Any:
-    """The model that reads lines as options say, which are taken away; `UnsupportedError` where it can't."""
+    """Apply the options of languages, chat and special tokens, and remove them from `options`; return the new model.
+
+    Raises `UnsupportedError` if the model does not support an option, or if one is combined with `--ids`.
+    """
     given = [flag for name, flag in (FLAGS | SPECIAL).items() if is_given(name)]
     languages = {name: options.pop(name) for name in ("source_language", "target_language")}
     as_chat = options.pop("as_chat")
@@ -47,7 +50,7 @@ def told(model: Any, options: dict[str, Any]) -> Any:
 
 
 class Counted:
-    """A reader that counts the unknown tokens that it gives."""
+    """A reader that counts the unknown tokens in its results."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -67,7 +70,7 @@ class Counted:
 
 @contextlib.contextmanager
 def unknown_told(model: Any) -> Iterator[None]:
-    """Say on standard error, once the block is done, how many pieces of its texts became the unknown token, if any."""
+    """Print on standard error, after the block, how many pieces of its texts became the unknown token, if any."""
     counted = Counted(model.tokenizer)
     model.tokenizer = TokenizerPair(counted, model.tokenizer)
     yield

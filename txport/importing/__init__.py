@@ -1,1 +1,1 @@
-"""Checkpoints of others: what becomes of each tensor, and a draft of the rules where nothing is known of them."""
+"""Import of checkpoints of other programs: a table of all tensors, and drafts of rules for unknown weights."""

@@ -1,4 +1,4 @@
-"""A draft of `txport.toml` for weights of which nothing is known: what is not sure in it is a question."""
+"""A draft of `txport.toml` for unknown weights; each uncertain value in it is a question."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from txport.system.files import staged_file
 from txport.system.places import resolve
 from txport.system.terminal import one_line
 
-DIFFERING = 20  # names that differ, in an error
-NEAR_ZERO = 0.5  # the mean weight of norms that is nearer to 0 than to 1
+DIFFERING = 20  # maximum number of differing names in an error
+NEAR_ZERO = 0.5  # a lower mean weight of norms is nearer to 0 than to 1
 HYPERPARAMETERS = (CONFIG, "hparams.json", "params.json", "hyperparameters.json")
-SYNONYMS = {  # of fields of our configs, in those of others
+SYNONYMS = {  # field of our configs -> names in configs of other programs
     "heads": "num_heads n_head n_heads nhead num_attention_heads attention_heads encoder_attention_heads",
     "key_heads": "num_key_value_heads n_kv_heads num_kv_heads",
     "head_size": "head_dim d_kv kv_channels",
@@ -52,16 +52,19 @@ SYNONYMS = {  # of fields of our configs, in those of others
 
 @dataclass(frozen=True)
 class Draft:
-    """The nearest architecture, and what of it is found in a file."""
+    """The nearest architecture, and the tensors of a file matched with its tensors."""
 
     variant: Variant
     match: Match
-    copies: Mapping[str, str]  # tensors that are as another one, outside of layers
-    others: tuple[str, ...] = ()  # architectures that are as near
+    copies: Mapping[str, str]  # tensor outside of layers -> an earlier one with the same values
+    others: tuple[str, ...] = ()  # equally near architectures
 
 
 def nearest(weights: Weights, name: str | None = None) -> Draft:
-    """The architecture whose tensors are most like those of a file, or the one of this name."""
+    """Match a file with the architecture that has the most similar tensors, or with the one of this name.
+
+    Raises `ConfigError` for an unknown name.
+    """
     copies = dict(_copies(weights))
     given = templates({each: shape for each, shape in weights.shapes.items() if each not in copies})
     names = [name] if name is not None else list(architecture.names())
@@ -83,7 +86,7 @@ def nearest(weights: Weights, name: str | None = None) -> Draft:
 
 
 def _copies(weights: Weights) -> Iterator[tuple[str, str]]:
-    """Large tensors that hold the same numbers as another one before them."""
+    """Yield matrices outside of layers with the same values as an earlier one, and the name of that one."""
     seen: dict[tuple[int, ...], list[str]] = {}
     for name, shape in weights.shapes.items():
         if len(shape) == 2 and not re.search(r"\d", name):
@@ -95,7 +98,10 @@ def _copies(weights: Weights) -> Iterator[tuple[str, str]]:
 
 
 def open_weights(source: Path, at: str = "") -> Weights:
-    """The tensors of a folder, or of one file; `at` says where in a pickle they are."""
+    """Open the tensors of a folder or of one file; `at` is their location in a pickle.
+
+    Raises `CheckpointError` if there is no such folder or file.
+    """
     if source.is_file():
         return read_pickle(source, at) if source.suffix in PICKLES else read_safetensors(source)
     if not source.is_dir():
@@ -104,7 +110,11 @@ def open_weights(source: Path, at: str = "") -> Weights:
 
 
 def write_draft(source: Path, file: Path, name: str | None = None, at: str = "") -> list[str]:
-    """Write a draft for the weights of a folder or a file; -> what to tell of it."""
+    """Write a draft for the weights of a folder or a file; return lines to print.
+
+    Raises `OutputError` if `file` exists or is in another folder than the weights, and `ConfigError` if several
+    architectures are equally near.
+    """
     weights = open_weights(source, at)
     folder = source.parent if source.is_file() else source
     if resolve(file).parent != resolve(folder):
@@ -129,7 +139,7 @@ def write_draft(source: Path, file: Path, name: str | None = None, at: str = "")
 
 
 def _lines(source: Path, file: Path, weights: Weights, draft: Draft) -> Iterator[str]:
-    """The lines of the file."""
+    """Yield the lines of the draft."""
     sizes = _sizes(draft)
     yield f"# A draft, by names and shapes of {len(weights)} tensors. Replace each value that begins with {QUESTION}"
     yield "# by the answer; until then the file is refused. How sure a rule is, and why, stands behind it. Square"
@@ -151,7 +161,7 @@ def _sizes(draft: Draft) -> Sizes:
 
 
 def _config(folder: Path, draft: Draft, sizes: Sizes) -> Iterator[str]:
-    """The config: what shapes and names tell, what a config beside the weights says, and questions."""
+    """Yield the lines of the config: values from shapes and names, from a config next to the weights, and questions."""
     variant = draft.variant
     kind = architecture.find(variant.architecture).config
     from_config = _from_config(folder)
@@ -185,7 +195,10 @@ def _config(folder: Path, draft: Draft, sizes: Sizes) -> Iterator[str]:
 
 
 def _derived(draft: Draft, sizes: Sizes, known: Mapping[str, Any]) -> set[str]:
-    """Fields with a default of 0, for "as another says": those that are left so, since the shapes agree with it."""
+    """Return the fields that keep their default 0, which stands for a value derived from other fields.
+
+    The shapes agree with that value.
+    """
     kind = architecture.find(draft.variant.architecture).config
     zero = {each.name for each in dataclasses.fields(kind) if each.default == 0 and type(each.default) is int}
     products = {size for fields, size in sizes.known.items() if len(fields) > 1}
@@ -195,12 +208,12 @@ def _derived(draft: Draft, sizes: Sizes, known: Mapping[str, Any]) -> set[str]:
 
 
 def _from_config(folder: Path) -> dict[str, Any]:
-    """What a config of another program beside the weights says, by the names of our fields."""
+    """Return the values in a config of another program next to the weights, by the names of our fields."""
     found: dict[str, Any] = {}
     for name in HYPERPARAMETERS:
         try:
             values = read_json(folder / name) if (folder / name).is_file() else {}
-        except DocumentError:  # of no use
+        except DocumentError:  # an unreadable config is ignored
             continue
         for field, names in SYNONYMS.items():
             for key in (field, *names.split()):
@@ -213,11 +226,11 @@ def _from_config(folder: Path) -> dict[str, Any]:
     return found
 
 
-# --------------------------------------------------------------------------------------------------------- its rules
+# ------------------------------------------------------------------------------------------------------------- rules
 
 
 def _rules(draft: Draft, sizes: Sizes) -> Iterator[str]:
-    """The rules, each with why; what has no place for sure is asked for."""
+    """Yield the lines of the rules, each with its reason, and questions for unmatched tensors."""
     lie = {pair.given.name: is_turned for pair, is_turned in turned(draft.match.pairs, sizes)}
     for pair in _ordered(draft.match.pairs):
         for each in _of_pair(pair, lie.get(pair.given.name)):
@@ -230,7 +243,7 @@ def _rules(draft: Draft, sizes: Sizes) -> Iterator[str]:
 
 
 def _ordered(pairs: Sequence[Pair]) -> list[Pair]:
-    """Pairs so that no tensor is given a name that a later rule changes again."""
+    """Return the pairs in an order in which no rule produces a name that a later rule changes again."""
     left = list(pairs)
     found = []
     while left:
@@ -242,7 +255,7 @@ def _ordered(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def _of_pair(pair: Pair, is_turned: bool | None) -> Iterator[Rule]:
-    """The rules that give a pair's tensors their names."""
+    """Yield the rules that rename, split or unstack the tensors of a pair."""
     given = pair.given
     own = pair.own
     if given.is_stacked:
@@ -264,7 +277,7 @@ def _of_pair(pair: Pair, is_turned: bool | None) -> Iterator[Rule]:
 
 
 def _copied(draft: Draft) -> Iterator[str]:
-    """Rules for tensors that are copies of others."""
+    """Yield the lines of rules for tensors that are copies of others."""
     by_given = {each.given.name: each.own[0] for each in draft.match.pairs}
     for copy, of in draft.copies.items():
         own = by_given.get(of)
@@ -278,7 +291,7 @@ def _copied(draft: Draft) -> Iterator[str]:
 
 
 def _transposes(pairs: Sequence[Pair], lie: Mapping[str, bool | None]) -> Iterator[str]:
-    """Rules for matrices that lie as (in, out)."""
+    """Yield the lines of rules for matrices stored as (in, out)."""
     matrices = [each for each in pairs if each.given.name in lie]
     if matrices and all(lie[each.given.name] for each in matrices):
         sides = "|".join(dict.fromkeys(one.name.partition(".")[0] for each in matrices for one in each.own))
@@ -299,7 +312,7 @@ def _transposes(pairs: Sequence[Pair], lie: Mapping[str, bool | None]) -> Iterat
 
 
 def _shifts(draft: Draft, weights: Weights) -> Iterator[str]:
-    """A question where the weights of norms are nearer to 0 than to 1."""
+    """Yield a rule with a question if the weights of norms are nearer to 0 than to 1 on average."""
     norms = [
         each.given for each in draft.match.pairs if each.given.role.what == "norm" and each.own[0].role.kind == "weight"
     ]

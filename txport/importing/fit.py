@@ -1,4 +1,4 @@
-"""What a checkpoint's tensors become, and of what the model's are made: the whole table, whether it fits or not."""
+"""The table of an import: the use of each tensor of a checkpoint, and the sources of each tensor of the model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ LARGEST_TOKENIZER = 64 << 20  # bytes
 
 @dataclass(frozen=True)
 class Given:
-    """A tensor of the files: `fate` is "used", "dropped", "spare" or "left over", `to` are the model's that need it."""
+    """A tensor of the files.
+
+    `fate` is "used", "dropped", "spare" or "left over". `to` are the tensors of the model that are made from it, and
+    `rules` are the rules that change it.
+    """
 
     name: str
     shape: Shape
@@ -49,7 +53,11 @@ class Given:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A tensor of the model: `state` is "made", "missing", "misshapen" or "broken", `of` says how it is made."""
+    """A tensor of the model.
+
+    `state` is "made", "missing", "misshapen" or "broken". `of` describes how it is made. `given_shape` is the shape
+    in the files of a misshapen one.
+    """
 
     name: str
     shape: Shape
@@ -60,7 +68,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Fit:
-    """A checkpoint beside the model that it is to be."""
+    """A checkpoint compared with the model of its config: all tensors of both (`given`, `wanted`), and all problems."""
 
     path: Path
     architecture: str
@@ -71,11 +79,11 @@ class Fit:
 
     @property
     def passed(self) -> bool:
-        """Whether it can be loaded."""
+        """True if the checkpoint can be loaded."""
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON values."""
+        """Return this table as JSON values."""
         return {
             "path": str(self.path),
             "architecture": self.architecture,
@@ -95,9 +103,9 @@ class Fit:
 
 @torch.no_grad()
 def fit(name: str) -> Fit:
-    """Hold a checkpoint of any format against the model that its config says, reading one tensor at a time.
+    """Compare a checkpoint of any format with the model of its config, reading one tensor at a time.
 
-    Raises `CheckpointError` or `ConfigError` for one whose model can't be told, or whose files can't be read.
+    Raises `CheckpointError` or `ConfigError` if the model is unknown or the files can't be read.
     """
     try:
         folder = find_folder(name)
@@ -110,7 +118,7 @@ def fit(name: str) -> Fit:
 
 
 def _unknown(folder: Path, error: CheckpointError | ConfigError) -> CheckpointError | ConfigError:
-    """The error about a folder; of weights of which nothing is known, with what they are nearest to."""
+    """Return the error about a folder; for unknown weights, with the nearest architecture and the differences."""
     if not _is_unknown(folder):
         return error
     try:
@@ -131,7 +139,7 @@ def _names(several: Sequence[Template]) -> str:
 
 
 def _is_unknown(folder: Path) -> bool:
-    """Whether a folder has no file that says which program wrote it."""
+    """Return True if no file in a folder states which program wrote it."""
     if not folder.is_dir() or any((folder / file).is_file() for file in (RULES, MANIFEST)):
         return False
     try:
@@ -168,7 +176,7 @@ def _given(name: str, made: Plan, uses: list[tuple[str, Piece]], source: Source,
 
 
 def _words(rule: object) -> str:
-    """A rule of a format, in short."""
+    """Return a short description of a rule of a built-in format."""
     return f"{type(rule).__name__.lower()} {getattr(rule, 'pattern', '')}".strip()
 
 
@@ -183,7 +191,10 @@ def _wanted(name: str, made: Plan) -> Wanted:
 
 
 def require_apart(name: str, out: Path, *, force: bool = False) -> None:
-    """Raise `OutputError` unless a checkpoint can be written to `out`, and the one of this name stays as it is."""
+    """Raise `OutputError` unless a checkpoint can be written to `out`.
+
+    `out` must not be the folder of the checkpoint `name`, nor have files that are read before the new ones.
+    """
     source = Path(name)
     if source.is_dir() and out.exists() and out.samefile(source):
         raise OutputError(f"{out} holds the checkpoint itself; choose another place")
@@ -193,7 +204,7 @@ def require_apart(name: str, out: Path, *, force: bool = False) -> None:
 
 
 def import_checkpoint(name: str, out: Path) -> None:
-    """Write a checkpoint of any format as one of ours, whole or not at all: config, weights, tokenizers, samples."""
+    """Write a checkpoint of any format as a txport checkpoint, atomically: config, weights, tokenizers, samples."""
     checkpoint = load_checkpoint(name)
     texts = {
         each: read_text(content, LARGEST_TOKENIZER) if isinstance(content, Path) else content

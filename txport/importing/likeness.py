@@ -1,4 +1,4 @@
-"""What the names of tensors say: which repeat in each layer, and which part of a Transformer each is of."""
+"""Analysis of tensor names: the tensors that repeat in each layer, and the part of a Transformer of each tensor."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 from txport.models.weights.values import Shape
 
-LEAST = 3  # tensors of a layer
+LEAST = 3  # minimum number of tensors per layer
 NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d{0,3})(?!\d)")  # of a layer
-ALIKE = 0.7  # of the tensors of layers are in all of them
-Stack = tuple[str, tuple[int, ...]]  # what stands before the number of a layer, and the numbers
+ALIKE = 0.7  # minimum share of the tensors of layers that all layers have
+Stack = tuple[str, tuple[int, ...]]  # the prefix before the numbers of layers, and the numbers
 
 CROSS = r"(encoder|enc_?dec|src|source|cross|multihead)[._]?(attn|attention)|encdecattention|xattn|crossattn"
 PHRASES = ((CROSS, "cross"), (r"layer_?norm|rms_?norm", "norm"), (r"feed_?forward|dense_?relu_?dense", "ffn"))
 IDIOMS = ((r"in_proj", "inproj"), (r"c_attn", "attn_qkv"), (r"c_fc", "fc_up"))
-NUMBERED = r"(?:fc|linear|lin|dense|w)[._]?([12])\b"  # the maps of a feed-forward
+NUMBERED = r"(?:fc|linear|lin|dense|w)[._]?([12])\b"  # the linear layers of a feed-forward
 WORDS = {
     "encoder": "encoder enc source src",
     "decoder": "decoder dec target tgt trg",
@@ -50,35 +50,38 @@ PARTS = ("query", "key", "value")
 
 @dataclass(frozen=True)
 class Role:
-    """What a tensor is: of the encoder or the decoder, of which part of a layer, and what there. "" is not said."""
+    """The role of a tensor: its side ("encoder", "decoder"), the part of the layer, and the tensor in that part.
+
+    "" means that the name does not state it.
+    """
 
     side: str
     part: str  # "attention", "cross", "ffn", "embedding", "positions", "projection"
     what: str  # "query", ..., "qkv", "kv", "inner", "outer", "gate", "norm", "query_norm"
     kind: str  # "weight", "bias"
-    number: int = 0  # that follows its words, such as that of ln_2
+    number: int = 0  # after the words, such as 2 in ln_2
 
 
 @dataclass(frozen=True)
 class Template:
-    """A tensor, or the same one of each layer: in `name`, `{}` stands for the number; `shape` is that of one."""
+    """A tensor, or the same tensor of each layer: `{}` in `name` is the number of the layer, `shape` is one layer's."""
 
     name: str
     shape: Shape
-    numbers: tuple[int, ...]  # of layers; () outside of layers
+    numbers: tuple[int, ...]  # the layers; () outside of layers
     role: Role
-    is_stacked: bool = False  # all layers lie in one tensor
+    is_stacked: bool = False  # one tensor holds all layers
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tensors of the file."""
+        """The names of the tensors in the file."""
         if self.is_stacked or not self.numbers:
             return (self.name,)
         return tuple(self.name.replace("{}", str(number)) for number in self.numbers)
 
 
 def templates(shapes: Mapping[str, Shape]) -> list[Template]:
-    """The tensors of a file, those alike in all layers as one."""
+    """Return the tensors of a file; a tensor that repeats in each layer is one template."""
     stacks = _stacks(shapes)
     found: dict[tuple[str, Shape], list[int]] = {}
     plain: list[str] = []
@@ -98,7 +101,7 @@ def templates(shapes: Mapping[str, Shape]) -> list[Template]:
 
 
 def _stacks(shapes: Mapping[str, Shape]) -> list[Stack]:
-    """What stands before the numbers of layers: numbers from 0 or 1 on, with like tensors behind each."""
+    """Return the prefixes of layers: contiguous numbers from 0 or 1 follow, with mostly the same tensors for each."""
     behind: dict[str, dict[int, set[tuple[str, Shape]]]] = defaultdict(lambda: defaultdict(set))
     for name, shape in shapes.items():
         for number in NUMBER.finditer(name):
@@ -114,13 +117,16 @@ def _stacks(shapes: Mapping[str, Shape]) -> list[Stack]:
 
 
 def _stack_of(name: str, stacks: Sequence[Stack]) -> Stack | None:
-    """The stack that a tensor is of: of several, the one with most layers, the first of these."""
+    """Return the stack of a tensor, or None; of several, the one with most layers, then the shortest prefix."""
     around = [each for each in stacks if name.startswith(each[0]) and NUMBER.match(name, len(each[0]))]
     return max(around, key=lambda each: (len(each[1]), -len(each[0])), default=None)
 
 
 def _whole_stacks(shapes: Mapping[str, Shape]) -> Iterator[Template]:
-    """Tensors that hold all layers along their first axis: those beside tensors of three axes, as long as they."""
+    """Yield tensors that hold all layers along axis 0.
+
+    They have the common prefix of the tensors with three axes, and the same size along axis 0.
+    """
     sides: dict[str, list[str]] = defaultdict(list)
     for name, shape in shapes.items():
         if len(shape) == 3:
@@ -139,7 +145,7 @@ def _whole_stacks(shapes: Mapping[str, Shape]) -> Iterator[Template]:
 
 
 def role_of(name: str, shape: Shape = ()) -> Role:
-    """What a name says; of a tensor of layers, `{}` stands for the number, and parts are named behind it."""
+    """Return the role that a name states; `{}` is the number of the layer, and the name of the part follows it."""
     before, is_layered, behind = name.partition("{}")
     above = _words(before, has_parts=False)
     own = _words(behind) if is_layered else above
@@ -153,7 +159,7 @@ def role_of(name: str, shape: Shape = ()) -> Role:
         return Role(side, part, "norm" if "norm" in own else "", kind, number)
     has_ffn = "ffn" in own or bool({"inner", "outer", "gate"} & own) or bool(re.search(r"\bw_?[123]\b", behind))
     is_fused = "qkv" in own and not has_ffn and ("qkv" in behind.lower() or _is_thrice(shape))
-    is_attention = "attention" in own or is_fused  # which says what it makes, not what it is of
+    is_attention = "attention" in own or is_fused  # its name states the results, not the part
     part = "cross" if "cross" in own else "attention" if is_attention else "ffn" if has_ffn else ""
     words_of_parts = [each for each in PARTS if each in own]
     if "norm" in own:
@@ -165,12 +171,12 @@ def role_of(name: str, shape: Shape = ()) -> Role:
 
 
 def _is_thrice(shape: Shape) -> bool:
-    """Whether a matrix may be three square ones; of a vector, nothing tells."""
+    """Return True if a matrix may be three square ones, and for all other shapes."""
     return len(shape) != 2 or max(shape) == 3 * min(shape)
 
 
 def _what(part: str, words: frozenset[str], words_of_parts: Sequence[str], behind: str) -> str:
-    """What of a part the words say."""
+    """Return the tensor of a part that the words state, such as "query"; "" if they state none."""
     if part in ("attention", "cross"):
         if "qkv" in words or len(words_of_parts) == 3:
             return "qkv"
@@ -193,7 +199,7 @@ def _what(part: str, words: frozenset[str], words_of_parts: Sequence[str], behin
 
 
 def _words(text: str, has_parts: bool = True) -> frozenset[str]:
-    """The meanings of the words of a name; `has_parts` says whether it can name parts of a layer."""
+    """Return the meanings of the words of a name; without `has_parts`, phrases for cross-attention are ignored."""
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", text).lower()
     found = set()
     for program, plain in IDIOMS:

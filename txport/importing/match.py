@@ -1,4 +1,4 @@
-"""Which tensor of a file is which of a model's: by what names say, by numbers, by shapes, and else a question."""
+"""Matching of the tensors of a file with those of a model: by names, by numbers, then by shapes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from txport.importing.likeness import Role, Template
 
 ORDER = ("attention", "cross", "ffn")  # in which the parts of a layer run
 FUSED = {"qkv": ("query", "key", "value"), "kv": ("key", "value"), "gate_up": ("gate", "inner")}
-# In names that programs give to parts that lie one after the other.
+# words in names of fused tensors whose parts are stored one after the other
 BLOCKS = ("in_proj", "c_attn", "to_qkv", "to_kv", "qkv_proj", "kv_proj", "gate_up")
-LAST = ("output", "outer")  # maps that end a part of a layer
+LAST = ("output", "outer")  # the last linear layers of the parts of a layer
 
 NAMED = "sure, by its name"
 NUMBERED = "likely, by its number, in the order in which parts run"
@@ -21,7 +21,7 @@ LEFT = "likely, since nothing else is left"
 
 @dataclass(frozen=True)
 class Pair:
-    """A tensor of a file and those of the model that it is; `why` says how sure that is."""
+    """A tensor of a file and the tensors of the model that it holds; `why` states how certain that is."""
 
     given: Template
     own: tuple[Template, ...]
@@ -29,13 +29,13 @@ class Pair:
 
     @property
     def needs_groups(self) -> bool:
-        """Whether nothing tells how its parts lie: one after the other, or those of each head together."""
+        """True if the layout of a fused tensor is unknown: parts one after the other, or the parts of each head."""
         return len(self.own) > 1 and not any(word in self.given.name for word in BLOCKS)
 
 
 @dataclass(frozen=True)
 class Match:
-    """Pairs, and what is left on either side."""
+    """Pairs, and the unpaired tensors of the file (`given`) and of the model (`own`)."""
 
     pairs: tuple[Pair, ...]
     given: tuple[Template, ...]
@@ -43,13 +43,13 @@ class Match:
 
     @property
     def score(self) -> float:
-        """How alike the two are: the pairs, less what is left of the file, less what is left of the model."""
+        """Similarity: pairs, counted twice if certain by name, minus the unpaired tensors of the file and the model."""
         sure = sum(each.why == NAMED for each in self.pairs)
         return sure + len(self.pairs) - len(self.given) - 1.1 * len(self.own)
 
 
 def match(given: Sequence[Template], own: Sequence[Template]) -> Match:
-    """Pair the tensors of a file with those of a model."""
+    """Return the pairs of tensors of a file and tensors of a model, and the tensors that have no counterpart."""
     given = _sided(given, {each.role.side for each in own if each.numbers})
     state = Match((), tuple(given), tuple(own))
     state = _fused(_alike(state, lambda role: replace(role, number=0), NAMED))
@@ -70,12 +70,12 @@ def _is_told(role: Role) -> bool:
 
 
 def _is_end(role: Role) -> bool:
-    """Whether it is only said that something ends there, not what."""
+    """Return True if a name states that a tensor is an output, but not of which part."""
     return role.what == "output" and not role.part
 
 
 def _ends(state: Match) -> Match:
-    """Pair a map of which a name says only that something ends there with the one such map that is left."""
+    """Pair a tensor whose name only states that it is an output, if one such tensor is left in file and model each."""
     pairs = []
     for each in state.given:
         side = each.role.side
@@ -88,9 +88,9 @@ def _ends(state: Match) -> Match:
 
 
 def _squares(state: Match) -> Match:
-    """Pair the two maps of which it is only said that they end something: that of attention alone is square.
+    """Pair the two linear layers that are outputs of an unknown part: only that of attention is square.
 
-    The other must have the transposed shape of the feed-forward's inner map.
+    The other one must have the transposed shape of an inner layer of the feed-forward.
     """
     pairs = []
     for side in {each.role.side for each in state.given if each.numbers}:
@@ -113,7 +113,7 @@ def _squares(state: Match) -> Match:
 
 
 def _beside(state: Match) -> Match:
-    """Pair biases where the weights beside them are paired."""
+    """Pair biases whose weights are paired."""
     found = {each.given.name: each for each in state.pairs if len(each.own) == 1}
     pairs = []
     for each in state.given:
@@ -125,7 +125,7 @@ def _beside(state: Match) -> Match:
 
 
 def _sided(given: Sequence[Template], sides: set[str]) -> list[Template]:
-    """The tensors of a file, each on a side: that of the model, if it has one, else decoders attend to the source."""
+    """Return the tensors of a file with their sides: the model's if it has one, else decoders have cross-attention."""
     prefixes: dict[str, list[Template]] = {}
     for each in given:
         prefixes.setdefault(each.name.partition("{}")[0] if each.numbers and not each.is_stacked else "", []).append(
@@ -155,12 +155,12 @@ def _taken(state: Match, pairs: Iterable[Pair]) -> Match:
 
 
 def _fits(given: Template, own: Template) -> bool:
-    """Whether one can be the other: both of layers or neither, and of as many axes."""
+    """Return True if both tensors are of layers or neither is, and both have the same number of axes."""
     return bool(given.numbers) == bool(own.numbers) and len(given.shape) == len(own.shape)
 
 
 def _alike(state: Match, key: Callable[[Role], Hashable | None], why: str) -> Match:
-    """Pair what has the same key, where there is one of it on each side."""
+    """Pair tensors with the same key of their roles, if the file and the model have one tensor each with that key."""
     groups: dict[tuple[bool, Hashable], tuple[list[Template], list[Template]]] = {}
     for at, side in enumerate((state.given, state.own)):
         for each in side:
@@ -177,7 +177,7 @@ def _alike(state: Match, key: Callable[[Role], Hashable | None], why: str) -> Ma
 
 
 def _fused(state: Match) -> Match:
-    """Pair what holds queries, keys and values with all of them."""
+    """Pair each fused tensor, such as queries, keys and values, with all its parts."""
     pairs = []
     for each in state.given:
         parts = FUSED.get(each.role.what, ())
@@ -188,7 +188,7 @@ def _fused(state: Match) -> Match:
 
 
 def _by_number(state: Match, what: str, order: Callable[[Role], int]) -> Match:
-    """Pair what is left of a layer by the numbers in its names, where they are as many as the model has."""
+    """Pair norms, or feed-forward tensors, by the numbers in their names, if their count is that of the model."""
     groups: dict[Hashable, tuple[list[Template], list[Template]]] = {}
     for at, side in enumerate((state.given, state.own)):
         for each in side:

@@ -1,4 +1,7 @@
-"""What an architecture's tensors tell of its config, found by building small models: no architecture is known here."""
+"""Relations between the config and the tensors of an architecture, found by building small models.
+
+Nothing here is specific to an architecture.
+"""
 
 from __future__ import annotations
 
@@ -27,27 +30,27 @@ from txport.models.weights.values import Shape
 from txport.runtimes.inputs import drawn_features
 
 Values = dict[str, Any]
-LAYERS, TOKENS = 1, 48  # of the models
+LAYERS, TOKENS = 1, 48  # of the small models
 Place = tuple[str, int]  # a tensor and an axis
-Product = tuple[int, tuple[str, ...]]  # a number, and the fields of a config that it is multiplied by
-UNSEEN = ("dropout",)  # of training
+Product = tuple[int, tuple[str, ...]]  # a factor, and the config fields that it is multiplied by
+UNSEEN = ("dropout",)  # fields that only matter in training
 HEADS = ("heads", "key_heads")
 SIZE = "head_size"
-USUAL = (32, 64, 128)  # sizes of heads
+USUAL = (32, 64, 128)  # usual head sizes
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One set of tensors that a model of an architecture can have, and the values of its config that give it."""
+    """One set of tensors that a model of an architecture can have, and the config values that lead to it."""
 
     architecture: str
     values: tuple[tuple[str, Any], ...]
     shapes: tuple[tuple[str, Shape], ...]
-    aliases: tuple[tuple[str, str], ...]  # further names of tensors that are tied -> first name
+    aliases: tuple[tuple[str, str], ...]  # further name of a tied tensor -> first name
 
 
 def closest(name: str, score: Callable[[Variant], float]) -> Variant:
-    """The variant of an architecture with the greatest score, found by changing one choice of its config at a time."""
+    """Return the variant with the highest score, found by changing one choice of the config at a time."""
     base = _base(name)
     fields = [each for each in _choices(name) if _changes_names(name, each)]
     best = _variant(name, tuple((field, base[field]) for field, _ in fields))
@@ -68,7 +71,7 @@ def closest(name: str, score: Callable[[Variant], float]) -> Variant:
 
 @cache
 def _variant(name: str, values: tuple[tuple[str, Any], ...]) -> Variant | None:
-    """The tensors of models of these values; None where they do not go together."""
+    """Return the variant with these config values; None if they are not valid together."""
     model = _built(name, {**_base(name), **dict(values)})
     if model is None:
         return None
@@ -78,7 +81,7 @@ def _variant(name: str, values: tuple[tuple[str, Any], ...]) -> Variant | None:
 
 
 def decided(variant: Variant) -> Values:
-    """The values of a variant that its tensors decide: with any other one, they were others."""
+    """Return the config values that follow from the tensors: with any other value, the tensors would differ."""
     chosen = dict(variant.values)
     found: Values = {}
     for field, values in _choices(variant.architecture):
@@ -94,7 +97,7 @@ def _tensors(variant: Variant) -> tuple[object, ...]:
 
 
 def task_of(name: str) -> Task:
-    """What models of an architecture are for."""
+    """Return the task of an architecture's models."""
     model = _built(name, _base(name))
     assert model is not None
     return model.facts.task
@@ -102,9 +105,9 @@ def task_of(name: str) -> Task:
 
 @cache
 def dims_of(variant: Variant) -> tuple[dict[Place, Product], dict[str, str]]:
-    """What each dim of each tensor is made of, and which fields must be as another one is.
+    """Return the product of config fields for each (tensor, axis), and fields that must equal another field.
 
-    Each size of the config is doubled in turn, and the dims that double are products of it.
+    Each size of the config is doubled in turn; it is a factor of the dims that double.
     """
     base = {**_base(variant.architecture), **dict(variant.values)}
     before = dict(variant.shapes)
@@ -133,7 +136,7 @@ def dims_of(variant: Variant) -> tuple[dict[Place, Product], dict[str, str]]:
 
 
 def layer_fields(name: str) -> dict[str, str]:
-    """The fields that count layers, by the side that they count: "encoder" or "decoder"."""
+    """Return the config fields with the number of layers: "encoder" or "decoder" -> field."""
     fields = dataclasses.fields(architecture.find(name).config)
     counting = [each.name for each in fields if each.metadata.get("at most") == MOST_LAYERS]
     return {side: field for field in counting for side in ("encoder", "decoder") if field.startswith(side)}
@@ -142,9 +145,10 @@ def layer_fields(name: str) -> dict[str, str]:
 def asked(
     variant: Variant, known: Mapping[str, Any], products: Mapping[tuple[str, ...], int]
 ) -> Iterator[tuple[str, str]]:
-    """The fields of a config that no tensor tells, and what each may be; `products` of fields are known.
+    """Yield the config fields that don't follow from tensors, each with a question about its value.
 
-    Values that change neither what a model computes nor its facts are not asked for.
+    `known` are the known fields, `products` the known products of fields. Fields that change neither the outputs of a
+    model nor its facts are left out.
     """
     kind = architecture.find(variant.architecture).config
     base = {**_base(variant.architecture), **dict(variant.values)}
@@ -164,7 +168,7 @@ def asked(
 def _hint(
     variant: Variant, field: dataclasses.Field[Any], known: Mapping[str, Any], products: Mapping[tuple[str, ...], int]
 ) -> str:
-    """What a field often is, if nothing that is known contradicts it: its default, or heads of a usual size."""
+    """Return a frequent value of a field as a hint, if it fits the known values: its default, or usual head sizes."""
     around = {fields: size for fields, size in products.items() if len(fields) > 1 and field.name in fields}
     if field.name in HEADS:
         whole = next((size for fields, size in around.items() if SIZE in fields), None)
@@ -187,7 +191,7 @@ def _hint(
 
 
 def _nearby(value: Any) -> tuple[Any, ...]:
-    """Other values of a number, or a list of numbers; none of anything else."""
+    """Return other values for a number or a list of integers; () for anything else."""
     if isinstance(value, tuple) and value and type(value[0]) is int:
         return ((*value, value[-1] + 1), (value[0] + 1,))
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -198,7 +202,7 @@ def _nearby(value: Any) -> tuple[Any, ...]:
 @cache
 @torch.no_grad()
 def _matters(variant: Variant, field: str, value: Any) -> bool:
-    """Whether a model computes something else with another value of a field, or takes other tokens."""
+    """Return True if another value of a field changes the outputs, the tensors or the facts of a model."""
     base = {**_base(variant.architecture), **dict(variant.values)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -220,7 +224,7 @@ def _matters(variant: Variant, field: str, value: Any) -> bool:
 
 
 def _outputs(model: Model) -> list[torch.Tensor]:
-    """What a model gives for tokens far enough apart that all that depends on distances counts."""
+    """Return the outputs for a sequence that is long enough to show effects of distances between tokens."""
     model.eval()
     facts = model.facts
     length = min(TOKENS, facts.vocabulary.longest, facts.writes.longest)
@@ -243,11 +247,11 @@ def _is_size(name: str, field: str) -> bool:
 
 @cache
 def _base(name: str) -> Values:
-    """The values of a small config; a choice that another one makes, where it is None, is made by itself."""
+    """Return the values of a small config; a choice of None, which follows other fields, is replaced by its value."""
     found = architecture.find(name)
     few = dict.fromkeys(layer_fields(name).values(), LAYERS)
     presets = [{**config.to_dict(), **few} for config in found.presets.values()]
-    possible = [values for values in presets if _built(name, values) is not None]  # others say what each layer is
+    possible = [values for values in presets if _built(name, values) is not None]  # others have a value per layer
     values = min(possible, key=lambda values: sum(each for each in values.values() if type(each) is int))
     names = _names_of(_built(name, values))
     for field in _yes_or_no(name):
@@ -258,27 +262,27 @@ def _base(name: str) -> Values:
 
 
 def _yes_or_no(name: str) -> list[str]:
-    """The fields that are true or false, or None."""
+    """Return the boolean fields, including those that can be None."""
     hints = get_type_hints(architecture.find(name).config)
     return [field for field, hint in hints.items() if hint is bool or set(get_args(hint)) == {bool, NoneType}]
 
 
 def _choices(name: str) -> list[tuple[str, tuple[Any, ...]]]:
-    """The fields that are one of a few values, and these."""
+    """Return the fields with a fixed set of values, and these values."""
     decided = [(field, (False, True)) for field in _yes_or_no(name)]
     return [*decided, *architecture.find(name).config.choices().items()]
 
 
 @cache
 def _changes_names(name: str, choice: tuple[str, tuple[Any, ...]]) -> bool:
-    """Whether a model has other tensors, or ties others, with another value of a field."""
+    """Return True if another value of a field changes the names or the ties of a model's tensors."""
     field, values = choice
     built = [_built(name, {**_base(name), field: value}) for value in values]
     return len({_names_of(model) for model in built if model is not None}) > 1
 
 
 def _built(name: str, values: Values, device: str = "meta") -> Model | None:
-    """A model of these values; None where they do not go together."""
+    """Return a model with these config values; None if they are not valid together."""
     found = architecture.find(name)
     try:
         config = found.config.from_dict(values)
@@ -288,5 +292,5 @@ def _built(name: str, values: Values, device: str = "meta") -> Model | None:
 
 
 def _names_of(model: Model | None) -> frozenset[tuple[str, str]]:
-    """The names of a model's tensors, each with the first one of the same tensor."""
+    """Return the names of a model's tensors, each with the first name of the same tensor."""
     return frozenset(first_names(model).items()) if model is not None else frozenset()

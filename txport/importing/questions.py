@@ -1,4 +1,4 @@
-"""Questions in a draft about tensors: what nothing tells is asked so that a pattern or a number answers it."""
+"""Questions in a draft about unmatched tensors; the answer to each is a pattern or a number."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from txport.models.sources.toml import QUESTION
 from txport.models.weights.rules import Split
 from txport.models.weights.values import Shape
 
-CANDIDATES = 6  # in a question
+CANDIDATES = 6  # maximum number in a question
 
 
 def questions(left: Match, sizes: Sizes) -> Iterator[str]:
-    """What of the model and of the file has no counterpart."""
+    """Yield rules with questions about the unmatched tensors of the model and of the file, line by line."""
     offered: set[str] = set()
     fused: set[str] = set()
     for holders, parts in _fused(left, sizes):
@@ -42,13 +42,13 @@ def questions(left: Match, sizes: Sizes) -> Iterator[str]:
 
 
 def with_groups(split: str, first: str) -> str:
-    """A rule that splits, with the question how its parts lie, of which one is the `first`."""
+    """Return a split rule with a question about its layout; `first` is the role of its first part."""
     question = f"{QUESTION}: 1 if all of {first} comes first, or the number of heads if each head has its own?"
     return f"{split.removesuffix(' }')}, groups = {json.dumps(question)} }}"
 
 
 def _split(holders: Sequence[Template], parts: Sequence[Template], sizes: Sizes) -> Iterator[str]:
-    """Of a tensor as large as several of the model's together."""
+    """Yield the split rule, with a question, for a tensor that may hold several tensors of the model."""
     roles = [each.role.what for each in parts]
     shown = " or ".join(pattern_of(each.name) for each in holders[:CANDIDATES])
     question = f"{QUESTION}: {shown} if it holds {', '.join(roles)}; else a rename for each in place of this rule"
@@ -60,7 +60,10 @@ def _split(holders: Sequence[Template], parts: Sequence[Template], sizes: Sizes)
 
 
 def _fused(left: Match, sizes: Sizes) -> Iterator[tuple[list[Template], list[Template]]]:
-    """Parts that one tensor may hold together, where fewer tensors than these may each be one; and such tensors."""
+    """Yield tensors of the file that may be fused, with the tensors of the model that each of them may hold.
+
+    Parts for which the file has enough separate tensors are left out.
+    """
     done: set[str] = set()
     for own in left.own:
         for names in FUSED.values():
@@ -80,7 +83,7 @@ def _of_role(own: Sequence[Template], role: Role) -> Template | None:
 
 
 def _together(parts: Sequence[Template], sizes: Sizes) -> Shape | None:
-    """The shape of what holds some tensors of the model, one after the other."""
+    """Return the shape of several tensors of the model, joined along the first axis; None if it is unknown."""
     shapes = [shape_of(each, sizes) for each in parts]
     known = [each for each in shapes if each is not None]
     if not known or len(known) < len(shapes) or len({each[1:] for each in known}) > 1:
@@ -89,7 +92,7 @@ def _together(parts: Sequence[Template], sizes: Sizes) -> Shape | None:
 
 
 def _may_hold(given: Template, parts: Sequence[Template], sizes: Sizes) -> bool:
-    """Whether a tensor of the file has the shape of several together; where that is not known, one that is likely."""
+    """Return True if a tensor of the file has the joined shape of several, or a likely one if that is unknown."""
     whole = _together(parts, sizes)
     if given.is_stacked:
         return False
@@ -97,18 +100,18 @@ def _may_hold(given: Template, parts: Sequence[Template], sizes: Sizes) -> bool:
         return given.shape in (whole, whole[::-1])
     least = min(given.shape)
     most = max(given.shape)
-    if len(parts) == len(FUSED["qkv"]):  # of which keys and values may be smaller than queries
+    if len(parts) == len(FUSED["qkv"]):  # keys and values may be smaller than queries
         return len(given.shape) == 2 and least < most <= len(parts) * least
     return len(given.shape) == 2 and most == len(parts) * least
 
 
 def _may_be(given: Template, own: Template, sizes: Sizes) -> bool:
-    """Whether a tensor of the file may be one of the model: none of another shape, as far as shapes are known."""
+    """Return True if a tensor of the file may be this one of the model, by its role and, if known, its shape."""
     shape = shape_of(own, sizes)
     return _is_of(given, own) and (shape is None or given.shape in (shape, shape[::-1]))
 
 
 def _is_of(given: Template, own: Template) -> bool:
-    """Whether nothing says that a tensor of the file is of another part of the model."""
+    """Return True if a tensor of the file has as many axes as this one, and its name states no other side or part."""
     same = given.role.side in ("", own.role.side) and given.role.part in ("", own.role.part)
     return same and bool(given.numbers) == bool(own.numbers) and len(given.shape) == len(own.shape)

@@ -1,4 +1,4 @@
-"""The sizes of a config, and which matrices lie as (in, out), of the shapes of paired tensors."""
+"""The sizes of a config, and the matrices stored as (in, out), from the shapes of paired tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Fields = tuple[str, ...]
 
 @dataclass
 class Sizes:
-    """What is known so far: products of fields of the config, and for each pair whether it is transposed."""
+    """The sizes known so far: products of config fields (`known`), and for each tensor whether it is transposed.
+
+    `clashes` are tensors of the file whose shapes contradict the known sizes.
+    """
 
     dims: Mapping[Place, Product]
     known: dict[Fields, int] = field(default_factory=dict)
@@ -24,7 +27,7 @@ class Sizes:
     clashes: list[str] = field(default_factory=list)
 
     def fields(self) -> dict[str, int]:
-        """The fields that are known by themselves, or by all but them in a product."""
+        """Return the sizes of fields: known ones, and those that follow from a product whose other fields are known."""
         found = {fields[0]: size for fields, size in self.known.items() if len(fields) == 1}
         for _ in range(len(self.known)):
             for fields, size in self.known.items():
@@ -36,7 +39,7 @@ class Sizes:
 
 
 def solve(pairs: Sequence[Pair], dims: Mapping[Place, Product]) -> Sizes:
-    """Sizes from vectors and from tensors outside of layers, which never lie otherwise; then from matrices by those."""
+    """Return the sizes: first from vectors and tensors outside of layers, which are never transposed, then matrices."""
     sizes = Sizes(dims)
     for pair in pairs:
         if len(pair.given.shape) == 1 or not pair.given.numbers:
@@ -49,7 +52,7 @@ def solve(pairs: Sequence[Pair], dims: Mapping[Place, Product]) -> Sizes:
 
 
 def _orient(sizes: Sizes, pair: Pair) -> None:
-    """Tell how a matrix lies, and learn from it; a square one tells nothing."""
+    """Decide whether a matrix is transposed and add its sizes; a square one is skipped."""
     shape = pair.given.shape
     if shape[0] == shape[1]:
         return
@@ -60,13 +63,13 @@ def _orient(sizes: Sizes, pair: Pair) -> None:
 
 
 def _agrees(sizes: Sizes, pair: Pair, shape: Sequence[int]) -> bool:
-    """Whether what is known has these sizes, at least one of which is known."""
+    """Return True if a shape has no contradiction with the known sizes, and at least one of its sizes is known."""
     told = [(size, _size(sizes, pair, axis)) for axis, size in enumerate(shape)]
     return any(known for _, known in told) and all(known in (None, size) for size, known in told)
 
 
 def _size(sizes: Sizes, pair: Pair, axis: int) -> int | None:
-    """How long an axis of the tensors of a pair is, all of its parts together; None if that is not known."""
+    """Return the size of an axis of a pair, the sum of its parts along axis 0; None if it is unknown."""
     total = 0
     for own in pair.own if axis == 0 else pair.own[:1]:
         factor, fields = sizes.dims.get((own.names[0], axis), (0, ()))
@@ -78,7 +81,7 @@ def _size(sizes: Sizes, pair: Pair, axis: int) -> int | None:
 
 
 def _learn(sizes: Sizes, pair: Pair, shape: Sequence[int]) -> None:
-    """Take the sizes of a tensor of this shape."""
+    """Add the sizes of a tensor of this shape; record a clash if they contradict known sizes."""
     for axis, size in enumerate(shape):
         unknown = []
         left = size
@@ -98,7 +101,7 @@ def _learn(sizes: Sizes, pair: Pair, shape: Sequence[int]) -> None:
 
 
 def shape_of(own: Template, sizes: Sizes) -> Shape | None:
-    """The shape that a tensor of the model has with the sizes that are known; None where they do not tell it."""
+    """Return the shape of a tensor of the model with the known sizes; None if a size is unknown."""
     found = []
     for axis, size in enumerate(own.shape):
         factor, fields = sizes.dims.get((own.names[0], axis), (size, ()))
@@ -109,7 +112,7 @@ def shape_of(own: Template, sizes: Sizes) -> Shape | None:
 
 
 def turned(pairs: Sequence[Pair], sizes: Sizes) -> Iterator[tuple[Pair, bool | None]]:
-    """Whether each matrix of layers is transposed: a square one as the others are; None if these are not alike."""
+    """Yield each matrix of layers and whether it is transposed: a square one like the others, None if they differ."""
     told = set(sizes.turned.values())
     for pair in pairs:
         if len(pair.given.shape) == 2 and pair.given.numbers:

@@ -1,1 +1,1 @@
-"""A bundle as a page that people look at: `txport inspect --html`."""
+"""The HTML page of a bundle: `txport inspect --html`."""

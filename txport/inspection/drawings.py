@@ -1,4 +1,4 @@
-"""The drawings of the page, as SVG that takes its colours and fonts from the page."""
+"""The drawings of the page, as SVG with the page's colours and fonts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from txport.system.terminal import one_line
 
 LONGEST = 60  # characters of a name
 WIDTH, BOX, ARROW, EDGE = 440, 220, 34, 12  # of the diagram
-ROOM = 28  # characters that a box has room for; more are set closer
+ROOM = 28  # characters that fit in a box; longer labels are condensed
 MIDDLE = WIDTH // 2
 REACH = 28
 TIP = (
@@ -26,13 +26,13 @@ CHART, GAP = 720, 2
 
 
 def text_of(value: object) -> str:
-    """Anything as text in HTML, in one line; a long one is cut."""
+    """Return a value as HTML text in one line of at most `LONGEST` characters."""
     text = one_line(str(value))
     return html.escape(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…")
 
 
 class Stop(NamedTuple):
-    """One row of the diagram: a graph, or what goes in or comes out; `over` stands on the arrow that leads to it."""
+    """One row of the diagram: a graph, an input or an output; `over` labels the arrow that leads to it."""
 
     label: str
     note: str = ""
@@ -41,7 +41,7 @@ class Stop(NamedTuple):
 
 
 def flow(manifest: Manifest) -> str:
-    """How values go from graph to graph, and from step to step, from top to bottom."""
+    """Return the diagram, as SVG, of how values go from graph to graph and from step to step, from top to bottom."""
     stops = list(_stops(manifest))
     tops = [EDGE + sum(_high(each) + ARROW for each in stops[:number]) for number in range(len(stops) + 1)]
     shapes = [shape for stop, top in zip(stops, tops, strict=False) for shape in _stop(stop, top)]
@@ -55,7 +55,7 @@ def flow(manifest: Manifest) -> str:
 
 
 def _running(manifest: Manifest) -> set[str]:
-    """The file of the graph that each step runs."""
+    """Return the file of the graph that each step runs, as a set of one."""
     role = next(role for role in (STEP, LATER, DECODER) if role in manifest.graphs)
     return {manifest.graphs[role].file}
 
@@ -106,7 +106,7 @@ def _high(stop: Stop) -> int:
 
 
 def _stop(stop: Stop, top: int) -> Iterator[str]:
-    """A box and the arrow that leads to it from above."""
+    """Yield the shapes of a box and of the arrow that leads to it from above."""
     left = MIDDLE - BOX // 2
     high = _high(stop)
     kind, corner = ("graph", 6) if stop.file else ("value", 15)
@@ -122,7 +122,7 @@ def _stop(stop: Stop, top: int) -> Iterator[str]:
 
 
 def _loops(manifest: Manifest, top: int, chosen: int) -> Iterator[str]:
-    """The state from each step to the next at the left, the chosen token at the right."""
+    """Yield the arrows back to the step: the state at the left, the chosen token at the right."""
     left = MIDDLE - BOX // 2
     right = MIDDLE + BOX // 2
     lines = []
@@ -139,7 +139,7 @@ def _loops(manifest: Manifest, top: int, chosen: int) -> Iterator[str]:
 
 
 def treemap(parts: Sequence[Part], kinds: Sequence[str], height: int = 300) -> str:
-    """Parts as areas as large as their bytes, coloured by how most of each is held."""
+    """Return a treemap of the parts, as SVG: area is size in bytes, colour is the storage form of most of a part."""
     sized = sorted((part for part in parts if part.bytes), key=lambda part: -part.bytes)
     total = sum(part.bytes for part in sized)
     if not total:
@@ -162,7 +162,7 @@ COLOURS = 6
 
 
 def _inside(part: Part, x: float, y: float, width: float, tall: float) -> str:
-    """Its name, as far as there is room."""
+    """Return the labels in a part's rectangle: its name and its size, if they fit."""
     room = int((width - 12) / 7.2)
     name = one_line(part.name)
     if room < 4 or tall < 20:
@@ -175,9 +175,9 @@ def _inside(part: Part, x: float, y: float, width: float, tall: float) -> str:
 
 
 def _squarified(areas: Sequence[float], x: float, y: float, width: float, tall: float) -> list[tuple[float, ...]]:
-    """Rectangles of these areas, in falling order, that fill a larger one and are as square as can be.
+    """Split a rectangle into near-square ones of these areas, which are in descending order: (x, y, width, height).
 
-    Bruls, Huizing and van Wijk 2000.
+    Squarified treemap (Bruls, Huizing and van Wijk 2000).
     """
     found: list[tuple[float, ...]] = []
     rest = list(areas)
@@ -205,7 +205,7 @@ def _squarified(areas: Sequence[float], x: float, y: float, width: float, tall: 
 
 
 def _worst(row: Sequence[float], side: float) -> float:
-    """The largest ratio of sides in a row along a side."""
+    """Return the largest aspect ratio among the rectangles of a row along a side."""
     total = sum(row)
     if not total or not side or not row[-1]:
         return float("inf")
@@ -213,7 +213,7 @@ def _worst(row: Sequence[float], side: float) -> float:
 
 
 def bar(part: Part, largest: int, kinds: Sequence[str]) -> str:
-    """The bytes of a part as a bar, with a colour for each way in which they are held."""
+    """Return the bytes of a part as a bar, as SVG, with a colour per storage form."""
     shapes = []
     x = 0.0
     for kind, size in sorted(part.held.items(), key=lambda each: kinds.index(each[0])):
@@ -225,7 +225,7 @@ def bar(part: Part, largest: int, kinds: Sequence[str]) -> str:
 
 
 def readable(size: float) -> str:
-    """Bytes as people read them."""
+    """Format a number of bytes, such as `1.23 GB`."""
     for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= step:
             return f"{size / step:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""What the page says of a folder that others exported: how its graphs run one after the other, and what is known."""
+"""Texts of the page for a folder exported by other tools: how to run its graphs, and facts about it."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ LAYOUTS = {
 
 
 def about(manifest: ForeignManifest) -> list[str]:
-    """What a folder is in a few words, beside its task and its precision."""
+    """Return short descriptions of a folder, in addition to its task and its precision."""
     layout = LAYOUTS.get(manifest.layout) or f"{len(manifest.read)} graph{'s' if len(manifest.read) > 1 else ''}"
     variant = [f"variant {manifest.variant}"] if manifest.variant else []
     return ["exported by others", f"model_type {manifest.architecture}", f"layout: {layout}", *variant]
 
 
 def kind(manifest: ForeignManifest, role: str) -> str:
-    """What one of its graphs is for."""
+    """Return the purpose of the graph of a role."""
     if role == LATER or (role == DECODER and LATER in manifest.read):
         return "all steps but the first" if role == LATER else "the first step"
     return KINDS[role]
 
 
 def steps(manifest: ForeignManifest) -> list[str]:
-    """The loop that a program writes around the graphs, as Markdown."""
+    """Return the steps of a program that runs the graphs, as Markdown."""
     graphs = manifest.read
     facts = manifest.facts
     if facts.task == "encode":
@@ -47,7 +47,7 @@ def steps(manifest: ForeignManifest) -> list[str]:
 
 
 def notes(manifest: ForeignManifest) -> list[str]:
-    """What else a program may do, and what compares the folder with PyTorch."""
+    """Return notes on batches, on running the folder and on comparing it with PyTorch, as Markdown."""
     apart = "run apart, for its graphs take no padding"
     rows = "may stand in one batch, padded" if manifest.pads else apart
     return [
@@ -91,7 +91,7 @@ def _decode(manifest: ForeignManifest) -> Iterator[str]:
 
 
 def _run(graph: Graph) -> str:
-    """What a graph reads and gives beside caches."""
+    """Return a sentence with the inputs and outputs of a graph, without caches."""
     reads = ", ".join(code(port.name) for port in graph.inputs if port.state is None)
     gives = ", ".join(code(port.name) for port in graph.outputs if port.state is None)
     return f"Run {code(graph.file)} on {reads} -> {gives}"

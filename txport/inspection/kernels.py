@@ -1,4 +1,4 @@
-"""What a cuda bundle's graphs become on a GPU, told without one: see `exporters.cuda.audit`."""
+"""The kernels that run a cuda bundle's graphs on a GPU, found without a GPU: see `exporters.cuda.audit`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def audits(bundle: Bundle) -> dict[str, Audit]:
         model = read_model(bundle.file(role), weights=False)
         try:
             found[role] = audit_port(model, graph)
-        except Exception as error:  # a stranger's graph; those of the onnx package share no other base
+        except Exception as error:  # a malicious graph can cause any error; those of onnx share no base
             raise BundleError(f"{graph.file} is no sound graph: {brief(error)}; export it again") from error
     return found
 
@@ -41,14 +41,14 @@ def audits_or_why(bundle: Bundle) -> tuple[dict[str, Audit], str]:
 
 
 def sentence(audit: Audit) -> str:
-    """How much of a graph runs where."""
+    """Return a sentence with the numbers of nodes on the device and on the host, the copies and the faults."""
     nodes = f"on CUDA: {audit.on_device} nodes on the device, {audit.on_host} on the host"
     faults = "; ".join(audit.faults) or "no fault"
     return f"{nodes}, {audit.copies} tensors copied between them; {faults}"
 
 
 def rows(audit: Audit) -> list[tuple[str, str, str, str]]:
-    """Operator, types, how many nodes, whether CUDA has a kernel."""
+    """Return the rows of a table: operator, types, number of nodes, whether CUDA has a kernel."""
     return [(name, types, str(count), "yes" if has else "NO") for name, types, count, has in audit.rows()]
 
 

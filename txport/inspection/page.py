@@ -1,6 +1,6 @@
-"""One HTML page of a bundle that needs nothing else: no script, no address, no font of others.
+"""A self-contained HTML page of a bundle, without scripts, links or external fonts.
 
-Every name may be a stranger's: it is escaped, cut where it is long, and there are only so many of them.
+Names in a bundle are untrusted: they are escaped, shortened, and at most `MOST` are in a table.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Row = Sequence[str]
 
 @dataclass(frozen=True)
 class Told:
-    """How the page tells of a kind of bundle: `title` is the word before the precision."""
+    """The functions that write the page for a kind of bundle; `title` returns the words before the precision."""
 
     title: Callable[[Any], str]
     about: Callable[[Any], list[str]]
@@ -82,9 +82,9 @@ OTHERS = Told(
 
 
 def page(bundle: Bundle) -> str:
-    """The page of a bundle whose files are what its manifest says, or of a folder of others.
+    """Return the HTML page of a bundle, or of a folder exported by other tools; its files must match its manifest.
 
-    The same bundle gives the same bytes.
+    The same bundle always has the same page.
     """
     manifest = bundle.manifest
     told = OTHERS if isinstance(manifest, ForeignManifest) else OURS
@@ -120,7 +120,7 @@ def _body(bundle: Bundle, told: Told, title: str) -> Iterator[str]:
 
 
 def _running(manifest: Manifest, told: Told) -> Iterator[str]:
-    """The diagram, the loop beside it, and what else there is to know."""
+    """Yield the diagram, the steps next to it, and the notes."""
     yield "<h2>How it runs</h2>"
     items = "".join(f"<li>{_marked(step)}</li>" for step in told.steps(manifest))
     yield f'<div class="two">{flow(manifest)}<div><ol>{items}</ol></div></div>'
@@ -128,7 +128,7 @@ def _running(manifest: Manifest, told: Told) -> Iterator[str]:
 
 
 def _facts(bundle: Bundle, told: Told) -> str:
-    """What it is in a few words."""
+    """Return the list of short facts in the header."""
     manifest = bundle.manifest
     measures = [manifest.described_precision, f"opset {manifest.opset}", readable(bundle.size)]
     description = [("", each) for each in (TASKS[manifest.facts.task], *told.about(manifest), *measures)]
@@ -180,7 +180,7 @@ def _graphs(manifest: Manifest, told: Told) -> Iterator[str]:
 
 
 def _operators(bundle: Bundle) -> str:
-    """How often each operator stands in each graph, the most frequent first."""
+    """Return a table of the number of nodes per operator in each graph, the most frequent first."""
     counts = {role: read_outline(bundle.file(role)).operators for role in bundle.manifest.graphs}
     names = sorted({name for each in counts.values() for name in each}, key=lambda name: (-_total(counts, name), name))
     rows = [(_code(name), *(str(each[name] or "") for each in counts.values())) for name in names]
@@ -189,7 +189,7 @@ def _operators(bundle: Bundle) -> str:
 
 
 def _kernels(bundle: Bundle) -> Iterator[str]:
-    """Of a cuda bundle, what its graphs become on a GPU."""
+    """Yield the audit of each graph of a cuda bundle: the kernels that run it on a GPU."""
     if bundle.manifest.target != "cuda":
         return
     placed, why = audits_or_why(bundle)
@@ -230,7 +230,7 @@ def _pairs(values: dict[str, object]) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Row], numbers: Sequence[int] = (), first: str = "name") -> str:
-    """Rows of cells that are HTML already; only so many, and how many more there are."""
+    """Return a table of cells that are HTML already: at most `MOST` rows, and the number of the others."""
     waiting = iter(rows)
     shown = list(islice(waiting, MOST))
     rest = sum(1 for _ in waiting)
@@ -258,7 +258,7 @@ def _text(value: object) -> str:
 
 
 def _marked(text: str) -> str:
-    """Markdown of one line as HTML: code, bold text, and nothing else."""
+    """Convert one line of Markdown to HTML; supports code and bold text only."""
     found = html.escape(html.unescape(ESCAPED.sub(r"\1", _cut(text))), quote=False)
     return BOLD.sub(r"<strong>\1</strong>", CODE.sub(r"<code>\1</code>", found))
 

@@ -17,7 +17,7 @@ LEAST = 0.002  # of all bytes; smaller parts are shown together
 
 @dataclass
 class Part:
-    """One part of a model, such as a layer, and its bytes by how they are held; `tensors` counts its initializers."""
+    """One part of a model, such as a layer; `held`: its bytes by storage form, `tensors`: number of initializers."""
 
     name: str
     held: Counter[str] = field(default_factory=Counter)
@@ -49,7 +49,7 @@ def parts_of(bundle: Bundle) -> list[Part]:
 
 
 def _tables(manifest: Manifest) -> tuple[dict[str, str], dict[str, str]]:
-    """How the weights in an initializer are held, and a weight of the checkpoint that is in it; for scales too."""
+    """Map each initializer (weights and scales) to its storage form, and to a weight of the checkpoint in it."""
     kinds = dict[str, str]()
     names = dict[str, str]()
     for initializer, stored in manifest.weights.items():
@@ -62,7 +62,7 @@ def _tables(manifest: Manifest) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _module(weight: Initializer) -> str:
-    """What names a weight of others: itself, or the node that reads it, whose path is that of its module."""
+    """Return the name of another exporter's weight, or the module path of the node that reads it."""
     return weight.reader.strip("/").replace("/", ".") if weight.reader else weight.name
 
 

@@ -1,1 +1,1 @@
-"""What `benchmarks.peers.worker` runs on a GPU, beside the engine of CTranslate2 there."""
+"""The engines that `benchmarks.peers.worker` runs on a GPU; that of CTranslate2 is in `benchmarks.peers.engines`."""

@@ -1,7 +1,7 @@
 """PyTorch on a GPU: eager, with caches that grow, or a compiled step over fixed caches, replayed as one CUDA graph.
 
-Eager, the best tokens are chosen on the GPU, and search is txport's. The compiled step reads nothing of the host: it is
-replayed for each token, and only the whole target comes back.
+In eager mode, the best tokens are chosen on the GPU, and the search is txport's. The compiled step reads nothing from
+the host: it is replayed for each token, and only the complete target is copied to the host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class DeviceChoice(TorchRuntime):
-    """As `TorchRuntime`, but the best tokens of a seq2seq model are chosen where the logits are."""
+    """Like `TorchRuntime`, but the best tokens of a seq2seq model are chosen on the device."""
 
     @torch.inference_mode()
     def step(
@@ -43,7 +43,10 @@ class DeviceChoice(TorchRuntime):
 
 
 class Engine:
-    """Options: `checkpoint`, `precision`, `device`, and `compile`, a backend of torch.compile, or none."""
+    """PyTorch with the options `checkpoint`, `precision`, `device`, and `compile`, a backend of torch.compile or None.
+
+    Raises `UnsupportedError` for a compiled step with beams.
+    """
 
     def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
         torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32, as it does for txport
@@ -65,17 +68,17 @@ class Engine:
         )  # fmt: skip
 
     def encode(self, sources: Ids) -> Ids:
-        """Ids are what it takes."""
+        """Return the ids unchanged."""
         return sources
 
     def generate(self, inputs: Ids) -> Any:
-        """Search one batch; -> arrays of tokens (B, T), or hypotheses."""
+        """Search one batch; return an array of tokens (B, T) if compiled, otherwise hypotheses."""
         if self._compiled is None:
             return generate(self._runtime, inputs, self._facts, self._options)
         source = np.asarray(inputs)
         return self._compiled.generate(source, lengths_of(source, self._facts), first_tokens(source, self._facts))
 
     def decode(self, outputs: Any) -> list[list[int]]:
-        """The best hypothesis of each source."""
+        """Return the best hypothesis of each source."""
         found = outputs.tolist() if isinstance(outputs, np.ndarray) else [each[0].tokens for each in outputs]
         return [before_end(tokens, self._facts.writes.end) for tokens in found]

@@ -1,7 +1,7 @@
-"""Greedy search with a decoder of PyTorch whose caches have a fixed size, compiled, and captured where there is a GPU.
+"""Greedy search with a PyTorch decoder over caches of a fixed size, compiled, and captured on a GPU.
 
-What a careful user of PyTorch would write: caches written in place, one call of scaled dot product attention for each
-attention, no word with the host between two tokens. For decoders whose attentions are plain dot products.
+The code is that of a careful PyTorch user: caches are written in place, each attention is one call of scaled dot
+product attention, and the host is not involved between tokens. It supports decoders with plain dot-product attention.
 Letters: B sources, S source length, M capacity, N heads, H head size, D model size.
 """
 
@@ -22,11 +22,11 @@ from txport.models.ops import PlainOps
 from txport.models.parts import Attention, DotProduct
 
 WARM_UP = 3  # runs before a capture
-Caches = dict[int, tuple[Tensor, Tensor]]  # keys and values (B, N, M, H) by layer
+Caches = dict[int, tuple[Tensor, Tensor]]  # layer -> keys and values (B, N, M, H)
 
 
 class StaticOps(PlainOps):
-    """One token of each row at one place, over caches of a fixed size."""
+    """One token per row at one position, over caches of a fixed size."""
 
     def __init__(self, place: Tensor, own: Caches, cross: Caches, own_mask: Tensor, cross_mask: Tensor | None) -> None:
         super().__init__(place, own_mask)
@@ -53,7 +53,10 @@ class StaticOps(PlainOps):
 
 
 class StaticDecoder:
-    """A seq2seq model; each shape of sources is compiled, and captured, once."""
+    """A seq2seq model that compiles, and captures on a GPU, one step for each shape of sources.
+
+    Raises `UnsupportedError` for other models, and for relative positions.
+    """
 
     def __init__(self, model: Model, tokens: int, backend: str) -> None:
         if model.facts.task != "seq2seq" or any(part.uses_distances for part in _attentions(model)):
@@ -65,7 +68,7 @@ class StaticDecoder:
 
     @torch.inference_mode()
     def generate(self, source: NDArray[Any], lengths: NDArray[Any], first: NDArray[Any]) -> NDArray[np.int64]:
-        """Sources (B, S), lengths and first tokens (B,) -> tokens (B, T)."""
+        """Generate from sources (B, S), lengths (B,) and first tokens (B,); return tokens (B, T)."""
         device = next(self._model.parameters()).device
         given, sizes, begin = (
             torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in (source, lengths, first)
@@ -78,7 +81,7 @@ class StaticDecoder:
 
 
 class StaticStep:
-    """One step over fixed memory, and the whole loop."""
+    """One step over fixed memory, and the loop over steps."""
 
     def __init__(self, model: Model, memory: Memory, tokens: int, backend: str) -> None:
         self._model = model
@@ -118,7 +121,7 @@ class StaticStep:
         return replay
 
     def _reset(self, memory: Memory, first: Tensor) -> None:
-        """Another batch of the same shape."""
+        """Start another batch of the same shape."""
         for layer, (key, value) in self._cross.items():
             part = self._model.cross_attention(layer)
             key.copy_(part.split(part.key(memory.states)))
@@ -138,7 +141,7 @@ class StaticStep:
         self._place.add_(1)
 
     def generate(self, memory: Memory, first: Tensor) -> NDArray[np.int64]:
-        """The whole of each target, which comes to the host at its end."""
+        """Return complete targets (B, T); they are copied to the host at the end."""
         self._reset(memory, first)
         for _ in range(self._count):
             self._run()

@@ -1,4 +1,4 @@
-"""txport's own cuda bundles, by the search that users call, after the warm-up that servers make."""
+"""txport's cuda bundles, with the public search, after the warm-up of a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGES = ("txport", "onnxruntime", "onnxruntime-gpu", "numpy")
 
 
 class Engine:
-    """Options: `runtime`, `provider`, `batch_size`, and the fewest and the most `source_tokens`.
+    """A cuda bundle with the options `runtime`, `provider`, `batch_size`, and `source_tokens` (minimum, maximum).
 
     The folder is the bundle.
     """
@@ -31,13 +31,13 @@ class Engine:
         self._model.warm(self._batch, range(shortest, longest + 1), **self._options)
 
     def encode(self, sources: Ids) -> Ids:
-        """Ids are what it takes."""
+        """Return the ids unchanged."""
         return sources
 
     def generate(self, inputs: Ids) -> Any:
-        """Search."""
+        """Search one batch."""
         return self._model.search(inputs, batch_size=self._batch, **self._options)
 
     def decode(self, outputs: Any) -> list[list[int]]:
-        """The best hypothesis of each source."""
+        """Return the best hypothesis of each source."""
         return [before_end(found[0].tokens, self._end) for found in outputs]

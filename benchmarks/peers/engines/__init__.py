@@ -1,7 +1,7 @@
-"""One file for each engine, and what all of them have in common.
+"""The engines, one module each, and their shared code.
 
-An engine's module has `prepare(model, folder)`, which puts the weights of a checkpoint into the engine's own
-format, `PACKAGES`, whose versions are recorded, and a class `Engine`.
+An engine's module has `prepare(model, folder)`, which converts the weights of a checkpoint to the engine's format,
+`PACKAGES`, whose versions are recorded, and a class `Engine`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from txport.models.facts import Facts
 
 Ids = Sequence[Sequence[int]]
-Sources = Ids | NDArray[np.float32]  # of tokens, or of features (B, M, F)
+Sources = Ids | NDArray[np.float32]  # tokens, or features (B, M, F)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Which weights, in which precision, and, where kernels are chosen by it, how many rows a step has."""
+    """The weights and their precision; `rows` is the number of rows of a step, if kernels are chosen by it."""
 
     checkpoint: str
     precision: str = "fp32"
@@ -35,7 +35,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How to search: greedy or with beams, for how many tokens, whether the end token may come before."""
+    """Options of search: greedy or beam search, the maximum length, and whether all targets have that length."""
 
     beams: int = 1
     max_new_tokens: int = 32
@@ -46,37 +46,37 @@ class Engine(Protocol):
     """A loaded model; only `generate` is timed."""
 
     def encode(self, sources: Sources) -> Any:
-        """Token ids as the engine takes them."""
+        """Return the inputs in the engine's format."""
         ...
 
     def generate(self, inputs: Any) -> Any:
-        """Search; what it finds stays in the engine's own form."""
+        """Search; return the outputs in the engine's format."""
         ...
 
     def decode(self, outputs: Any) -> list[list[int]]:
-        """The best target of each source, in their order: token ids without the start and the end."""
+        """Return the best target of each source, in order: token ids without the start and end tokens."""
         ...
 
 
 class FirstEngine(Engine, Protocol):
-    """One that can also stop at the first token, so that the tokens after it can be timed."""
+    """An engine that can also stop after the first token, so that the later tokens can be timed."""
 
     def first(self, inputs: Any) -> Any:
-        """As `generate`, the first token alone."""
+        """Like `generate`, but only the first token."""
         ...
 
 
 @runtime_checkable
 class ScoringEngine(Engine, Protocol):
-    """One that also says how likely given tokens are, which tells whether two engines hold the same model."""
+    """An engine that can also score given tokens, which shows whether two engines have the same model."""
 
     def score(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """The log-prob of each token of each target, after the source and the tokens before it."""
+        """Return the log-prob of each token of each target, given the source and the tokens before it."""
         ...
 
 
 def begins(facts: Facts) -> list[int]:
-    """What a target begins with after the start token: of speech in the checkpoint's language, without times."""
+    """Return the tokens of a speech model's target after the start token, without timestamps; [] for other models."""
     from txport.models.audio.targets import prompt
 
     speech = facts.speech
@@ -84,11 +84,11 @@ def begins(facts: Facts) -> list[int]:
 
 
 def before_end(ids: Iterable[int], eos_id: int) -> list[int]:
-    """What stands before the end token."""
+    """Return the ids before the end token."""
     return [int(id_) for id_ in takewhile(lambda id_: id_ != eos_id, ids)]
 
 
-# What CTranslate2 and Optimum have of the choices of a `TransformerConfig`.
+# The values of a `TransformerConfig` that CTranslate2 and Optimum support.
 PLAIN: dict[str, Any] = {
     "embedding_norm": False,
     "position_offset": 0,
@@ -99,7 +99,7 @@ PLAIN: dict[str, Any] = {
 
 
 def require_plain(config: Any, wanted: Mapping[str, Any] = PLAIN) -> None:
-    """Raise `UnsupportedError` for a config with choices that a peer has not."""
+    """Raise `UnsupportedError` for a config with values that a peer does not support."""
     wanted = {"head_size": config.d_model // config.heads, **wanted}
     if wrong := [name for name, value in wanted.items() if getattr(config, name) != value]:
         needs = ", ".join(f"{name} {wanted[name]}" for name in wrong)
@@ -107,7 +107,7 @@ def require_plain(config: Any, wanted: Mapping[str, Any] = PLAIN) -> None:
 
 
 def transformer(checkpoint: str) -> Transformer:
-    """The model of a checkpoint; `UnsupportedError` for one that Optimum's format is not filled with here."""
+    """Return the model of a checkpoint; raise `UnsupportedError` if it can't be converted for Optimum here."""
     from txport.models.architectures.transformer import Transformer
     from txport.models.checkpoint import load_checkpoint
 

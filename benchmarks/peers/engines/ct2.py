@@ -1,6 +1,7 @@
-"""CTranslate2: generation by its `Translator`, its `Generator` where there is no encoder, its `Whisper` for speech.
+"""CTranslate2, with its `Translator`, its `Generator` for decoder-only models, and its `Whisper` for speech.
 
-Its vocabulary is strings; here a token is written as its id, and strings are made and read outside of the time.
+CTranslate2 identifies tokens by strings. Here the string of a token is its id, and strings are converted outside of the
+measured time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SIZES = "sizes.json"
 
 
 def prepare(model: Model, folder: Path) -> None:
-    """Convert a checkpoint, quantised at once; a folder of transformers' by CTranslate2's own converter."""
+    """Convert and quantise a checkpoint; a folder of transformers is converted by CTranslate2's own converter."""
     import torch
 
     from txport.models import architecture
@@ -51,14 +52,14 @@ def prepare(model: Model, folder: Path) -> None:
 
 
 def convert_folder(model: Model, folder: Path) -> None:
-    """As `ct2-transformers-converter` does."""
+    """Convert a folder of transformers like `ct2-transformers-converter`."""
     converter = ctranslate2.converters.TransformersConverter(model.checkpoint)
     converter.convert(str(folder), quantization=QUANTIZATION[model.precision], force=True)
 
 
 def fill(model: Model, folder: Path) -> None:
-    """The weights of a checkpoint of ours, in CTranslate2's format."""
-    from benchmarks.peers.engines.ct2_weights import convert  # a process that generates holds no PyTorch
+    """Write the weights of a txport checkpoint in CTranslate2's format."""
+    from benchmarks.peers.engines.ct2_weights import convert  # a process that generates does not import PyTorch
     from txport.models.checkpoint import load_checkpoint
 
     spec = convert(load_checkpoint(model.checkpoint).in_memory().model)
@@ -68,9 +69,10 @@ def fill(model: Model, folder: Path) -> None:
 
 
 class Engine:
-    """Options: `threads` (intra_threads), `workers` (inter_threads), `batch_size` (of those split off a larger one).
+    """CTranslate2 with the options `threads` (intra_threads), `workers` (inter_threads) and `batch_size`.
 
-    Where it is given, `device`, in place of the CPU, which has no kernels of half precision and computes it in fp32.
+    Larger batches are split into batches of `batch_size`. The option `device` selects another device than the CPU,
+    which computes half precision in fp32.
     """
 
     def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
@@ -93,7 +95,7 @@ class Engine:
 
     def _options_of(self, search: Search) -> dict[str, Any]:
         most = search.max_new_tokens
-        if self._kind == "speech":  # at most half of the length is generated, and no more than the prompt leaves of it
+        if self._kind == "speech":  # generates at most half of max_length, and at most max_length less the prompt
             length = max(2 * most, most + len(self._begin) - 1)
             suppressed = [self._end] if search.forced else []
             return {
@@ -108,7 +110,7 @@ class Engine:
         return options | ({"include_prompt_in_result": False} if self._kind == "causal" else {})
 
     def encode(self, sources: Sources) -> Any:
-        """Ids as strings; features as they are."""
+        """Return ids as strings, or features as a `StorageView`."""
         if isinstance(sources, np.ndarray):
             return ctranslate2.StorageView.from_array(sources)
         return self._words(sources)
@@ -117,7 +119,7 @@ class Engine:
         return [[str(id_) for id_ in row] for row in rows]
 
     def generate(self, inputs: Any) -> Any:
-        """Search; a prompt goes through the model at once, as one batch of tokens."""
+        """Search one batch; the tokens of a prompt are processed in one run."""
         return self._search(inputs, self._options)
 
     def first(self, inputs: Any) -> Any:
@@ -131,7 +133,7 @@ class Engine:
         return search(inputs, **options)
 
     def decode(self, outputs: Any) -> list[list[int]]:
-        """The best hypothesis of each source."""
+        """Return the best hypothesis of each source."""
         if self._kind == "speech":
             return [list(each.sequences_ids[0]) for each in outputs]
         found = [each.sequences[0] if self._kind == "causal" else each.hypotheses[0] for each in outputs]
@@ -141,7 +143,7 @@ class Engine:
         """See `ScoringEngine`."""
         if self._kind == "causal":
             whole = self._words([[*source, *target] for source, target in zip(sources, targets, strict=True)])
-            scores = [each.log_probs for each in self._engine.score_batch(whole)]  # of all tokens but the first
+            scores = [each.log_probs for each in self._engine.score_batch(whole)]  # of all tokens except the first
         else:
             scores = [each.log_probs for each in self._engine.score_batch(self._words(sources), self._words(targets))]
             scores = [log_probs[: len(target)] for log_probs, target in zip(scores, targets, strict=True)]  # no end

@@ -1,4 +1,4 @@
-"""The weights of a model as a specification of CTranslate2, which its own converters would fill from transformers'."""
+"""Conversion of a txport model to a specification of CTranslate2, whose own converters read models of transformers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": 
 
 
 def convert(model: Any) -> Any:
-    """The whole model as a CTranslate2 specification."""
+    """Return the model as a CTranslate2 specification; raise `UnsupportedError` for other architectures."""
     kind = architecture.name_of(model.config)
     if kind not in EMPTY:
         raise UnsupportedError(f"CTranslate2 is measured on {', '.join(EMPTY)}; this model is a {kind}")
@@ -38,7 +38,7 @@ def convert(model: Any) -> Any:
 
 
 def name_tokens(spec: Any, model: Model) -> None:
-    """The vocabulary and the special tokens, each written as its id."""
+    """Register the vocabulary and the special tokens; the string of each token is its id."""
     facts = model.facts
     words = [[str(id_) for id_ in range(tokens.size)] for tokens in (facts.reads, facts.writes)]
     if facts.task == "seq2seq":
@@ -55,7 +55,7 @@ def name_tokens(spec: Any, model: Model) -> None:
 
 
 def transformer(config: TransformerConfig) -> Any:
-    """Of an encoder-decoder as Vaswani et al. have it."""
+    """Return the empty specification of an encoder-decoder (Vaswani et al. 2017)."""
     require_plain(config)
     spec = ctranslate2.specs.TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers),
@@ -68,7 +68,7 @@ def transformer(config: TransformerConfig) -> Any:
 
 
 def gpt2(config: GPT2Config) -> Any:
-    """Of a GPT-2."""
+    """Return the empty specification of a GPT-2 model."""
     spec = ctranslate2.specs.TransformerDecoderModelSpec.from_config(
         config.decoder_layers, config.heads, pre_norm=True, activation=activation(config)
     )
@@ -77,7 +77,7 @@ def gpt2(config: GPT2Config) -> Any:
 
 
 def llama(config: LlamaConfig) -> Any:
-    """Of a Llama with rotary positions as Su et al. have them."""
+    """Return the empty specification of a Llama model with unscaled rotary positions (Su et al.)."""
     wanted = {"rotary_scaling": "none", "rotary_pairing": "halves", "scale_embedding": False, "head_norm": False}
     require_plain(config, wanted)
     grouped = config.key_heads != config.heads
@@ -88,7 +88,7 @@ def llama(config: LlamaConfig) -> Any:
         activation=activation(config),
         ffn_glu=True,
         rms_norm=True,
-        rotary_dim=0,  # all of a head
+        rotary_dim=0,  # the whole head
         rotary_interleave=False,
         rotary_base=config.rotary_base,
         num_heads_kv=config.key_heads if grouped else None,
@@ -98,7 +98,7 @@ def llama(config: LlamaConfig) -> Any:
 
 
 def t5(config: T5Config) -> Any:
-    """Of a T5."""
+    """Return the empty specification of a T5 model."""
     spec = ctranslate2.specs.TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers),
         config.heads,
@@ -118,12 +118,12 @@ EMPTY: dict[str, Callable[[Any], Any]] = {"transformer": transformer, "gpt2": gp
 
 
 def activation(config: Any) -> Any:
-    """By its name in CTranslate2."""
+    """Return CTranslate2's value for the activation of a config."""
     return getattr(ctranslate2.specs.Activation, ACTIVATIONS[config.activation])
 
 
 def fill_stack(spec: Any, layers: Any, embedding: Any, norm: nn.Module) -> None:
-    """The layers of a stack, what they begin with and what they end with."""
+    """Fill the embeddings, the layers and the last norm of a stack."""
     table = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
     table.weight = array(embedding.tokens.weight)
     if embedding.positions is not None:
@@ -135,7 +135,7 @@ def fill_stack(spec: Any, layers: Any, embedding: Any, norm: nn.Module) -> None:
 
 
 def fill_layer(spec: Any, layer: Any, first: Any) -> None:
-    """One layer of a stack, whose `first` self-attention holds the table of distances for all."""
+    """Fill one layer of a stack; the self-attention `first` has the relative position biases of all layers."""
     own = layer.attention
     fill_linear(spec.self_attention.linear[0], own.query, own.key, own.value)
     fill_linear(spec.self_attention.linear[1], own.output)
@@ -154,7 +154,7 @@ def fill_layer(spec: Any, layer: Any, first: Any) -> None:
 
 
 def fill_cross_attention(spec: Any, attention: Attention, residual: Residual) -> None:
-    """The decoder's attention over the source."""
+    """Fill the decoder's cross-attention."""
     fill_linear(spec.linear[0], attention.query)
     fill_linear(spec.linear[1], attention.key, attention.value)
     fill_linear(spec.linear[2], attention.output)
@@ -163,14 +163,14 @@ def fill_cross_attention(spec: Any, attention: Attention, residual: Residual) ->
 
 
 def fill_scores(spec: Any, attention: Attention) -> None:
-    """What scores are multiplied with, unless it is 1 / sqrt(H)."""
+    """Set the scale of the scores, unless it is 1 / sqrt(H)."""
     scale = cast(float, attention.core.scale)
     if scale != attention.head_size**-0.5:
         spec.queries_scale = scale
 
 
 def fill_distances(spec: Any, bias: Any, first: Any) -> None:
-    """What a distance adds to the scores; all layers share the arrays of the first."""
+    """Fill the relative position biases; all layers share the arrays of the first."""
     if spec is first:
         spec.relative_attention_bias = array(bias.weight)
         spec.relative_attention_max_distance = np.dtype("int32").type(bias.farthest)
@@ -180,20 +180,20 @@ def fill_distances(spec: Any, bias: Any, first: Any) -> None:
 
 
 def fill_linear(spec: Any, *layers: nn.Linear) -> None:
-    """One linear layer, or several over the same input as one."""
+    """Fill a linear layer with one linear layer, or with several over the same input."""
     spec.weight = np.concatenate([array(layer.weight) for layer in layers])
     if layers[0].bias is not None:
         spec.bias = np.concatenate([array(layer.bias) for layer in layers])
 
 
 def fill_norm(spec: Any, norm: nn.Module) -> None:
-    """A layer norm, or one without a mean."""
+    """Fill a layer norm or an RMS norm."""
     spec.gamma = array(norm.weight)
     if getattr(norm, "bias", None) is not None:
         spec.beta = array(norm.bias)
 
 
 def array(tensor: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """A tensor in NumPy."""
+    """Return a tensor as a NumPy array."""
     values: np.ndarray[Any, np.dtype[np.float32]] = tensor.detach().numpy()
     return values

@@ -1,7 +1,7 @@
-"""Folders as transformers saves them, with seeded random weights: what the converters of both sides read.
+"""Folders as transformers saves them, with random weights of a fixed seed, for the converters of both sides.
 
-Not an engine: `prepare` alone. A folder has the sizes of a published model, and a tokenizer that writes each token as
-its id, since CTranslate2's converter takes its vocabulary from one.
+This is not an engine: it has only `prepare`. A folder has the sizes of a published model, and a tokenizer whose tokens
+are their ids, since CTranslate2's converter reads the vocabulary from a tokenizer.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 
 from benchmarks.peers.engines import Model
 
-FOLDER, SMALL = "folder:", "-toy"  # before the name of a folder, and behind that of the same with small sizes
-NOISE = 0.1  # of biases and norms, so that one that a converter leaves out shows
+FOLDER, SMALL = "folder:", "-toy"  # prefix of a folder's name, and suffix of its small version
+NOISE = 0.1  # added to biases and norms, so that a converter that omits one is noticed
 WORDS = {50257: "<|endoftext|>", 50258: "<|startoftranscript|>", 50362: "<|nospeech|>", 50363: "<|notimestamps|>"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A class of transformers', keys of its config, those that make it small, and of `generation_config.json`.
+    """A class of transformers, its config, the values of the small version, and of `generation_config.json`.
 
-    `words` are tokens that are not written as their ids, `unknown` the one that stands for all others.
+    `words` are the tokens whose text is not their id; `unknown` is the id of the unknown token.
     """
 
     architecture: str
@@ -33,7 +33,7 @@ class Recipe:
 
 
 def encoder_decoder(d_model: int, layers: int, heads: int, feed_forward: int) -> dict[str, Any]:
-    """The sizes of both sides; random weights of a deviation that keeps activations as large as they are."""
+    """Return the sizes of encoder and decoder; the deviation of random weights preserves the scale of activations."""
     sizes = {"layers": layers, "attention_heads": heads, "ffn_dim": feed_forward}
     both = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
     return {"d_model": d_model, "init_std": d_model**-0.5, **both}
@@ -55,7 +55,7 @@ RECIPES = {
         },
         small=encoder_decoder(64, 2, 4, 96),
         generation={"bad_words_ids": [[58100]]},
-        words={58100: "<pad>"},  # which CTranslate2's converter takes away
+        words={58100: "<pad>"},  # CTranslate2's converter removes it
         unknown=1,
     ),
     "nllb-600m": Recipe(
@@ -115,18 +115,18 @@ RECIPES = {
 
 
 def prepare(model: Model, folder: Path) -> None:
-    """Write a folder of transformers'."""
+    """Write a folder of transformers."""
     name = model.checkpoint.removeprefix(FOLDER)
     recipe = RECIPES[name.removesuffix(SMALL)]
     made = random_model(recipe, {**recipe.config, **(recipe.small if name.endswith(SMALL) else {})})
-    for key, value in recipe.generation.items():  # `update` takes none that only some models have
+    for key, value in recipe.generation.items():  # `update` rejects keys that only some models have
         setattr(made.generation_config, key, value)
     made.save_pretrained(folder)
     tokenizer(recipe, made.config).save_pretrained(folder)
 
 
 def random_model(recipe: Recipe, config: dict[str, Any]) -> Any:
-    """The model, its weights drawn as transformers draws them; biases and norms are not trivial."""
+    """Return a model with random weights as transformers initialises them, and noise on biases and norms."""
     import torch
     import transformers
 
@@ -141,7 +141,7 @@ def random_model(recipe: Recipe, config: dict[str, Any]) -> Any:
 
 
 def tokenizer(recipe: Recipe, config: Any) -> Any:
-    """Tokens are written as their ids, apart by spaces."""
+    """Return a tokenizer whose tokens are their ids, separated by spaces."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit

@@ -1,4 +1,4 @@
-"""Hugging Face Optimum: the weights in a MarianMTModel, exported and quantised by Optimum, run by ONNX Runtime."""
+"""Hugging Face Optimum: a MarianMTModel with the weights, exported and quantised by Optimum, run by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from txport.models.ops import padding_mask
 
 PACKAGES = ("optimum", "optimum-onnx", "transformers", "onnxruntime", "torch")
 LOGITS_TOLERANCE = 1e-4
-# ours -> theirs, below a layer
+# txport's name -> transformers' name, within a layer
 RENAMED = {
     "attention.query": "self_attn.q_proj",
     "attention.key": "self_attn.k_proj",
@@ -37,9 +37,9 @@ RENAMED = {
 
 
 def prepare(model: Model, folder: Path) -> None:
-    """Convert, export with Optimum's exporter, hold the logits against ours, and quantise for int8.
+    """Convert, export with Optimum's exporter, compare the logits with txport's, and quantise for int8.
 
-    The converted model is exported as it is, since saving a MarianMTModel leaves out its positions.
+    The converted model is exported from memory, since saving a MarianMTModel omits its positions.
     """
     from optimum.exporters.onnx import onnx_export_from_model
 
@@ -51,7 +51,7 @@ def prepare(model: Model, folder: Path) -> None:
 
 
 def quantise(folder: Path) -> None:
-    """Dynamic int8 of every graph, in place of the fp32 ones."""
+    """Replace every graph by its dynamic int8 version."""
     from optimum.onnxruntime import ORTQuantizer
     from optimum.onnxruntime.configuration import AutoQuantizationConfig
 
@@ -63,7 +63,7 @@ def quantise(folder: Path) -> None:
 
 
 def convert(model: Transformer) -> Any:
-    """Our weights in a MarianMTModel."""
+    """Return a MarianMTModel with the weights of a txport model."""
     theirs = MarianMTModel(marian_config(model)).eval()
     weights = {"model.shared.weight": model.target_embedding.tokens.weight, "lm_head.weight": model.projection.weight}
     for side, embedding in (("encoder", model.source_embedding), ("decoder", model.target_embedding)):
@@ -81,7 +81,7 @@ def convert(model: Transformer) -> Any:
 
 
 def marian_config(model: Transformer) -> Any:
-    """The same sizes in their words; `UnsupportedError` for what a MarianMTModel can't be."""
+    """Return the config of a MarianMTModel; raise `UnsupportedError` if it can't express the model."""
     wanted = {"norm": "post", "tied": "all", "norm_epsilon": 1e-5}
     wrong = [name for name, value in wanted.items() if getattr(model.config, name) != value]
     if wrong:
@@ -91,7 +91,7 @@ def marian_config(model: Transformer) -> Any:
 
 @torch.inference_mode()
 def require_same_logits(ours: Transformer, theirs: Any) -> None:
-    """Two padded rows, teacher-forced; graphs that compute something else are refused."""
+    """Compare teacher-forced logits of two padded rows; raise `UnsupportedError` if the graphs differ."""
     config = ours.config
     lengths = torch.tensor([9, 5])
     size = (2, 9)
@@ -110,17 +110,17 @@ def require_same_logits(ours: Transformer, theirs: Any) -> None:
 
 
 def load(folder: Path, **options: Any) -> Any:
-    """Optimum's model over the graphs of a folder."""
+    """Return Optimum's model of the graphs in a folder."""
     return ORTModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True, **options)
 
 
 class Engine:
-    """Options: `threads`, `io_binding`."""
+    """Optimum with the options `threads` and `io_binding`."""
 
     def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
         session = onnxruntime.SessionOptions()
         session.intra_op_num_threads = options["threads"]
-        torch.set_num_threads(options["threads"])  # its logits processors are PyTorch's
+        torch.set_num_threads(options["threads"])  # its logits processors use PyTorch
         self._model = load(folder, session_options=session, use_io_binding=options["io_binding"])
         config = self._model.config
         self._pad = config.pad_token_id
@@ -137,7 +137,7 @@ class Engine:
         )
 
     def encode(self, sources: Ids) -> dict[str, torch.Tensor]:
-        """Padded ids and their mask."""
+        """Return padded ids and their mask, (B, S) each."""
         lengths = torch.tensor([len(source) for source in sources])
         mask = padding_mask(lengths, int(lengths.max()))
         ids = torch.full(mask.shape, self._pad)
@@ -150,5 +150,5 @@ class Engine:
         return found
 
     def decode(self, outputs: torch.Tensor) -> list[list[int]]:
-        """The target of each source."""
+        """Return the target of each source."""
         return [before_end(row[1:], self._end) for row in outputs.tolist()]

@@ -1,4 +1,4 @@
-"""PyTorch, through txport's own torch runtime and search: eager, or with the decoder compiled."""
+"""PyTorch, with txport's torch runtime and search: eager, or with the decoder compiled."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PACKAGES = ("torch", "numpy")
 
 
 def prepare(model: Model, folder: Path) -> None:
-    """Write the checkpoint as a folder."""
+    """Write the checkpoint to a folder; raise `UnsupportedError` for other precisions than fp32."""
     if model.precision != "fp32":
         raise UnsupportedError(f"PyTorch is measured in fp32, got {model.precision}")
     save_checkpoint(folder / "checkpoint", load_checkpoint(model.checkpoint).in_memory().model)
 
 
 class Engine:
-    """Options: `threads`, `compile`."""
+    """PyTorch with the options `threads` and `compile`."""
 
     def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
         torch.set_num_threads(options["threads"])
@@ -40,7 +40,7 @@ class Engine:
         )
 
     def encode(self, sources: Ids) -> Ids:
-        """Ids are what it takes."""
+        """Return the ids unchanged."""
         return sources
 
     def generate(self, inputs: Ids) -> Any:
@@ -48,5 +48,5 @@ class Engine:
         return generate(self._runtime, inputs, self._facts, self._options)
 
     def decode(self, outputs: Any) -> list[list[int]]:
-        """The best hypothesis of each source."""
+        """Return the best hypothesis of each source."""
         return [before_end(found[0].tokens, self._facts.writes.end) for found in outputs]

@@ -1,4 +1,4 @@
-"""txport's own cpu bundles."""
+"""txport's cpu bundles."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PACKAGES = ("txport", "onnxruntime", "onnxruntime-gpu", "numpy")
 
 
 def prepare(model: Model, folder: Path) -> None:
-    """Export, parity included: a bundle that does not compute what PyTorch computes is not measured."""
+    """Export a bundle; fails if the bundle differs from PyTorch."""
     txport.export(model.checkpoint, folder, target="cpu", precision=model.precision, rows=model.rows)
 
 
 class Engine:
-    """Options: `threads` of one operator, `workers` (batches at once), `batch_size`."""
+    """A bundle with the options `threads` (per operator), `workers` (parallel batches) and `batch_size`."""
 
     def __init__(self, folder: Path, search: Search, options: dict[str, Any], runtime: str = "ort") -> None:
         self._model = txport.load(folder, runtime=runtime, threads=options["threads"], workers=options["workers"])
@@ -33,11 +33,11 @@ class Engine:
         self._begin = begins(self._model.facts)
 
     def encode(self, sources: Sources) -> Sources:
-        """Ids are what it takes."""
+        """Return the sources unchanged."""
         return sources
 
     def generate(self, inputs: Sources) -> Any:
-        """Search."""
+        """Search one batch."""
         return self._model.search(inputs, **self._prefixes(inputs), **self._options)
 
     def first(self, inputs: Sources) -> Any:
@@ -49,7 +49,7 @@ class Engine:
         return {"prefixes": [self._begin] * len(inputs)} if self._begin else {}
 
     def decode(self, outputs: Any) -> list[list[int]]:
-        """The best hypothesis of each source."""
+        """Return the best hypothesis of each source."""
         return [before_end(found[0].tokens[len(self._begin) :], self.end) for found in outputs]
 
     def score(self, sources: Ids, targets: Ids) -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""txport's portable bundles on another engine than ONNX Runtime: OpenVINO in fp32, bf16 or int8."""
+"""txport's portable bundles on OpenVINO in fp32, bf16 or int8."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PACKAGES = ("txport", "openvino", "numpy")
 
 
 def prepare(model: Model, folder: Path) -> None:
-    """Export, parity included; what computes in fewer bits computes the same files."""
+    """Export a bundle; OpenVINO uses the same files in all precisions."""
     txport.export(model.checkpoint, folder, target="portable")
 
 
 class Engine(txport_cpu.Engine):
-    """Options: those of the cpu bundles' engine, and the `runtime`."""
+    """A portable bundle with the options of `txport_cpu.Engine` and `runtime`."""
 
     def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
         super().__init__(folder, search, options, runtime=options["runtime"])

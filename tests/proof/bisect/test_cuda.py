@@ -71,7 +71,7 @@ FAULTS = {
     "a bias that a norm adds": (
         STEP,
         weight("decoder.0.feed_forward.outer.bias", 0.0),
-        "decoder layer 0, feed-forward, second linear map",
+        "decoder layer 0, feed-forward, second linear layer",
     ),
     "the epsilon of a norm": (STEP, nth("SkipLayerNormalization", 1, attribute("epsilon", 0.5)), "decoder layer 0"),
     "the factor of scores": (ENCODER, nth("Attention", 1, attribute("scale", 0.1)), "encoder layer 1, self-attention"),

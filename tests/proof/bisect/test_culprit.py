@@ -121,7 +121,7 @@ FAULTS: dict[str, Fault] = {
         "portable",
         DECODER,
         weight("decoder.1.feed_forward.inner.weight", lambda array: array * np.float32(1.01)),
-        "decoder layer 1, feed-forward, first linear map",
+        "decoder layer 1, feed-forward, first linear layer",
         "weight",
         "decoder.1.feed_forward.inner.weight is 1.01 times the checkpoint's",
     ),
@@ -137,7 +137,7 @@ FAULTS: dict[str, Fault] = {
         "cpu",
         STEP,
         weight("decoder.1.feed_forward.outer.bias", np.zeros_like),
-        "decoder layer 1, feed-forward, second linear map",
+        "decoder layer 1, feed-forward, second linear layer",
         "weight",
         "decoder.1.feed_forward.outer.bias",
     ),
@@ -179,7 +179,7 @@ FAULTS: dict[str, Fault] = {
         unmasked(0),
         "decoder layer 0, self-attention",
         "mask",
-        "the mask is dropped: tokens to come are seen",
+        "the mask is dropped: future tokens are seen",
     ),
     "mask of the source, decoder 1": (
         "portable",
@@ -211,7 +211,7 @@ FAULTS: dict[str, Fault] = {
         shifted("source_lengths", -1, "MultiHeadAttention"),
         "decoder layer 0, cross-attention",
         "mask",
-        "the mask is off by one: one place too few is seen",
+        "the mask is off by one: one position too few is visible",
     ),
     "scale, encoder 1": (
         "cpu",
@@ -331,7 +331,7 @@ FAULTS: dict[str, Fault] = {
         shifted("past_lengths", -1, "GroupQueryAttention"),
         "decoder layer 0, self-attention, cached keys",
         "cache",
-        "a new place is written one before its own",
+        "a new position is written one before its own",
     ),
     "position, encoder": (
         "portable",
@@ -515,7 +515,7 @@ def coarse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "rows", "where"),
     [
-        ("encoder.1.feed_forward.inner.weight", None, "encoder layer 1, feed-forward, first linear map"),
+        ("encoder.1.feed_forward.inner.weight", None, "encoder layer 1, feed-forward, first linear layer"),
         ("decoder.0.cross_attention.query.weight", 1, "decoder layer 0, cross-attention, query"),
     ],
 )
@@ -548,7 +548,7 @@ def test_a_matrix_that_bears_no_few_bits_is_named(tmp_path: Path) -> None:
     checkpoint = load_checkpoint(str(tmp_path / "toy"))
     culprit = bisect(made(checkpoint, tmp_path / "out", target="cpu", precision="int4"), checkpoint)
     assert culprit is not None
-    assert (culprit.where, culprit.kind) == ("decoder layer 1, feed-forward, second linear map", "quantisation")
+    assert (culprit.where, culprit.kind) == ("decoder layer 1, feed-forward, second linear layer", "quantisation")
     assert "a few large weights leave too few steps" in culprit.what
 
 

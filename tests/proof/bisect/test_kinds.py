@@ -104,51 +104,51 @@ FAULTS: dict[str, Fault] = {
     "weight of an RMSNorm": ({}, "portable", times(f"{NORM}.weight", 1.01), NORM_OF, "weight", "is 1.01 times"),
     "no rotation of queries": (
         ROTARY, "portable", of_class("decoder.0.attention", PlainQueries), OWN, "position",
-        "queries are not turned by their positions",
+        "queries are not rotated by their positions",
     ),
     "no rotation of keys": (
         ROTARY, "portable", of_class("decoder.0.attention", PlainKeys), f"{OWN}, cached keys", "position",
-        "keys are not turned by their positions",
+        "keys are not rotated by their positions",
     ),
     "keys a position too far": (
         ROTARY, "portable", of_class("decoder.0.attention", LateKeys), f"{OWN}, cached keys", "position",
-        "keys are turned by positions that are off by +1",
+        "keys are rotated by positions that are off by +1",
     ),
     "no rotation in the encoder": (
         ROTARY, "portable", part("encoder.0.attention", rotary=None), IN_ENCODER, "position",
-        "queries and keys are not turned by their positions",
+        "queries and keys are not rotated by their positions",
     ),
     "base": (
         ROTARY, "portable", turned("encoder.0.attention", base=1e5), IN_ENCODER, "position",
-        "queries and keys are turned by angles of the base 100000, the model's is 1e+04",
+        "queries and keys are rotated with the base 100000, the model's is 1e+04",
     ),
     "base, cached": (
         ROTARY, "cpu", turned("decoder.0.attention", base=1e5), f"{OWN}, cached keys", "position",
-        "keys are turned by angles of the base 100000",
+        "keys are rotated with the base 100000",
     ),
     "a base that nobody uses": (
         ROTARY, "portable", turned("encoder.0.attention", base=23456), IN_ENCODER, "position",
-        "queries and keys are turned by angles of the base 23456, the model's is 1e+04",
+        "queries and keys are rotated with the base 23456, the model's is 1e+04",
     ),
     "a base that nobody uses, cached": (
         ROTARY, "cpu", turned("decoder.0.attention", base=23456), f"{OWN}, cached keys", "position",
-        "keys are turned by angles of the base 23456",
+        "keys are rotated with the base 23456",
     ),
     "pairs of neighbours": (
         ROTARY, "portable", turned("encoder.0.attention", "neighbours"), IN_ENCODER, "position",
-        "queries and keys are turned in pairs that are interleaved, in place of halves",
+        "queries and keys are rotated in pairs that are interleaved, in place of halves",
     ),
     "pairs of halves, cached": (
         {"positions": "neighbours"}, "cpu", turned("decoder.0.attention"), f"{OWN}, cached keys", "position",
-        "keys are turned in pairs that are halves, in place of interleaved",
+        "keys are rotated in pairs that are halves, in place of interleaved",
     ),
     "buckets that look one way": (
         BIAS, "portable", buckets(f"encoder.0.{CORE}.bias", of_way(both_ways=False)), IN_ENCODER, "position",
-        "buckets look one way, the model's both ways",
+        "buckets are unidirectional, the model's bidirectional",
     ),
     "buckets that look both ways": (
         BIAS, "portable", buckets(f"decoder.0.{CORE}.bias", of_way(both_ways=True)),
-        OWN, "position", "buckets look both ways, the model's one way",
+        OWN, "position", "buckets are bidirectional, the model's unidirectional",
     ),
     "buckets off by one": (
         BIAS, "portable", buckets(f"encoder.0.{CORE}.bias", lambda table: (table + 1).clamp(0, 7)), IN_ENCODER,
@@ -156,44 +156,44 @@ FAULTS: dict[str, Fault] = {
     ),
     "distances of the wrong sign": (
         BIAS, "portable", of_class(f"encoder.0.{CORE}.bias", Backwards), IN_ENCODER, "position",
-        "distances have the wrong sign",
+        "relative positions have the wrong sign",
     ),
-    "no bias of distances": (
-        BIAS, "cpu", part(f"decoder.0.{CORE}", bias=None), OWN, "position", "the bias of distances is not added",
+    "no relative position bias": (
+        BIAS, "cpu", part(f"decoder.0.{CORE}", bias=None), OWN, "position", "the relative position bias is not added",
     ),
     "weight of a bias": (
         BIAS, "portable", times(f"decoder.0.{CORE}.bias.weight", 1.01), OWN, "weight", "bias.weight is 1.01 times",
     ),
     "clip distance": (
         VECTORS, "portable", of_class(VECTORS_OF[0], Clipped, VECTORS_OF[1]),
-        IN_ENCODER, "position", f"distances are clipped at {CLIP - 1}, the model's at {CLIP}",
+        IN_ENCODER, "position", f"relative positions are clipped at {CLIP - 1}, the model's at {CLIP}",
     ),
     "vectors off by one": (
         VECTORS, "portable", of_class(f"encoder.0.{CORE}.relative_keys", Late), IN_ENCODER, "position",
-        "distances are off by +1 for relative keys",
+        "relative positions are off by +1 for relative keys",
     ),
     "no relative values": (
         VECTORS, "cpu", part(f"decoder.0.{CORE}", relative_values=None), OWN, "position",
-        "vectors of distances are not added to values",
+        "relative position vectors are not added to values",
     ),
     "no relative keys": (
         VECTORS, "portable", part(f"decoder.0.{CORE}", relative_keys=None), OWN, "position",
-        "vectors of distances are not added to keys",
+        "relative position vectors are not added to keys",
     ),
     "heads repeated in turn": (
         {"key_heads": 2}, "portable", of_class(f"decoder.0.{CORE}", InTurn), OWN, "heads", "are repeated in turn",
     ),
     "interleaved heads": (
         LEARNED, "portable", of_class("encoder.0.attention", InterleavedHeads), IN_ENCODER, "heads",
-        "the numbers of heads are interleaved",
+        "the elements of heads are interleaved",
     ),
     "interleaved heads, cached": (
         LEARNED, "portable", of_class("decoder.0.attention", InterleavedHeads), f"{OWN}, cached keys",
-        "heads", "the numbers of heads are interleaved",
+        "heads", "the elements of heads are interleaved",
     ),
     "no scale": (
         {"key_heads": 2}, "portable", part(f"decoder.0.{CORE}", scale=1.0), OWN, "scale",
-        "scores are scaled by 4 of what they should be, which is no scale at all",
+        "scores are scaled by 4 of what they should be, which means no scaling",
     ),
     "scale of another head size": (
         {"key_heads": 2}, "cpu", part(f"decoder.0.{CORE}", scale=8**-0.5), OWN, "scale",
@@ -225,7 +225,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "gate and the map beside it exchanged": (
         {"gated": True}, "cpu", of_class("decoder.0.feed_forward", Crossed), f"{FEED_FORWARD}, activation", "gate",
-        "the gate and the map beside it are exchanged",
+        "the gate and the up projection are exchanged",
     ),
     "no gate": (
         {"gated": True}, "portable", of_class("encoder.0.feed_forward", Ungated),
@@ -237,7 +237,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "the gate alone": (
         {"gated": True}, "portable", of_class("decoder.0.feed_forward", GateAlone), f"{FEED_FORWARD}, activation",
-        "gate", "the map beside the gate is left out",
+        "gate", "the up projection is left out",
     ),
     "weights of gate and inner exchanged": (
         {"gated": True}, "portable", exchanged("decoder.0.feed_forward"), f"{FEED_FORWARD}, gate", "weight",
@@ -253,7 +253,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "a linear map without its bias": (
         {}, "portable", part("decoder.0.feed_forward.inner", bias=None),
-        "decoder layer 0, feed-forward, first linear map", "weight", "its bias is not added",
+        "decoder layer 0, feed-forward, first linear layer", "weight", "its bias is not added",
     ),
     "positions off by one": (
         LEARNED, "portable", part("target_embedding", offset=3), "decoder, embedding", "position",
@@ -269,11 +269,11 @@ FAULTS: dict[str, Fault] = {
     ),
     "no rotation, cpu": (
         ROTARY, "cpu", unturned("decoder.0.attention.rotary"), f"{OWN}, cached keys", "position",
-        "keys are not turned by their positions",
+        "keys are not rotated by their positions",
     ),
     "a position too far, cpu": (
         ROTARY, "cpu", late("decoder.0.attention.rotary"), f"{OWN}, cached keys", "position",
-        "keys are turned by positions that are off by +1",
+        "keys are rotated by positions that are off by +1",
     ),
     "a biased deviation": (
         {"norm": "unbiased"}, "portable", of_class(NORM, Biased), NORM_OF, "norm", "in place of UnbiasedNorm",
@@ -354,12 +354,12 @@ def later(model: Any) -> None:
 
 
 TURNED: dict[str, tuple[Plant, str]] = {
-    "base": (base_of(1e5), "keys are turned by angles of the base 100000, the model's is 1e+04"),
+    "base": (base_of(1e5), "keys are rotated with the base 100000, the model's is 1e+04"),
     "pairing": (
         lambda model: turn_otherwise(model, 1e4, "interleaved"),
-        "keys are turned in pairs that are interleaved, in place of halves",
+        "keys are rotated in pairs that are interleaved, in place of halves",
     ),
-    "offset": (later, "keys are turned by positions that are off by +1"),
+    "offset": (later, "keys are rotated by positions that are off by +1"),
 }
 
 

@@ -1,7 +1,7 @@
-"""The ports that graphs of others may have, by what a graph is for: names, types and dims that exporters agree on.
+"""The ports of graphs exported by other tools: the names, types and dims that the exporters agree on, per role.
 
-https://huggingface.co/docs/optimum-onnx and https://huggingface.co/docs/transformers.js load such graphs by the names
-alone, so that their ports stand in any order, and outputs that nothing here reads are let be.
+https://huggingface.co/docs/optimum-onnx and https://huggingface.co/docs/transformers.js find ports by name only.
+Therefore ports can have any order, and outputs that are not used here are ignored.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from txport.models.config import MOST_LAYERS
 from txport.models.facts import LENGTH, Owner, Role, StateTensor
 
 TOKEN_TYPE_IDS = "token_type_ids"  # noqa: S105 - a port
-USE_CACHE_BRANCH = "use_cache_branch"  # whether a merged decoder goes on from caches, (1,)
-CACHE_POSITION = "cache_position"  # the places of the tokens of a step, (T,)
-LOGITS_TO_KEEP = "num_logits_to_keep"  # how many of the last tokens logits are wanted of, ()
+USE_CACHE_BRANCH = "use_cache_branch"  # whether a merged decoder continues from caches, (1,)
+CACHE_POSITION = "cache_position"  # the positions of the tokens of a step, (T,)
+LOGITS_TO_KEEP = "num_logits_to_keep"  # the number of last tokens to compute logits for, ()
 PAST_NAME, PRESENT_NAME = "past_key_values", "present"
 TOKEN_EMBEDDINGS, POOLED, SENTENCE = "token_embeddings", "pooler_output", "sentence_embedding"
 
@@ -49,9 +49,9 @@ LAYER = re.compile(rf"(?:{PAST_NAME}|{PRESENT_NAME})\.(\d{{1,4}})\..+")
 
 @dataclass(frozen=True)
 class Wanted:
-    """One port of a contract, or one of each layer: its name, the types it may have, its dims by name.
+    """A port of a contract, or one port per layer: its name, its allowed types, and its dims by name.
 
-    `state` says what a port of each layer holds. One that is not `needed` may be left out.
+    `state` is the kind of state tensor that a port per layer holds. A graph can omit a port that is not `needed`.
     """
 
     name: str
@@ -61,13 +61,13 @@ class Wanted:
     state: tuple[Owner, Role] | None = None
 
     def of(self, layer: int) -> str:
-        """Its name in one layer."""
+        """Return the port's name in one layer."""
         return self.name.format(layer=layer)
 
 
 @dataclass(frozen=True)
 class Contract:
-    """What a graph reads and gives."""
+    """The inputs and outputs of a graph."""
 
     inputs: tuple[Wanted, ...]
     outputs: tuple[Wanted, ...]
@@ -78,7 +78,7 @@ def _spare(name: str, dtypes: tuple[str, ...], *dims: str) -> Wanted:
 
 
 def _caches(prefix: str, side: str, owner: Owner, length: str, *, needed: bool = True) -> tuple[Wanted, ...]:
-    """The keys and values of each layer: `side` is ".decoder", ".encoder" or nothing."""
+    """Return the ports of the keys and values of each layer; `side` is ".decoder", ".encoder" or ""."""
     dims = (BATCH, HEADS, length, HEAD)
     roles: tuple[Role, ...] = ("key", "value")
     return tuple(
@@ -137,17 +137,17 @@ OF_TEXTS = Contract(TEXT, (Wanted(LOGITS, FLOATS, (BATCH, LABELS)),))
 OF_TOKENS = Contract(TEXT, (Wanted(LOGITS, FLOATS, (BATCH, TOKENS, LABELS)),))
 
 Ports = Sequence[Port]
-Sizes = Mapping[str, int]  # dims that are known, by their names in contracts
+Sizes = Mapping[str, int]  # known dims, by their names in contracts
 
 
 def layers_of(ports: Ports) -> int:
-    """How many layers the names of caches count."""
+    """Return the number of layers, from the names of the cache ports; at most `MOST_LAYERS`."""
     numbers = [int(found[1]) for port in ports if (found := LAYER.fullmatch(port.name))]
     return min(max(numbers, default=-1) + 1, MOST_LAYERS)
 
 
 def heads_of(ports: Ports) -> dict[str, int]:
-    """The number of heads of the first cache, and the size of one, as far as the file fixes them."""
+    """Return the number of heads and the head size of the first cache, without those that are dynamic in the file."""
     dims = next((port.dims for port in ports if LAYER.fullmatch(port.name) and len(port.dims) == 4), ())
     found = dict(zip((HEADS, HEAD), (dims[1], dims[3]), strict=True)) if dims else {}
     return {name: each for name, each in found.items() if isinstance(each, int)}
@@ -156,7 +156,7 @@ def heads_of(ports: Ports) -> dict[str, int]:
 def differences(
     file: str, contract: Contract, inputs: Ports, outputs: Ports, layers: int, sizes: Sizes
 ) -> Iterator[str]:
-    """How the ports of a file differ from its contract, one sentence each; `sizes` are dims that are known."""
+    """Yield one sentence per port of a file that differs from its contract; `sizes` are the known dims."""
     for side, wanted, found in (("input", contract.inputs, inputs), ("output", contract.outputs, outputs)):
         there = {port.name: port for port in found}
         names = {name: each for each in wanted for name in _names(each, layers)}
@@ -172,7 +172,7 @@ def differences(
 
 
 def held(contract: Contract, ports: Ports, layers: int, sizes: Sizes) -> tuple[Port, ...]:
-    """The ports of a side that the contract names, in their order; a cache says which tensor of the state it holds."""
+    """Return those of the ports that the contract names, in the same order; cache ports get their state tensor."""
     sides = (*contract.inputs, *contract.outputs)
     names = {name: (each, layer) for each in sides for layer, name in enumerate(_names(each, layers))}
     return tuple(_stated(port, *names[port.name], sizes) for port in ports if port.name in names)
@@ -196,7 +196,7 @@ def _fits(wanted: Wanted, port: Port, side: str, sizes: Sizes) -> bool:
 
 
 def _dim_fits(name: str, dim: Dim, side: str, sizes: Sizes) -> bool:
-    """A dim that a file fixes must be a size, and the known one; what files say of outputs is often too little."""
+    """Whether a dim fits: a fixed one must be a size, and equal to the known one; output dims are often missing."""
     if name == "1":
         return dim == 1 or isinstance(dim, str)
     if name in sizes:

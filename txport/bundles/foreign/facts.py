@@ -1,4 +1,4 @@
-"""Facts of a model that others exported: from what its folder says, and from the dims of its graphs' ports."""
+"""Facts about a model exported by other tools, from the configs in its folder and the dims of its graphs' ports."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ WIDTHS = ("d_model", "hidden_size", "n_embd", "dim")
 VOCABULARIES = ("decoder_vocab_size", "vocab_size")
 HEADS = ("num_key_value_heads", "decoder_attention_heads", "num_attention_heads", "num_heads", "n_head")
 ALL_HEADS = HEADS[1:]
-CAUSAL = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel")  # ends of the names of classes
+CAUSAL = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel")  # suffixes of class names
 MASKED = ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel")
-UNBOUND = 512  # tokens that a model takes which names no bound
+UNBOUND = 512  # maximum number of tokens of a model without a stated maximum
 WRITTEN = {"before": ("[CLS]", "<s>"), "after": ("[SEP]", "</s>"), "mask": ("[MASK]", "<mask>")}
-FRAMES_A_PLACE = 2  # of Whisper's features
-SPEECH = {  # a field of `Speech` -> of the family's config
+FRAMES_A_PLACE = 2  # frames per encoder position of Whisper
+SPEECH = {  # a field of `Speech` -> a field of the family's config
     "transcribe": "transcribe_id",
     "translate": "translate_id",
     "no_timestamps": "no_timestamps_id",
@@ -38,18 +38,18 @@ SPEECH_LISTS = {"languages": "languages", "language_ids": "language_ids", "initi
 
 
 def is_of(classes: Sequence[str], ends: Iterable[str]) -> bool:
-    """Whether one of these names of classes ends so."""
+    """Whether one of these class names has one of these suffixes."""
     return any(name.endswith(tuple(ends)) for name in classes)
 
 
 def known_sizes(values: Values) -> dict[str, int]:
-    """Dims that the config says, by their names in contracts."""
+    """Return the dims that the config states, by their names in contracts."""
     found = {HIDDEN: values.size(*WIDTHS), VOCABULARY: values.size(*VOCABULARIES)}
     return {name: size for name, size in found.items() if size is not None}
 
 
 def cache_sizes(values: Values) -> tuple[int | None, int | None]:
-    """How many heads caches have, and the size of one, as the config says it."""
+    """Return the number of heads of the caches and the head size, from the config; None if it does not state them."""
     heads = values.size(*HEADS)
     every = values.size(*ALL_HEADS)
     own = values.size("d_kv", "head_dim")
@@ -58,9 +58,9 @@ def cache_sizes(values: Values) -> tuple[int | None, int | None]:
 
 
 def seq2seq_facts(values: Values, width: int, size: int, state: tuple[StateTensor, ...]) -> Facts:
-    """Of a model that reads tokens or features, and writes tokens of a vocabulary of `size`.
+    """Return the facts of a model from tokens or features to tokens of a vocabulary of `size`.
 
-    Raises `BundleError` where the folder does not say what a target starts from, or ends with.
+    Raises `BundleError` if the folder does not define the start token or the end token of targets.
     """
     start = values.token("decoder_start_token_id", size)
     start = values.token("bos_token_id", size) if start is None else start
@@ -76,14 +76,15 @@ def seq2seq_facts(values: Values, width: int, size: int, state: tuple[StateTenso
 
 
 def causal_facts(values: Values, width: int, size: int, state: tuple[StateTensor, ...]) -> Facts:
-    """Of a model that continues prompts."""
+    """Return the facts of a causal model."""
     return Facts(task="causal", width=width, target=_tokens(values, size), state=state)
 
 
 def encoder_facts(values: Values, outputs: Sequence[Port], width: int, size: int) -> Facts:
-    """Of a model that only encodes: what it is for follows from its outputs.
+    """Return the facts of an encoder-only model; its outputs determine what it can do.
 
-    Raises `BundleError` for logits over neither the vocabulary nor the labels, `UnsupportedError` for other outputs.
+    Raises `BundleError` for a masked language model without a mask token and for invalid labels, `UnsupportedError`
+    for unknown outputs.
     """
     there = {port.name: port for port in outputs}
     if LOGITS in there:
@@ -113,7 +114,7 @@ def _with_logits(values: Values, port: Port, width: int, size: int) -> Facts:
 
 
 def labels_size(values: Values, size: int) -> int:
-    """Over how many labels, or tokens, logits are."""
+    """Return the size of the last dim of the logits: the vocabulary of a masked language model, or the labels."""
     return size if is_of(values.classes, MASKED) else len(_labels(values))
 
 
@@ -139,7 +140,7 @@ def _tokens(values: Values, size: int, *, start: int | None = None) -> Tokens:
 
 
 def _text(values: Values, size: int) -> Tokens:
-    """What an encoder reads, with the special tokens around a text and the mask, as far as anything says them."""
+    """Return an encoder's input vocabulary, with the special tokens around a text and the mask where they are known."""
     written = values.special or {}
     named: dict[str, tuple[str, ...]] = {
         "before": ("cls_token_id", "bos_token_id"),
@@ -159,7 +160,7 @@ def _text(values: Values, size: int) -> Tokens:
 
 
 def _longest(values: Values) -> int:
-    """The longest sequence: of a known type as its architecture has it, which knows of places that no token has."""
+    """Return the maximum length; for a known type the architecture's own, which excludes reserved positions."""
     known = values.known.get("max_length")
     found = known if type(known) is int else values.size(*PLACES) or UNBOUND
     return max(2, min(found, LONGEST))

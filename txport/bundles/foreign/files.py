@@ -1,7 +1,7 @@
-"""Which graphs lie in a folder of others, and which layout they make: by the names of files that exporters agree on.
+"""The graphs in a folder exported by other tools, and their layout, by the file names that the exporters agree on.
 
-Optimum writes graphs beside `config.json`, transformers.js's converter into `onnx`. A variant is what stands behind a
-name: `decoder_model_merged_quantized.onnx` is of the variant `quantized`.
+Optimum writes graphs next to `config.json`; the converter of transformers.js writes them to `onnx`. The suffix of a
+name is the variant: `decoder_model_merged_quantized.onnx` belongs to the variant `quantized`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from txport.bundles.ports import DECODER, ENCODER, MODEL
 from txport.errors import BundleError, UnsupportedError, quoted
 from txport.models.names import CONFIG, MANIFEST
 
-LATER = "decoder_with_past"  # the role of a graph for all steps but the first
+LATER = "decoder_with_past"  # the role of a graph for all steps except the first
 STEMS = ("encoder_model", "decoder_model_merged", "decoder_with_past_model", "decoder_model", "model")
 NAME = re.compile(rf"({'|'.join(STEMS)})(?:_(\w+))?\.onnx")
 PLACES = ("", "onnx")
-HUB, BLOBS = "snapshots", "blobs"  # of Hugging Face's cache, in which folders consist of links
-# Operators that may leave out an input between others; ONNX Runtime 1.31 dies of one that may not.
+HUB, BLOBS = "snapshots", "blobs"  # folders of Hugging Face's cache, where a snapshot contains links to blobs
+# Operators that can omit an input between others. ONNX Runtime 1.31 crashes if another operator omits one.
 MAY_LEAVE_OUT = frozenset({
     "Attention", "Clip", "Conv", "ConvInteger", "ConvTranspose", "DequantizeLinear", "DynamicQuantizeMatMul",
     "EmbedLayerNormalization", "GRU", "GroupQueryAttention", "LSTM", "MatMulIntegerToFloat", "MatMulNBits",
@@ -33,20 +33,21 @@ MAY_LEAVE_OUT = frozenset({
 
 @dataclass(frozen=True)
 class Layout:
-    """How exporters split a model: the stem of the file of each role.
+    """How an exporter splits a model into graphs: the stem of the file of each role.
 
-    A decoder "apart" has a graph for the first step and one for those after it; else one graph is for all steps.
+    In the layout "apart" the decoder has one graph for the first step and one for later steps. In the others, one
+    graph is for all steps.
     """
 
     name: str
     stems: Mapping[str, str]
 
     def describe(self) -> str:
-        """The names of its files."""
+        """Return the names of the layout's files."""
         return " + ".join(f"{stem}.onnx" for stem in self.stems.values())
 
 
-# the first of which all files are there counts: exporters leave the parts beside what they merged
+# the first complete layout is used: exporters keep the separate decoders next to the merged one
 SEQ2SEQ = (
     Layout("merged", {ENCODER: "encoder_model", DECODER: "decoder_model_merged"}),
     Layout("apart", {ENCODER: "encoder_model", DECODER: "decoder_model", LATER: "decoder_with_past_model"}),
@@ -62,7 +63,7 @@ ENCODER_ONLY = Layout("one", {MODEL: "model"})
 
 @dataclass(frozen=True)
 class Found:
-    """The graphs of one variant: their layout, the variant ("" for the plain one), and the file of each role."""
+    """The graphs of one variant: their layout, the variant ("" for no suffix), and the file of each role."""
 
     layout: Layout
     variant: str
@@ -70,14 +71,14 @@ class Found:
 
 
 def recognises(folder: Path) -> bool:
-    """Whether a folder is no bundle of ours and has a graph that is named as others name theirs."""
+    """Whether a folder is not a txport bundle and has a graph with a name that other exporters use."""
     return not (folder / MANIFEST).exists() and any(_graphs(folder, place) for place in PLACES)
 
 
 def find(folder: Path, variant: str | None) -> Found:
-    """The graphs of a folder, those of a variant or the plain ones.
+    """Return the graphs of one variant in a folder; without a variant, those that have no suffix.
 
-    Raises `BundleError` where they make no layout, `UnsupportedError` where only other variants do.
+    Raises `BundleError` if the graphs are not a complete layout, `UnsupportedError` if only other variants exist.
     """
     if not (folder / CONFIG).is_file():
         raise BundleError(f"{folder} has ONNX graphs of another exporter, but no {CONFIG}; download it too")
@@ -98,7 +99,7 @@ def find(folder: Path, variant: str | None) -> Found:
 
 
 def _graphs(folder: Path, place: str) -> dict[tuple[str, str], str]:
-    """The files with known names in a place of a folder: (stem, variant) -> path in the folder."""
+    """Return the files with known names in a subfolder: (stem, variant) -> path in the folder."""
     inside = folder / place
     if not inside.is_dir():
         return {}
@@ -107,7 +108,7 @@ def _graphs(folder: Path, place: str) -> dict[tuple[str, str], str]:
 
 
 def _layout(folder: Path, stems: set[str], variant: str) -> Layout:
-    """The layout of these files; `BundleError` where some are missing or belong to another layout."""
+    """Return the layout of these files; raise `BundleError` if some are missing or belong to another layout."""
     known = SEQ2SEQ if "encoder_model" in stems else CAUSAL
     fitting = [layout for layout in known if stems.issuperset(layout.stems.values())]
     names = ", ".join(f"{stem}{variant and '_'}{variant}.onnx" for stem in sorted(stems))
@@ -123,10 +124,10 @@ def _layout(folder: Path, stems: set[str], variant: str) -> Layout:
 
 
 def require_sound(folder: Path, name: str) -> Outline:
-    """What a graph names, before any runtime sees it.
+    """Check a graph before a runtime loads it, and return its outline.
 
-    Raises `BundleError` for weights that lie outside of the folder or nowhere, for loops, and for nodes that lack an
-    input.
+    Raises `BundleError` for weights outside of the folder, for missing weights, for loops, and for nodes that omit a
+    required input.
     """
     graph = folder / name
     require_inside(folder, graph)
@@ -145,7 +146,7 @@ def require_sound(folder: Path, name: str) -> Outline:
 
 
 def require_inside(folder: Path, file: Path) -> None:
-    """Raise `BundleError` for a link that leads out of the folder, but for those of Hugging Face's cache."""
+    """Raise `BundleError` for a link to a file outside of the folder, unless it is in Hugging Face's cache."""
     whole = folder.resolve()
     real = file.resolve()
     cache = whole.parent.parent / BLOBS if whole.parent.name == HUB else whole

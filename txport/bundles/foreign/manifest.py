@@ -16,7 +16,7 @@ FOREIGN = "foreign"  # the target of such folders
 
 
 def kind_of(target: str, *, plural: bool = False) -> str:
-    """What a bundle of a target is called."""
+    """Return the words for a bundle of a target, such as `a bundle of the cpu target`."""
     if target == FOREIGN:
         return "folders that others exported" if plural else "a folder that others exported"
     return f"bundles of the {target} target" if plural else f"a bundle of the {target} target"
@@ -24,9 +24,10 @@ def kind_of(target: str, *, plural: bool = False) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignManifest(Manifest):
-    """The graphs of a folder as their files declare them; `texts` are its tokenizers, as a bundle has them.
+    """The manifest of a folder without `txport.json`; `read` are its graphs as their files declare them.
 
-    `pads` says whether the graphs take rows of unequal lengths in one batch.
+    `texts`: files of its tokenizers, by a bundle's names, each as a path or as its text. `pads`: whether the graphs
+    accept rows of different lengths in one batch.
     """
 
     layout: str
@@ -50,7 +51,7 @@ class ForeignManifest(Manifest):
         return self.texts
 
     def is_of(self, sha256: str) -> bool:
-        """See `Manifest.is_of`: nothing says which checkpoint it was, so that only its numbers can tell."""
+        """See `Manifest.is_of`: always True, since the folder does not state its checkpoint."""
         return True
 
     @property
@@ -59,7 +60,7 @@ class ForeignManifest(Manifest):
         return any(graph.past() for graph in self.read.values())
 
     def differences(self, described: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-        """See `Manifest.differences`: of the model's facts, those that decide what its graphs compute."""
+        """See `Manifest.differences`: compares only the facts that determine what the graphs compute."""
         found, expected = (_comparable(facts) for facts in (self.facts, Facts.from_dict(described["facts"])))
         for name, value in expected.items():
             if found[name] != value and not (name == "state" and not self.has_past):
@@ -84,7 +85,7 @@ class ForeignManifest(Manifest):
 
 
 def _comparable(facts: Facts) -> dict[str, Any]:
-    """What decides which numbers a model computes, and where its targets begin and end."""
+    """Return the facts that determine what a model computes, and where its targets begin and end."""
     writes = facts.writes
     return {
         "task": facts.task,
@@ -99,7 +100,7 @@ def _comparable(facts: Facts) -> dict[str, Any]:
 
 
 def names_differ(graph: Graph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> Iterator[str]:
-    """How what an engine found in a graph's file differs from what was read of it: by name, type and rank."""
+    """Yield one sentence per port that the runtime lacks or finds with another type or rank than the graph's."""
     for side, expected, found in (("input", graph.inputs, inputs), ("output", graph.outputs, outputs)):
         there = {port.name: (port.dtype, len(port.dims)) for port in found}
         for port in expected:

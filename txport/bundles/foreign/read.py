@@ -1,4 +1,4 @@
-"""Reading a folder that others exported: nothing in it is believed that its graphs and its config do not both say."""
+"""Reading a folder exported by other tools; the ports of its graphs must agree with its config."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EIGHT_BITS = frozenset({
     "ConvInteger", "DequantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul",
     "MatMulInteger", "MatMulIntegerToFloat", "QAttention", "QGemm", "QLinearConv", "QLinearMatMul",
 })  # fmt: skip
-HALF = ("fp16", "f16")  # at the end of a variant's name
+HALF = ("fp16", "f16")  # suffixes of variants
 
 
 class File(NamedTuple):
@@ -54,15 +54,15 @@ class File(NamedTuple):
 
     @property
     def has_past(self) -> bool:
-        """Whether caches go in."""
+        """Whether the graph has caches as inputs."""
         return contracts.layers_of(self.inputs) > 0
 
 
 def read_foreign(path: Path, variant: str | None = None) -> Bundle:
-    """The graphs of a folder, of one variant of them, as a bundle that has no `txport.json`.
+    """Return the graphs of a folder, or of one variant, as a bundle that has no `txport.json`.
 
-    Raises `BundleError` for a folder that follows no known contract, which lists every port that differs,
-    `UnsupportedError` for a variant that is not there and for models that nothing here runs.
+    Raises `BundleError`, which lists every port that differs, for a folder that follows no known contract, and
+    `UnsupportedError` for a missing variant and for unsupported models.
     """
     found = files.find(path, variant)
     outlines = {name: files.require_sound(path, name) for name in found.files.values()}
@@ -96,7 +96,7 @@ def read_foreign(path: Path, variant: str | None = None) -> Bundle:
 
 
 def _files(outlines: Mapping[str, Outline]) -> list[str]:
-    """The graphs and the files of their weights, by their paths in the folder."""
+    """Return the paths in the folder of the graphs and of the files with their weights, sorted."""
     found = set(outlines)
     for name, outline in outlines.items():
         found.update((PurePosixPath(name).parent / each).as_posix() for each in outline.files)
@@ -108,7 +108,7 @@ def _hashed(file: Path) -> dict[str, Any]:
 
 
 def _described(values: Values, graphs: Mapping[str, File]) -> tuple[Facts, dict[str, Graph]]:
-    """The facts of a model, and its graphs, each held against its contract."""
+    """Return the facts of a model and its graphs by role; compare each graph with its contract."""
     if ENCODER in graphs:
         return _seq2seq(values, graphs)
     alone = graphs.get(MODEL)
@@ -157,7 +157,7 @@ def _encoder(values: Values, file: File) -> tuple[Facts, dict[str, Graph]]:
 
 
 def _sizes(values: Values, graphs: Mapping[str, File]) -> dict[str, int]:
-    """The dims that the config says, or else the files; `BundleError` where neither says one that is needed."""
+    """Return the dims from the files and the config; raise `BundleError` if neither states one that is needed."""
     found = facts.known_sizes(values)
     says = {LAST_HIDDEN_STATE: HIDDEN, contracts.TOKEN_EMBEDDINGS: HIDDEN}
     if MODEL not in graphs or facts.is_of(values.classes, facts.MASKED):
@@ -165,7 +165,7 @@ def _sizes(values: Values, graphs: Mapping[str, File]) -> dict[str, int]:
     for port in (port for file in graphs.values() for port in file.outputs if port.name in says and port.dims):
         name = says[port.name]
         fixed = port.dims[-1]
-        if isinstance(fixed, int) and (name == HIDDEN or name not in found):  # configs tell others another width
+        if isinstance(fixed, int) and (name == HIDDEN or name not in found):  # some configs have another width
             found[name] = fixed
     needed = [HIDDEN, VOCABULARY]
     if decoder := next((file for file in graphs.values() if file.has_past), None):
@@ -178,7 +178,7 @@ def _sizes(values: Values, graphs: Mapping[str, File]) -> dict[str, int]:
 
 
 def _held(values: Values, graphs: Mapping[str, File], kinds: Mapping[str, Contract], sizes: Sizes) -> dict[str, Graph]:
-    """The graphs with the ports that their contracts name; `BundleError` lists every port that differs."""
+    """Return the graphs with the ports of their contracts; raise `BundleError`, which lists the ports that differ."""
     layers = max(contracts.layers_of(file.inputs) for file in graphs.values())
     problems = [
         problem
@@ -194,7 +194,7 @@ def _held(values: Values, graphs: Mapping[str, File], kinds: Mapping[str, Contra
 
 
 def _state(read: Mapping[str, Graph]) -> tuple[StateTensor, ...]:
-    """What decoders keep, in the order that facts have: that of the rows, then that of the sources."""
+    """Return the state tensors of the decoders in the order of `Facts.state`: of the rows, then of the sources."""
     found = {each for graph in read.values() for each in graph.past()}
     if sum(numbers_of(each, 1) for each in found) > MOST_NUMBERS:
         raise BundleError(f"the caches have too many values per token; the maximum is {MOST_NUMBERS}")
@@ -202,7 +202,7 @@ def _state(read: Mapping[str, Graph]) -> tuple[StateTensor, ...]:
 
 
 def _pads(read: Mapping[str, Graph], model: Facts) -> bool:
-    """Whether rows of unequal lengths may stand in one batch: what is padding must be told, and where tokens stand."""
+    """Whether a batch can have rows of different lengths: the graphs must have masks, causal ones also positions."""
     if model.task == "causal":
         return all({ATTENTION_MASK, POSITION_IDS} <= _names(graph) for graph in read.values())
     masks = {ENCODER: ATTENTION_MASK, MODEL: ATTENTION_MASK}
@@ -215,7 +215,7 @@ def _names(graph: Graph) -> set[str]:
 
 
 def _precision(found: Found, operators: frozenset[str], read: Mapping[str, Graph]) -> str:
-    """What weights and numbers are held in, by the operators and the types in the files."""
+    """Return the precision, from the operators and the types in the files."""
     if operators & FOUR_BITS:
         return "int4"
     if operators & EIGHT_BITS:
@@ -225,19 +225,19 @@ def _precision(found: Found, operators: frozenset[str], read: Mapping[str, Graph
 
 
 def _generation(path: Path, values: Values, model: Facts) -> dict[str, Any]:
-    """How a model searches, or pools, unless it is told otherwise."""
+    """Return the default options of search, or of pooling for encoder-only models."""
     if model.task == "encode":
         return pooling_defaults(path, model)
     return search_defaults(values.generation or values.config, model)
 
 
 def _special(texts: Mapping[str, Path | str]) -> dict[str, int] | None:
-    """The special tokens of a tokenizer: what is written for each -> its id."""
+    """Return the special tokens of a tokenizer as text -> id; None without a tokenizer, {} for an invalid one."""
     found = texts.get(TOKENIZER)
     try:
         if found is None:
             return None
         tokens = (read_json(found) if isinstance(found, Path) else json.loads(found))["added_tokens"]
         return {each["content"]: each["id"] for each in tokens if type(each["id"]) is int}
-    except (DocumentError, LookupError, TypeError):  # what is wrong is told when it is loaded
+    except (DocumentError, LookupError, TypeError):  # loading the tokenizer reports the error
         return {}

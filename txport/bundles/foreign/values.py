@@ -1,4 +1,4 @@
-"""What a folder of others says of its model, in `config.json` and beside it, over the defaults of known types."""
+"""Values of a model exported by other tools: its JSON configs, over the defaults of the model type if it is known."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from txport.models import family
 from txport.models.config import LARGEST, read_config
 from txport.models.names import CONFIG, GENERATION, PREPROCESSOR
 
-SIDES = ("text_config", "decoder")  # where configs of several models say what the decoder is
+SIDES = ("text_config", "decoder")  # parts of composite configs that describe the decoder
 
 
 @dataclass(frozen=True)
 class Values:
-    """The values of a folder. Raises `BundleError` for one that is no number, or no token, where it must be one."""
+    """The config values of a folder. Raises `BundleError` for one that must be a number or a token and is not."""
 
     folder: Path
-    special: Mapping[str, int] | None = None  # special tokens of the tokenizer, by what is written for them
+    special: Mapping[str, int] | None = None  # special tokens of the tokenizer: text -> id
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Those of `config.json`."""
+        """The values of `config.json`."""
         return _read(self.folder / CONFIG)
 
     @cached_property
     def generation(self) -> dict[str, Any]:
-        """Those of `generation_config.json`; none where there is no such file."""
+        """The values of `generation_config.json`; empty if there is no such file."""
         return _read(self.folder / GENERATION) if (self.folder / GENERATION).is_file() else {}
 
     @property
@@ -40,12 +40,12 @@ class Values:
 
     @property
     def known(self) -> dict[str, Any]:
-        """The config that an architecture here would have; nothing for a type, or a variant, that none expresses."""
+        """The config in the project's own architecture; empty if none supports this type or variant."""
         return self.expressed[0]
 
     @cached_property
     def expressed(self) -> tuple[dict[str, Any], str]:
-        """That config, and why there is none."""
+        """The config in the project's own architecture, and the reason if it is empty."""
         names = (GENERATION, PREPROCESSOR)
         beside = {Path(name).stem: _read(self.folder / name) for name in names if (self.folder / name).is_file()}
         try:
@@ -59,7 +59,7 @@ class Values:
 
     @cached_property
     def _all(self) -> dict[str, Any]:
-        """The values under every name that transformers has for them, over the defaults of the type."""
+        """The values under every name that transformers uses for them, over the defaults of the type."""
         known = family.all_families().get(self.type)
         values = {**(known.defaults[self.type] if known else {}), **self.config}
         for alias, name in (known.aliases if known else {}).items():
@@ -69,11 +69,11 @@ class Values:
         return {**inner, **values, **self._tokens}
 
     def get(self, *names: str) -> Any:
-        """Return the value of the first of these names that has one, otherwise None."""
+        """Return the value of the first of these names that has one; None if none has."""
         return next((each for name in names if (each := self._all.get(name)) is not None), None)
 
     def size(self, *names: str) -> int | None:
-        """A whole number of any size; None where nothing says it."""
+        """Return a positive whole number below `LARGEST`; None if no value has one of these names."""
         found = self.get(*names)
         if found is not None and (type(found) is not int or not 0 < found < LARGEST):
             raise self._wrong(f"{names[0]} must be a positive whole number, got {quoted(found)}")
@@ -81,13 +81,13 @@ class Values:
 
     @property
     def source_vocabulary(self) -> int | None:
-        """How many tokens a source is of: of the encoder's own config, where there is one."""
+        """The size of the source vocabulary, from the encoder's separate config if there is one."""
         inner = self.config.get("encoder")
         found = inner.get("vocab_size") if isinstance(inner, dict) else None
         return found if type(found) is int and 0 < found < LARGEST else self.size("vocab_size")
 
     def tokens(self, name: str, size: int) -> tuple[int, ...]:
-        """One token or several of a vocabulary; none where nothing says them."""
+        """Return the ids of one token or several of a vocabulary of `size`; () if no value has this name."""
         found = self.get(name)
         ids = [] if found is None else found if isinstance(found, list) else [found]
         for each in ids:
@@ -96,7 +96,7 @@ class Values:
         return tuple(ids)
 
     def token(self, name: str, size: int) -> int | None:
-        """One token, the first of several; None where nothing says it."""
+        """Return the id of one token, the first of several; None if no value has this name."""
         return next(iter(self.tokens(name, size)), None)
 
     def _wrong(self, what: str) -> BundleError:

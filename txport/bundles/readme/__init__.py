@@ -1,1 +1,1 @@
-"""The README of a bundle: what it is, and how a program in another language runs it."""
+"""The README of a bundle: a description, and examples of programs that run it."""

@@ -1,4 +1,4 @@
-"""The example of the graph that searches by itself: one run, and no loop to write."""
+"""The section on the single graph, which contains the search: one run, without a loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INPUTS
 
 
 def section(manifest: Manifest) -> Iterator[str]:
-    """What it is for, and how Python calls it."""
+    """Yield the blocks of the section: the purpose of the graph, and an example in Python."""
     graph = manifest.graphs[names.GENERATE]
     yield "### In one run"
     yield (

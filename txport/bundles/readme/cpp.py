@@ -1,4 +1,4 @@
-"""The example in C++, over ONNX Runtime's `onnxruntime_cxx_api.h`."""
+"""The example in C++, with ONNX Runtime's `onnxruntime_cxx_api.h`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from txport.models.facts import Function
 
 
 def generating(settings: Settings) -> str:
-    """The example for a model that generates: functions, without a `main`."""
+    """Return the example for a generating model: functions, without a `main`."""
     manifest = settings.manifest
     is_causal = settings.facts.task == "causal"
     is_portable = manifest.target == "portable"
@@ -89,7 +89,7 @@ def _cpu_encode(settings: Settings) -> str:
 
 
 def _cpu_source(settings: Settings) -> str:
-    """The rest of what a step reads, where there is a source."""
+    """Return the lines for the other inputs of a step of a model with a source."""
     lines = ["given.push_back(tensor(lengths, {1}));"]
     if settings.facts.attention:
         lines = [
@@ -131,7 +131,7 @@ def _constants(settings: Settings) -> Iterator[str]:
 
 
 def _ids(name: str, values: object, comment: str) -> Iterator[str]:
-    """As in Python, with the brackets and signs of C++."""
+    """Yield the lines of a constant: as in Python, in C++ syntax."""
     lines = [line.replace("[", "{").replace("]", "}") for line in constant(f"const Ids {name}", values, "")]
     lines[-1] += ";"
     lines[0] += f"  // {comment}" if comment else ""
@@ -146,7 +146,7 @@ def _sessions(manifest: Manifest) -> Iterator[str]:
 
 
 def _names(settings: Settings) -> str:
-    """What follows `past` and `present` in the names of caches."""
+    """Return a function with the suffixes of the caches' names, after `past` and `present`."""
     kinds = ["decoder.key", "decoder.value", "encoder.key", "encoder.value"]
     if settings.manifest.target == "cpu" or settings.facts.task == "causal":
         kinds = ["key", "value"]
@@ -175,7 +175,7 @@ def _dims(settings: Settings) -> str:
 
 
 def _choose(settings: Settings) -> str:
-    """The rules of the checkpoint, in the order in which they count."""
+    """Return a function that applies the checkpoint's rules for the next token, in order; "" if there are none."""
     rules = settings.rules
     if not rules:
         return ""
@@ -195,7 +195,7 @@ def _choose(settings: Settings) -> str:
 
 
 def encoding(manifest: Manifest) -> str:
-    """The example for a model that only encodes: functions, without a `main`."""
+    """Return the example for an encoder-only model: functions, without a `main`."""
     ability = ability_of(manifest)
     facts = manifest.facts
     is_half = manifest.dtype == "float16"
@@ -224,7 +224,7 @@ def encoding(manifest: Manifest) -> str:
     return "".join(parts) + "\n" + "\n".join(body) + "\n"
 
 
-CLASSIFIES: dict[Function | None, list[str]] = {  # where labels do not exclude each other
+CLASSIFIES: dict[Function | None, list[str]] = {  # if labels are independent
     "sigmoid": [
         "auto scores = row(0);",
         "for (auto& score : scores) score = 1 / (1 + std::exp(-score));",
@@ -235,7 +235,7 @@ CLASSIFIES: dict[Function | None, list[str]] = {  # where labels do not exclude 
 
 
 def _made(manifest: Manifest) -> tuple[str, list[str]]:
-    """What a function returns, and its lines behind the run."""
+    """Return the result type of the function, and its lines after the run."""
     ability = ability_of(manifest)
     pooling, normalize = pooling_of(manifest)
     if ability == "embed":

@@ -1,4 +1,4 @@
-"""The pieces of which the example in C++ is made; words in capitals are replaced where they are put together."""
+"""The pieces of the example in C++; words in capitals are placeholders that `cpp` replaces."""
 
 from __future__ import annotations
 

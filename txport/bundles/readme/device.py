@@ -1,4 +1,4 @@
-"""The loop around the graphs of a cuda bundle: what lies on the device, and what each run is told."""
+"""The loop around the graphs of a cuda bundle: the data on the device, and the inputs of each run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOW = (
 
 
 def encoded(settings: Settings) -> Iterator[str]:
-    """The source, and the steps over it."""
+    """Yield how to run the encoder and the steps."""
     graphs = settings.manifest.graphs
     reads = settings.facts.reads
     given = "`input_features`" if settings.reads_features else "`input_ids`"
@@ -36,7 +36,7 @@ def encoded(settings: Settings) -> Iterator[str]:
 
 
 def prompted(settings: Settings) -> Iterator[str]:
-    """The prompt, and the steps after it."""
+    """Yield how to run the prompt and the steps after it."""
     yield _caches()
     yield (
         f"Run `{settings.manifest.graphs['prefill'].file}` on all but the last token of the prompt: `input_ids` (1, "
@@ -47,7 +47,7 @@ def prompted(settings: Settings) -> Iterator[str]:
 
 
 def notes(manifest: Manifest) -> Iterator[str]:
-    """What steps on the device allow."""
+    """Yield notes on steps on the device."""
     graphs = manifest.graphs
     yield (
         "**Without the host**: bind `next_ids` to the memory of `input_ids`, `present_lengths` to that of "

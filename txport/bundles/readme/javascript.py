@@ -1,4 +1,4 @@
-"""The example in JavaScript: onnxruntime-node, or, for the portable target, onnxruntime-web too."""
+"""The example in JavaScript, for onnxruntime-node; for the portable target, also for onnxruntime-web."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ export async function generate(prompt, most = MOST) {
 
 
 def generating(settings: Settings) -> str:
-    """The example for a model that generates, an ES module."""
+    """Return the example for a generating model, an ES module."""
     is_portable = settings.manifest.target == "portable"
     is_causal = settings.facts.task == "causal"
     if is_portable:
@@ -201,7 +201,7 @@ def _constants(settings: Settings) -> Iterator[str]:
 
 
 def _constant(name: str, value: object, comment: str) -> Iterator[str]:
-    """As in Python, but for its beginning, its end, and the sign of a comment."""
+    """Yield the lines of a constant: as in Python, in JavaScript syntax."""
     lines = list(constant(f"const {name}", value, ""))
     lines[-1] += ";"
     lines[0] += f"  // {comment}" if comment else ""
@@ -221,7 +221,7 @@ def _sessions(settings: Settings) -> Iterator[str]:
 
 
 def _dims(settings: Settings) -> Iterator[str]:
-    """The dims of caches of some length."""
+    """Yield the lines of a function that returns the dims of a cache of a given length."""
     if settings.cache:
         heads, size = settings.cache
         yield f"const cacheDims = (name, length) => [1, {heads}, length, {size}];"
@@ -233,7 +233,7 @@ def _dims(settings: Settings) -> Iterator[str]:
 
 
 def _choose(settings: Settings) -> str:
-    """The rules of the checkpoint, in the order in which they count."""
+    """Return a function that applies the checkpoint's rules for the next token, in order; "" if there are none."""
     rules = settings.rules
     if not rules:
         return ""
@@ -253,7 +253,7 @@ def _choose(settings: Settings) -> str:
 
 
 def encoding(manifest: Manifest) -> str:
-    """The example for a model that only encodes, an ES module."""
+    """Return the example for an encoder-only model, an ES module."""
     ability = ability_of(manifest)
     labels = manifest.facts.labels
     facts = manifest.facts
@@ -288,14 +288,14 @@ def encoding(manifest: Manifest) -> str:
     return "\n".join(lines) + "\n"
 
 
-CLASSIFIES: dict[Function | None, str] = {  # where labels do not exclude each other
+CLASSIFIES: dict[Function | None, str] = {  # if labels are independent
     "sigmoid": "return row(0).map((value) => 1 / (1 + Math.exp(-value)));",
     "none": "return row(0);",
 }
 
 
 def _made(manifest: Manifest) -> Iterator[str]:
-    """What becomes of the rows of an output."""
+    """Yield the lines that convert the rows of the output to the result."""
     ability = ability_of(manifest)
     pooling, normalize = pooling_of(manifest)
     if ability == "embed":

@@ -1,4 +1,4 @@
-"""The README of a bundle, of its manifest and the names of its files: the same manifest gives the same bytes."""
+"""The README of a bundle, made only from its manifest and the names of its files, so that it is reproducible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from txport.models.facts import Facts
 from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER
 from txport.system.markdown import code, plain
 
-LEAST_RUNTIME = "1.24.1"  # of ONNX Runtime: the oldest that txport runs on
+LEAST_RUNTIME = "1.24.1"  # the oldest version of ONNX Runtime that txport supports
 LEAST_ON_DEVICE = "1.31.1"  # with CUDA
 MOST_LABELS = 50  # in a list
 TASKS = {
@@ -28,7 +28,7 @@ TASKS = {
 
 
 def readme(manifest: Manifest, files: Collection[str]) -> str:
-    """The page, as Markdown; `files` are the names of the other files."""
+    """Return the page, as Markdown; `files` are the names of the other files."""
     return "\n\n".join(part.strip("\n") for part in _parts(manifest, files)) + "\n"
 
 
@@ -185,7 +185,7 @@ def _how(manifest: Manifest) -> str:
 
 
 def _examples(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """The head of each example, and what stands below it."""
+    """Yield the heading of each example, and the text below it."""
     web = (
         "In a browser, `onnxruntime-web` takes the place of `onnxruntime-node`."
         if manifest.target == "portable"

@@ -1,4 +1,4 @@
-"""The example in Python, which needs NumPy and onnxruntime alone."""
+"""The example in Python, which needs only NumPy and onnxruntime."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ ENCODE = {
 
 
 def generating(settings: Settings) -> str:
-    """The example for a model that generates."""
+    """Return the example for a generating model."""
     manifest = settings.manifest
     facts = settings.facts
     is_portable = manifest.target == "portable"
@@ -175,7 +175,7 @@ def generating(settings: Settings) -> str:
 
 
 def _chosen(text: str, settings: Settings) -> str:
-    """With the choice of a token in the place of `CHOOSE`."""
+    """Return the text with `CHOOSE` replaced by the choice of a token."""
     for scores in ('found["logits"][0, -1]', "binding.get_outputs()[0].numpy()[0]"):
         how = f"choose({scores}, len(target))" if settings.rules else f"int({scores}.argmax())"
         text = text.replace(f"CHOOSE({scores})", how)
@@ -197,7 +197,7 @@ def _constants(settings: Settings) -> Iterator[str]:
 
 
 def constant(name: str, value: object, comment: str) -> Iterator[str]:
-    """An assignment; a long list takes several lines."""
+    """Yield the lines of an assignment; a long list has several lines."""
     values = [*value] if isinstance(value, list | tuple) else value
     line = f"{name} = {values}" + (f"  # {comment}" if comment else "")
     if len(line) <= WIDTH or not isinstance(values, list):
@@ -226,7 +226,7 @@ def _sessions(settings: Settings) -> Iterator[str]:
 
 
 def _choose(settings: Settings) -> str:
-    """The rules of the checkpoint, in the order in which they count."""
+    """Return a function that applies the checkpoint's rules for the next token, in order."""
     lines = {
         "forced_bos_token_id": "if count == 0:\n    return FORCED_BOS_TOKEN_ID",
         "forced_eos_token_id": "if count == MOST - 1:\n    return FORCED_EOS_TOKEN_ID",
@@ -251,14 +251,14 @@ MAKES = {
 }
 
 
-CLASSIFIES: dict[Function | None, str] = {  # where labels do not exclude each other
+CLASSIFIES: dict[Function | None, str] = {  # if labels are independent
     "sigmoid": "return (1 / (1 + np.exp(-found[0].astype(np.float64)))).tolist()",
     "none": "return found[0].astype(np.float64).tolist()",
 }
 
 
 def encoding(manifest: Manifest) -> str:
-    """The example for a model that only encodes."""
+    """Return the example for an encoder-only model."""
     ability = ability_of(manifest)
     labels = manifest.facts.labels
     pooling, normalize = pooling_of(manifest)

@@ -1,4 +1,4 @@
-"""What the examples in a README need to know of a bundle: ids, limits, and the checkpoint's own rules for tokens."""
+"""Settings of a bundle for the examples in its README: ids, limits, and the checkpoint's rules for tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txport.bundles.ports import DECODER, STEP, Graph
 from txport.models.audio.facts import Features
 from txport.models.facts import Ability, Facts, Owner
 
-# Settings of a checkpoint that the examples obey; the others are named as those that they do not.
+# Settings of a checkpoint that the examples apply; the page lists the others as not applied.
 OBEYED = (
     "max_new_tokens",
     "max_length",
@@ -26,34 +26,34 @@ OBEYED = (
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one bundle that generates. `rules` are those that change which token comes next, by transformers' names."""
+    """Settings of a generating bundle. `rules` are the settings that change the next token, by transformers' names."""
 
     manifest: Manifest
 
     @property
     def facts(self) -> Facts:
-        """What is true of the model."""
+        """The facts about the model."""
         return self.manifest.facts
 
     @property
     def reads_features(self) -> bool:
-        """Whether the source is features, not tokens."""
+        """Whether the source is audio features, not tokens."""
         return isinstance(self.facts.source, Features)
 
     @property
     def graph(self) -> Graph:
-        """The one that gives the next token."""
+        """The graph that computes the next token."""
         graphs = self.manifest.graphs
         return graphs[STEP] if STEP in graphs else graphs[DECODER]
 
     @property
     def start(self) -> tuple[int, ...]:
-        """What a target begins with; nothing where a prompt does."""
+        """The tokens at the start of a target; () for a causal model."""
         return target_start(self.facts) if self.facts.task == "seq2seq" else ()
 
     @property
     def most(self) -> int:
-        """How many new tokens a target may have; of a causal model, less where the prompt leaves no room for them."""
+        """The maximum number of new tokens; a causal model can have fewer after a long prompt."""
         given = self.manifest.generation
         longest = self.facts.writes.longest
         if given.get("max_length") is not None:
@@ -64,45 +64,45 @@ class Settings:
 
     @property
     def rules(self) -> Mapping[str, Any]:
-        """The checkpoint's rules for the next token, those that say something."""
+        """The checkpoint's rules for the next token that have an effect."""
         found = self.manifest.generation
         names = OBEYED[2:]
         return {name: found[name] for name in names if found.get(name) not in (None, 0, [], ()) or _is_id(name, found)}
 
     @property
     def left_out(self) -> Mapping[str, Any]:
-        """What else the checkpoint says of search."""
+        """The checkpoint's other settings of search, which the examples do not apply."""
         return {name: value for name, value in self.manifest.generation.items() if name not in OBEYED}
 
     @property
     def caches(self) -> dict[str, tuple[int, int]]:
-        """The inputs that bring the state, and the heads and the head size of each."""
+        """The cache inputs that the example creates: name -> number of heads, head size."""
         owner: Owner | None = None if self.manifest.target == "portable" else "row"
         return {name: (int(each.dims[0]), int(each.dims[2])) for each, name in self.graph.past(owner).items()}
 
     @property
     def cache(self) -> tuple[int, int] | None:
-        """Heads and head size of all caches; None where they are not alike."""
+        """The number of heads and the head size of all caches; None if they differ."""
         found = set(self.caches.values())
         return found.pop() if len(found) == 1 else None
 
     @property
     def layers(self) -> int:
-        """How many decoder layers there are."""
+        """The number of decoder layers."""
         return 1 + max(each.layer for each in self.facts.state)
 
 
 def _is_id(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether it is a token, which may be 0."""
+    """Whether the rule is a forced token that is set; its id can be 0."""
     return name.startswith("forced_") and values.get(name) is not None
 
 
 def pooling_of(manifest: Manifest) -> tuple[str, bool]:
-    """How an encoder makes one vector of a text, and whether that gets length 1."""
+    """Return the default pooling of an encoder-only model, and whether vectors are normalised to length 1."""
     return manifest.generation.get("pooling", "mean"), manifest.generation.get("normalize", False)
 
 
 def ability_of(manifest: Manifest) -> Ability:
-    """What an encoder is for."""
+    """Return what an encoder-only model can do."""
     assert manifest.facts.ability is not None
     return manifest.facts.ability

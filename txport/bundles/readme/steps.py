@@ -1,4 +1,4 @@
-"""The loop that a program writes around the graphs of a bundle, step by step."""
+"""The steps of a program that runs the graphs of a bundle, as text."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from txport.models.audio.facts import Features, Speech
 from txport.models.facts import Ability, Facts, Function
 from txport.system.markdown import code
 
-SHOWN = 8  # of a long list
+SHOWN = 8  # items of a long list
 
 
 def steps(manifest: Manifest) -> list[str]:
-    """The steps in their order, as Markdown, without numbers."""
+    """Return the steps in order, as Markdown, without numbers."""
     if manifest.facts.task == "encode":
         return list(_encoding(manifest))
     settings = Settings(manifest)
@@ -29,7 +29,7 @@ def steps(manifest: Manifest) -> list[str]:
 
 
 def _read(settings: Settings) -> Iterator[str]:
-    """How what goes in is made."""
+    """Yield how to make the inputs of the model."""
     if settings.facts.task == "causal":
         yield _prompt(settings.facts)
     elif settings.reads_features:
@@ -39,7 +39,7 @@ def _read(settings: Settings) -> Iterator[str]:
 
 
 def notes(manifest: Manifest) -> list[str]:
-    """What else a program may do: batches, beams, attention."""
+    """Return notes on batches, beams and attention, as Markdown."""
     facts = manifest.facts
     portable = manifest.target == "portable"
     found = [_batches(manifest)]
@@ -76,7 +76,7 @@ def _source(facts: Facts) -> str:
 
 
 def around(before: Sequence[int], after: Sequence[int]) -> str:
-    """How special ids stand around those of a text."""
+    """Return the special ids before and after the ids of a text, as words."""
     parts = [numbers(before), "the ids of the text", numbers(after)]
     return ", then ".join(part for part in parts if part)
 
@@ -188,7 +188,7 @@ def _empty(settings: Settings) -> str:
 
 
 def _spoken(speech: Speech | None) -> str:
-    """What the tokens say that a target of a model of speech begins with."""
+    """Return the meaning of the start tokens of a speech model's target."""
     if speech is None or not speech.languages:
         return ""
     pairs = [f"{name} {id_}" for name, id_ in zip(speech.languages, speech.language_ids, strict=True)]
@@ -199,7 +199,7 @@ def _spoken(speech: Speech | None) -> str:
 
 
 def ending(settings: Settings) -> str:
-    """Where a loop over steps ends."""
+    """Return a sentence on when the loop over steps ends."""
     ends = settings.facts.writes.ends
     most = (
         f"{settings.most} tokens" if settings.start else f"{settings.facts.writes.longest} tokens, the prompt counted"
@@ -208,7 +208,7 @@ def ending(settings: Settings) -> str:
     return f"Give each new token to the next step, {when} there are {most}."
 
 
-CLASSIFIES: dict[Function | None, str] = {  # where labels do not exclude each other
+CLASSIFIES: dict[Function | None, str] = {  # if labels are independent
     "sigmoid": "1 / (1 + exp(-number)) of each number is the probability of that label.",
     "none": "Each number is the value of its label.",
 }
@@ -225,7 +225,7 @@ def _encoding(manifest: Manifest) -> Iterator[str]:
 
 
 def meaning_of_outputs(manifest: Manifest, ability: Ability) -> str:
-    """What the outputs of a model that only encodes mean."""
+    """Return the meaning of the outputs of an encoder-only model."""
     facts = manifest.facts
     pooling, normalize = pooling_of(manifest)
     likeliest = "is at the likeliest label; softmax gives probabilities"
@@ -274,5 +274,5 @@ def _best(manifest: Manifest) -> str:
 
 
 def numbers(ids: Sequence[int]) -> str:
-    """Ids as people read them."""
+    """Return ids separated by commas."""
     return ", ".join(map(str, ids))

@@ -1,4 +1,4 @@
-"""The tables of a README: what the bundle is, its files, and the ports of its graphs."""
+"""The tables of a README: a summary of the bundle, its files, and the ports of its graphs."""
 
 from __future__ import annotations
 
@@ -111,13 +111,13 @@ KINDS = {
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Rows of cells that are Markdown already; a bar in code ends no cell."""
+    """Return a table of cells that are Markdown already; bars in code are escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(BAR.sub(ESCAPED, cell) for cell in cells)} |" for cells in lines)
 
 
 def files(manifest: Manifest, found: Iterable[str]) -> str:
-    """What each file is."""
+    """Return a table of the files and their purposes."""
     graphs = {graph.file: KINDS[role] for role, graph in manifest.graphs.items()}
     kinds = {**FILES, **graphs}
     rows = []
@@ -129,7 +129,7 @@ def files(manifest: Manifest, found: Iterable[str]) -> str:
 
 
 def ports(graph: Graph, facts: Facts) -> str:
-    """The inputs and outputs of a graph; those that each layer has stand in one row."""
+    """Return a table of the inputs and outputs of a graph; ports that exist per layer share one row."""
     rows = [
         (side, code(name), dtype, code(dims), description)
         for side, name, dtype, dims, description in port_rows(graph, facts)
@@ -138,7 +138,7 @@ def ports(graph: Graph, facts: Facts) -> str:
 
 
 def port_rows(graph: Graph, facts: Facts) -> Iterator[tuple[str, str, str, str, str]]:
-    """Each port, or all of one kind: in or out, its name, type and dims, and what it is, which is Markdown."""
+    """Yield a row per port, or per kind of port: "in" or "out", name, type, dims, and description as Markdown."""
     for side, every in (("in", graph.inputs), ("out", graph.outputs)):
         for port, layers in _grouped(every):
             name = LAYER.sub(".L", port.name, count=1) if layers else port.name
@@ -147,7 +147,7 @@ def port_rows(graph: Graph, facts: Facts) -> Iterator[tuple[str, str, str, str, 
 
 
 def _grouped(every: Sequence[Port]) -> Iterator[tuple[Port, int]]:
-    """One port for all that differ in the layer alone, and how many there are; 0 for one without a layer."""
+    """Yield one port for those that differ only in the layer, and their number; 0 for a port without a layer."""
     groups: dict[tuple[str, tuple[Dim, ...]], list[Port]] = {}
     for port in every:
         of_layer = port.state is not None or port.name.startswith(MOVED)
@@ -173,12 +173,12 @@ def _described(port: Port, graph: Graph, facts: Facts, layers: int) -> str:
 
 
 def dims(manifest: Manifest) -> str:
-    """What the names of dynamic dims mean."""
+    """Return a table of the dynamic dims and their meanings."""
     return table(["dim", "what"], [(code(name), text) for name, text in dim_rows(manifest)])
 
 
 def dim_rows(manifest: Manifest) -> list[tuple[str, str]]:
-    """The name of each dynamic dim, and what it means, which is Markdown."""
+    """Return the name of each dynamic dim, and its meaning as Markdown."""
     found = {str(dim) for graph in manifest.graphs.values() for port in (*graph.inputs, *graph.outputs)
              for dim in port.dims if isinstance(dim, str)}  # fmt: skip
     used = {word for dim in found for word in dim.split(" + ")}
@@ -187,7 +187,7 @@ def dim_rows(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def about(manifest: Manifest) -> str:
-    """What the bundle is."""
+    """Return a table that summarises the bundle."""
     checkpoint = manifest.checkpoint
     tools = manifest.tools
     rows = [
@@ -204,7 +204,7 @@ def about(manifest: Manifest) -> str:
 
 
 def parity(manifest: Manifest) -> str:
-    """What the comparison at export said; nothing that depends on the machine."""
+    """Return the result of the comparison at export, without figures that depend on the machine."""
     found = manifest.parity
     if manifest.weightless:
         return "not compared: these are graphs without weights"

@@ -1,4 +1,4 @@
-"""All commands, in the order in which they are met."""
+"""All commands, in the order of a typical workflow."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def inspect(bundle: str, variant: str | None, brief: bool, as_json: bool, html: 
 
 
 def _kernels(bundle: Any) -> dict[str, Any]:
-    """What `inspect --json` adds of a cuda bundle: what its graphs become on a GPU, or why that can't be said here."""
+    """Return what `inspect --json` adds for a cuda bundle: the audit of each graph, or why there is none."""
     if bundle.manifest.target != "cuda":
         return {}
     from txport.inspection.kernels import audits_or_why

@@ -1,4 +1,4 @@
-"""`txport run` for models that only encode: vectors, labels or missing tokens out of texts."""
+"""`txport run` for encoder-only models: prints vectors, labels or masked tokens of texts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from txport.errors import UnsupportedError
 from txport.models.facts import Facts, Pooling
 
 ARRAY = ".npy"
-TRUE = 0.5  # the least probability of a label that is shown, where labels do not exclude each other
+TRUE = 0.5  # minimum probability of a printed label, if labels are independent
 FLAGS = {"pooling": "--pooling", "normalize": "--normalize", "top": "--top"}
 OF = {"embed": ("pooling", "normalize"), "classify": ("top",), "tag": (), "fill": ("top",)}  # a model's options
 Lines = Iterator[str]
 
 
 def encoding_options(command: F) -> F:
-    """What to make of the outputs of a model that only encodes."""
+    """Add the options for the outputs of encoder-only models."""
     normalize = "Vectors: normalise to L2 norm 1." + _otherwise("no")
     top = "Number of labels, or of tokens per mask, to print, one per line.  [default of tokens: 5]"
     pooling = "Vectors: mean of all token vectors, the first token's vector, or all token vectors." + _otherwise("mean")
@@ -38,12 +38,12 @@ def encoding_options(command: F) -> F:
 
 
 def _otherwise(value: str) -> str:
-    """What help says of an option that the bundle may name."""
+    """Return the help text for the default of an option that the bundle can set."""
     return f"  [default: as the bundle says, or {value}]"
 
 
 def require_fit(facts: Facts, output: Path | None, generating: Iterable[str]) -> None:
-    """Raise `UnsupportedError` for options that a model has no use for; `generating` are flags of generation."""
+    """Raise `UnsupportedError` for options that do not apply to the model; `generating`: given flags of generation."""
     able = facts.ability
     gives = ", ".join(each.name for each in facts.outputs)
     model = f"this model is encoder-only with the outputs {gives}" if able else "this model generates"
@@ -66,7 +66,10 @@ def run(
     shown: dict[str, Any],
     how: dict[str, Any],
 ) -> None:
-    """Write what the model makes of each text; `shown` are the values of `FLAGS`, `how` the batches."""
+    """Write the result of the model for each text; `shown`: the values of `FLAGS`, `how`: options of the batches.
+
+    Raises `UnsupportedError` for JSON together with an array.
+    """
     if _is_array(output) and as_json:
         raise UnsupportedError(f"--json writes text and --output {output} writes an array; remove one of them")
     texts, told = itertools.tee(texts)
@@ -91,7 +94,7 @@ def _is_array(output: Path | None) -> bool:
 
 
 def _write_array(stream: IO[str], vectors: Iterable[Any], pooling: str, width: int) -> None:
-    """One array of all vectors (N, D)."""
+    """Write one array (N, D) of all vectors in NumPy's format; raise `UnsupportedError` for one vector per token."""
     import numpy as np
 
     from txport.encoding import stacked
@@ -116,7 +119,7 @@ def _embed(model: Any, texts: Iterable[str], shown: dict[str, Any], how: dict[st
 
 
 def _numbers(array: Any) -> Any:
-    """As few digits as tell fp32 numbers apart."""
+    """Return the values as floats with the fewest digits that identify each fp32 value."""
     return [_numbers(each) for each in array] if array.ndim > 1 else [float(str(each)) for each in array]
 
 

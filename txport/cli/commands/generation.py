@@ -1,4 +1,4 @@
-"""`txport run` and `txport score`: text in, text out."""
+"""`txport run` and `txport score`: generation and scores."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _carry_out(
     as_json: bool,
     as_stream: bool,
 ) -> None:
-    """Encode, transcribe or generate, as the model does; each has options of its own."""
+    """Encode, transcribe or generate, depending on the model, with the options that apply."""
     shown = {name: options.pop(name) for name in encoding.FLAGS}
     heard = {name: options.pop(name) for name in speech.FLAGS}
     if model.facts.ability:
@@ -167,7 +167,7 @@ def _carry_out(
 
 
 def _require_shown(as_stream: bool, as_json: bool, alignment: Any) -> None:
-    """Raise `UnsupportedError` for options of `run` that show results in ways that do not go together."""
+    """Raise `UnsupportedError` for output options of `run` that can't be combined."""
     if as_stream and (others := [flag for name, flag in NOT_STREAMED.items() if is_given(name)]):
         raise UnsupportedError(f"--stream prints text by text; it can't be combined with {', '.join(others)}")
     if alignment and not as_json:
@@ -183,7 +183,7 @@ def _write(
     as_json: bool,
     as_stream: bool,
 ) -> None:
-    """Write what is found for each text, in order; at the end, tell how many had nothing that the model knows."""
+    """Write the result of each text, in order; at the end, print how many texts have an empty output."""
     with textio.open_output(output) as stream, _in_flags():
         if as_stream:
             _stream(model, source, stream, options)
@@ -199,7 +199,7 @@ def _write(
 
 @contextlib.contextmanager
 def _in_flags() -> Iterator[None]:
-    """Refusals name options as in Python; those of a command name what was typed."""
+    """Replace the Python names of options in an `UnsupportedError` by the flags of the command."""
     try:
         yield
     except UnsupportedError as error:
@@ -208,23 +208,26 @@ def _in_flags() -> Iterator[None]:
 
 
 def _stream(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str, Any]) -> None:
-    """Print what is certain of each text as soon as it is."""
+    """Print the output of each text while it is generated."""
     del options["batch_size"], options["batch_tokens"], options["continuous"]
     options["prefix"] = options.pop("prefixes")
     for text in texts:
         shown = ""
         for output in model.stream(text, **options):
-            if output.startswith(shown):  # the same tokens may be written in another way once more is known
+            if output.startswith(shown):  # later tokens can change how earlier ones are decoded
                 textio.print_line(output[len(shown) :], stream, end="")
                 shown = output
         textio.print_line("" if output == shown else f"\n{output}", stream)
 
 
 def _chosen(options: dict[str, Any], defaults: Mapping[str, Any], as_json: bool) -> dict[str, Any]:
-    """The options of a search: those that were given, else the model's own, else the usual ones."""
+    """Return the options of search: the given values, then the model's defaults, then the command's.
+
+    Raises `UnsupportedError` for a length penalty that has no effect.
+    """
     flags = {name: flag.removeprefix("--").replace("-", "_") for name, flag in IDS.items()}
     chosen = options | {name: value for name, value in defaults.items() if not is_given(flags.get(name, name))}
-    if chosen["beams"] == chosen["nbest"] == 1 and not as_json:  # no score is shown
+    if chosen["beams"] == chosen["nbest"] == 1 and not as_json:  # no score is printed
         chosen["scores"] = False
         if is_given("length_penalty") and chosen["length_penalty"] != 1:
             raise UnsupportedError("--length-penalty only changes scores here, which are shown with --json")
@@ -232,7 +235,10 @@ def _chosen(options: dict[str, Any], defaults: Mapping[str, Any], as_json: bool)
 
 
 def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """What options name by tokens, as ids; those options are taken away."""
+    """Return the options that name tokens, as ids, and remove them from `options`.
+
+    Raises `UnsupportedError` if an option for a single token has several.
+    """
     first = options.pop("forced_bos_token")
     last = options.pop("forced_eos_token")
     ends = options.pop("eos_token")
@@ -329,6 +335,6 @@ def _lines(result: Any, as_json: bool, nbest: int) -> Iterator[str]:
     elif nbest == 1:
         yield result.output
     elif not result.hypotheses:
-        yield from ["\t"] * nbest  # as many lines as for any other text
+        yield from ["\t"] * nbest  # the same number of lines as for other texts
     else:
         yield from (f"{each.score:.4f}\t{each.output}" for each in result.hypotheses)

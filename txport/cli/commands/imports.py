@@ -1,4 +1,4 @@
-"""`txport import`: what becomes of each tensor of a checkpoint, whoever wrote it."""
+"""`txport import`: shows how the tensors of a checkpoint are mapped, and converts it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def import_(
 
 
 def _tell(found: Fit, verdict: Verdict | None, *, as_json: bool) -> None:
-    """All that was found; the process ends here unless it fits, and computes what the original does."""
+    """Print the mapping and the comparison; exit with 2 if tensors do not fit, with 1 if the results differ."""
     if as_json:
         more = {} if verdict is None else {"against": verdict.to_dict()}
         textio.print_json({**found.to_dict(), **more}, indent=2)
@@ -111,7 +111,7 @@ def _draft(source: str, file: Path, architecture: str | None, at: str) -> None:
 
 
 def show(found: Fit) -> None:
-    """Two tables, of the files' tensors and of the model's, and what does not fit."""
+    """Print two tables, of the files' tensors and of the model's, then the problems and the verdict."""
     from txport.cli import tables
 
     given = [
@@ -134,7 +134,7 @@ def show(found: Fit) -> None:
 
 
 def show_against(verdict: Verdict) -> None:
-    """How far outputs agree; where they do not, the first place at which import and original part, and why."""
+    """Print how far the outputs agree; if they differ, the first difference of import and original, and its cause."""
     echo()
     for line in verdict.lines():
         echo(line)

@@ -1,4 +1,4 @@
-"""`txport bench` and `txport doctor`: this machine."""
+"""`txport bench` and `txport doctor`: speed and installation of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`txport run` for models that read audio: what is said in files, as text or with its times."""
+"""`txport run` for models that read audio: prints transcripts of files, optionally with timestamps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from txport.errors import TextError, UnsupportedError
 from txport.models.facts import Facts
 
 FLAGS = {"language": "--language", "task": "--task", "timestamps": "--timestamps", "fallback": "--fallback"}
-NO_USE = {  # of options of text, for audio
+NO_USE = {  # options for text that do not apply to audio
     "continuous": "--continuous",
     "batch_tokens": "--batch-tokens",
     "workers": "--workers",
@@ -30,7 +30,7 @@ OF_TEXT = ("continuous", "batch_tokens", "unknown", "prefixes", "batch_size")
 
 
 def speech_options(command: F) -> F:
-    """What to make of audio."""
+    """Add the options for audio."""
     tasks = click.Choice(["transcribe", "translate"])
     for option in (
         click.option(
@@ -50,7 +50,7 @@ def is_for(facts: Facts) -> bool:
 
 
 def require_fit(facts: Facts) -> None:
-    """Raise `UnsupportedError` for options that a model has no use for."""
+    """Raise `UnsupportedError` for options that do not apply to the model."""
     wrong, what = (NO_USE, "text") if is_for(facts) else (FLAGS, "audio")
     if flags := [flag for name, flag in wrong.items() if is_given(name)]:
         this = "this model reads audio" if is_for(facts) else "this model reads text"
@@ -58,7 +58,7 @@ def require_fit(facts: Facts) -> None:
 
 
 def require_text(text: str) -> str:
-    """The same; `TextError` for the name of an audio file."""
+    """Return the text; raise `TextError` if it is the name of an audio file."""
     from txport.models.audio.reading import is_audio
 
     if is_audio(text):
@@ -75,7 +75,7 @@ def run(
     heard: dict[str, Any],
     options: dict[str, Any],
 ) -> None:
-    """Write what is said in each file; `heard` are the values of `FLAGS`, `options` those of a search."""
+    """Write the transcript of each file; `heard`: the values of `FLAGS`, `options`: options of search."""
     how: dict[str, Any] = {name: value for name, value in options.items() if name not in OF_TEXT}
     if is_given("batch_size"):
         how["batch_size"] = options["batch_size"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from txport.exporters.check import GraphError
 from txport.models.parts import Attention
 
-PLAIN, PACKED = "plain attention", "packs of linear maps"
+PLAIN, PACKED = "plain attention", "packed projections"
 
 
 class Counted:

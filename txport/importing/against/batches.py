@@ -18,12 +18,12 @@ from txport.runtimes.inputs import Source, batch
 from txport.system import memory
 
 ROWS = 3
-LENGTHS = ((5, 7), (11, 4), (2, 6))  # of sources and targets; none is the number of rows, nor alike in one batch
+LENGTHS = ((5, 7), (11, 4), (2, 6))  # of sources and targets; none equals ROWS, and the two of a batch differ
 RAGGED = (9, 4, 7)
 BESIDE = 5
-LONG, BEYOND = 300, 9  # tokens of one long row at least, and behind whatever changes with the length
-WORK = 1e13  # multiplications and additions of a long row at most: minutes
-SHARE = 0.5  # of the free memory that a long row may take
+LONG, BEYOND = 300, 9  # tokens of the long row, and tokens after the last position whose behaviour depends on length
+WORK = 1e13  # most multiply-adds of the long row: minutes
+SHARE = 0.5  # of free memory for the long row
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What fault models are told of a place at which an import and its original part."""
+"""The evidence that fault models receive about a tap at which an import and its original differ."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from txport.proof.bisect.words import describe
 
 Array = NDArray[Any]
 
-RECENT = 14  # values of which a sum may be made
-SAME = 1e-12  # of the largest value
+RECENT = 14  # values that are tried as summands
+SAME = 1e-12  # maximum difference of equal values, relative to the largest
 
 
 @dataclass(frozen=True)
 class Beside(Evidence):
-    """One tap: the import's values are `expected`, the original's are `seen`.
+    """Evidence about one tap: the import's values are `expected`, the original's are `seen`.
 
-    `closest` is how near the last hypothesis came that explained them.
+    `closest` are the differences that remain with the hypotheses that explained `seen`.
     """
 
     tap: Tap
@@ -43,13 +43,13 @@ class Beside(Evidence):
 
     @property
     def expected(self) -> Array:
-        """What the import gives."""
+        """The import's values."""
         found: Array = self.tap.ours.double().numpy()
         return found
 
     @cached_property
     def seen(self) -> Array:
-        """What the original gives; on padding, what the import does."""
+        """The original's values; on padding, those of the import."""
         tap = self.tap
         theirs = tap.theirs if tap.real is None else torch.where(tap.real, tap.theirs, tap.ours)
         found: Array = theirs.double().numpy()
@@ -62,12 +62,12 @@ class Beside(Evidence):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The part."""
+        """The name of the part."""
         return (self.tap.key[0],)
 
     @property
     def role(self) -> str:
-        """Which side of the model it is of."""
+        """The side of the model with the tap; "model" for an encoder-only model."""
         if self.model.facts.task == "encode":
             return "model"
         return side_of(self.model, self.tap)
@@ -79,7 +79,7 @@ class Beside(Evidence):
 
     @property
     def arrays(self) -> dict[str, Array]:
-        """None: nothing is cached."""
+        """Empty: there is no graph."""
         return {}
 
     @property
@@ -116,7 +116,7 @@ class Beside(Evidence):
         return self._made_by(Frames) if self.tap.key[2] == IN else None
 
     def _made_by(self, kind: type[nn.Module]) -> PartCall | None:
-        """The call of a part of a kind whose result is here."""
+        """Return the call of a part of this type, without a norm, whose result is the import's value, or None."""
         calls = (each for several in self.record.values() for each in several if isinstance(each.part, kind))
         found = [each for each in calls if torch.equal(each.result, self.tap.ours)]
         norms = [getattr(each.part, "norm", None) for each in found]
@@ -124,7 +124,7 @@ class Beside(Evidence):
 
     @cached_property
     def values(self) -> list[Value]:
-        """What the place is made of, by its figures: one value, or two that are added."""
+        """The values that the tap consists of: an equal value, or two that are added; else the last of its shape."""
         key = self.tap.key
         before = self.run.flow[: self.run.moments.get(key, len(self.run.flow))]
         recent = [each for each in reversed(before) if each.tensor.shape == self.tap.ours.shape]
@@ -147,7 +147,7 @@ class Beside(Evidence):
 
     @property
     def kind(self) -> object:
-        """Of what kind the place is: the type of a part, or the side."""
+        """The kind of the tap, for the choice of fault models: the type of a part, or the side."""
         side = self.tap.key[2]
         call = self.call
         if side == END or call is None:
@@ -160,7 +160,7 @@ class Beside(Evidence):
         return Residual if len(self.values) > 1 else IN
 
     def explains(self, hypothesis: Array) -> bool:
-        """See `Evidence`; of a block, its last map is still to come."""
+        """See `Evidence`; the last linear layer of a block is applied first."""
         return self.matches(self._finished(hypothesis))
 
     def left(self, hypothesis: Array) -> float:
@@ -168,7 +168,7 @@ class Beside(Evidence):
         return self._gap(self._finished(hypothesis))
 
     def matches(self, values: Array) -> bool:
-        """Whether values are those of the original."""
+        """Return True if values are the original's, up to a small share of the error; add the rest to `closest`."""
         if values.size != self.seen.size:
             return False
         error = self._gap(self.expected)
@@ -179,10 +179,10 @@ class Beside(Evidence):
         return is_right
 
     def _gap(self, values: Array) -> float:
-        """The largest difference from the original, on real tokens; of huge values in proportion."""
+        """Return the largest difference from the original on real tokens; that of huge values is relative."""
         found = values.reshape(self.seen.shape)
         real = self.tap.real
-        with np.errstate(invalid="ignore"):  # infinity less itself, where both are
+        with np.errstate(invalid="ignore"):  # inf - inf, where both are infinite
             gap = np.where(found == self.seen, 0.0, np.abs(found - self.seen))
         gap = np.where(True if real is None else real.numpy(), gap, 0.0)
         return float(self.tap.scaled(torch.from_numpy(gap)).max()) if gap.size else 0.0

@@ -1,4 +1,4 @@
-"""What may be wrong at each kind of place: bisect's fault models, and those of imports before them."""
+"""The fault models for each kind of tap: those of bisect, and those of imports."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ FAULTS: Mapping[object, tuple[FaultModel, ...]] = {
     IN: (not_finite, other_order, unread, other_output, multiple),
     END: (masked_tokens, not_finite, unread, other_output, other_softmax, multiple),
 }
-# those whose sentences are about the import; the others say what the original does
+# fault models whose descriptions are about the import; the others describe the original
 OF_IMPORT = (transposed, inner_transposed, lost_bias, unread, other_roles, other_softmax, masked_tokens)
 
 
 def cause_of(evidence: Beside) -> Cause | None:
-    """The first fault model that explains what the original gives; None where none does."""
+    """Return the cause by the first fault model that explains the original's value; None if none does."""
     kind = evidence.kind
     kinds = kind.__mro__ if isinstance(kind, type) else (kind,)
     for fault_model in next((FAULTS[each] for each in kinds if each in FAULTS), ()):
@@ -80,6 +80,6 @@ def cause_of(evidence: Beside) -> Cause | None:
 
 
 def _of_original(cause: Cause) -> Cause:
-    """In the words of bisect, a graph differs from the model; here the original does from the import."""
+    """Return the cause in words for imports: bisect describes a graph that differs from the model."""
     what = cause.what.replace("the model's", "the import's").replace("PyTorch has", "the import has")
     return Cause(cause.kind, f"in the original, {what}")

@@ -1,4 +1,4 @@
-"""Faults of an import: how its tensors were read from the files, and what the original has that it does not."""
+"""Faults of an import: tensors that were read wrongly from the files, and operations that only the original has."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from txport.proof.bisect.words import name_of_sublayer
 
 Array = NDArray[Any]
 
-NEAR = 1e-6  # of the largest value: two values of the original that are one
-NAMED = 5  # masked tokens
-ORDER = "order"  # the kind of a norm that stands elsewhere
+NEAR = 1e-6  # maximum difference of equal values of the original, relative to the largest
+NAMED = 5  # maximum number of masked tokens in a message
+ORDER = "order"  # the kind of cause for a norm at another position
 LAYOUTS = ("interleaved", "halves", "fairseq")
 OFFSETS = (0, 1, 2, -1, -2)
 
 
 def transposed(evidence: Beside) -> Cause | None:
-    """A square matrix that lies across."""
+    """A square matrix that is transposed, with or without its bias."""
     call = evidence.call
     assert call is not None
     part = call.part
@@ -54,7 +54,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Array:
 
 
 def lost_bias(evidence: Beside) -> Cause | None:
-    """A bias that the original adds, and that the import is not made of."""
+    """A bias that the original adds and the import does not use."""
     pair = evidence.tap.pair
     if pair is None or not pair.bias or len(pair.rows) != 1:
         return None
@@ -66,7 +66,7 @@ def lost_bias(evidence: Beside) -> Cause | None:
 
 
 def unread(evidence: Beside) -> Cause | None:
-    """What a module of the original gives whose tensors the import is not made of."""
+    """A module of the original with tensors that the import does not use: its output is the value, or is added."""
     used = set(evidence.origins.used)
     for name, calls in evidence.run.watched.items():
         files = evidence.origins.unread(name)
@@ -90,7 +90,7 @@ def unread(evidence: Beside) -> Cause | None:
 
 
 def other_order(evidence: Beside) -> Cause | None:
-    """A norm that stands before its sublayer in one, and after its residual in the other."""
+    """A norm before the sublayer in one model (pre-norm), and after the residual in the other (post-norm)."""
     found = misplaced(evidence)
     if found is None:
         return None
@@ -99,7 +99,7 @@ def other_order(evidence: Beside) -> Cause | None:
 
 
 def misplaced(evidence: Beside) -> tuple[str, Residual] | None:
-    """The first residual of a layer whose norm the original has elsewhere, by name."""
+    """Return the layer's first residual whose norm has another position in the original, with its name, or None."""
     name = evidence.tap.key[0]
     parts = name.split(".")
     found = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
@@ -115,7 +115,7 @@ def misplaced(evidence: Beside) -> tuple[str, Residual] | None:
 
 
 def _placed(evidence: Beside, name: str) -> bool | None:
-    """Whether the original's norm around a sublayer comes before it; None where that can't be told."""
+    """Return True if the original's norm is before a sublayer, False if after the residual, None if unknown."""
     sublayer = name_of_sublayer(evidence.model, name)
     last = last_map(evidence.model.get_submodule(sublayer))
     part = evidence.model.get_submodule(sublayer)
@@ -138,7 +138,7 @@ def _near(one: Tensor, other: Tensor) -> bool:
 
 
 def other_waves(evidence: Beside) -> Cause | None:
-    """Sinusoids in another order, or at other places."""
+    """Sinusoids with another layout, or at shifted positions."""
     assert evidence.embedding is not None
     part = evidence.embedding.part
     assert isinstance(part, Embedding)
@@ -161,7 +161,7 @@ def other_waves(evidence: Beside) -> Cause | None:
 
 
 def other_softmax(evidence: Beside) -> Cause | None:
-    """Probabilities, or their logarithms, in place of logits, or the other way round."""
+    """Probabilities or log-probs instead of logits in the original, or log-probs instead of logits in the import."""
     ours = torch.from_numpy(evidence.expected)
     found = {"log-softmax": torch.log_softmax(ours, -1).numpy(), "softmax": torch.softmax(ours, -1).numpy()}
     what = evidence.best(found)
@@ -176,7 +176,7 @@ def other_softmax(evidence: Beside) -> Cause | None:
 
 
 def masked_tokens(evidence: Beside) -> Cause | None:
-    """Tokens that never come: the original makes their logits one number, and all else agrees."""
+    """Suppressed tokens: the original sets their logits to a constant, and all other logits agree."""
     if evidence.tap.key[0] != LOGITS:
         return None
     theirs, ours = (each.reshape(-1, each.shape[-1]) for each in (evidence.seen, evidence.expected))
@@ -195,7 +195,7 @@ def masked_tokens(evidence: Beside) -> Cause | None:
 
 
 def any_window(evidence: Beside) -> Cause | None:
-    """An attention that sees fewer of the last tokens: the first query that errs says how many."""
+    """Attention with a smaller window: its size is the position of the first query with a wrong value."""
     assert evidence.block is not None
     part = evidence.block.part
     given = attended(evidence.block)
@@ -217,7 +217,7 @@ def any_window(evidence: Beside) -> Cause | None:
 
 
 def inner_transposed(evidence: Beside) -> Cause | None:
-    """A square matrix within an attention that the original computes as one, which lies across."""
+    """A transposed square matrix in an attention whose linear layers are not separate calls in the original."""
     from txport.importing.against.regrouping import mixed_with
 
     block = evidence.block
@@ -237,7 +237,7 @@ def inner_transposed(evidence: Beside) -> Cause | None:
 
 @torch.inference_mode()
 def _across(block: PartCall, part: Attention) -> Iterator[tuple[str, Tensor]]:
-    """Queries, keys and values that a matrix that lies across gives."""
+    """Yield queries, keys and values with a transposed weight, each with its role."""
     for role in ("query", "key", "value"):
         linear = getattr(part, role)
         x = block.inner_calls(linear)[0].arguments[0]

@@ -23,13 +23,13 @@ from txport.models.weights.values import Weights
 from txport.system import memory
 
 TRANSFORMERS = "transformers"
-# of what is held in float64 at once
+# number of copies in memory at once, in float64
 COPIES = 2  # of all weights: the import's and the original's
 LARGEST_COPIES = 2  # of the largest tensor, while its numbers are followed to the files; later there are, in its place,
-VALUES_COPIES = 8  # of what the linear maps read and give, by the records of both models
-OUTPUT_COPIES = 8  # more of what the models give
-SCORES_COPIES = 2  # of what each query gives each key, which an original may hand on
-NAMED = 3  # tensors in an error
+VALUES_COPIES = 8  # of the inputs and outputs of linear layers, in the records of both models
+OUTPUT_COPIES = 8  # more of the outputs of the models
+SCORES_COPIES = 2  # of the attention weights, which an original may return
+NAMED = 3  # tensors that an error names
 
 
 def hold_against(name: str, against: str, *, trust_code: bool = False) -> Verdict:

@@ -22,10 +22,10 @@ from txport.models.weights.values import Weights
 from txport.system.machine import is_out_of_memory
 from txport.system.packages import needed
 
-WHOLE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")  # ends of classes that give logits
+WHOLE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")  # suffixes of classes that return logits
 GENERIC = {"seq2seq": "AutoModelForSeq2SeqLM", "causal": "AutoModelForCausalLM", "encode": "AutoModel"}
 HEARD = "AutoModelForSpeechSeq2Seq"
-OLDER = {"gamma": "weight", "beta": "bias"}  # names in old files -> names of now
+OLDER = {"gamma": "weight", "beta": "bias"}  # names in old files -> current names
 
 
 def load_transformers(folder: Path, weights: Weights, facts: Facts) -> Original:

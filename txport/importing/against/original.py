@@ -1,4 +1,4 @@
-"""The original: a module of the user's own with the weights of the checkpoint, ready to run beside the import."""
+"""The original: a module from the user's code with the weights of the checkpoint."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from txport.models.names import code_name
 from txport.models.weights.values import Weights
 from txport.system.machine import is_out_of_memory
 
-RUN = "run"  # the function of a file that says how its module is called
-NAMED = 3  # tensors of each kind in an error
+RUN = "run"  # the function in a user's file that calls the module
+NAMED = 3  # maximum number of tensors of each kind in an error
 
 Run = Callable[[nn.Module, Batch], Any]
 
 
 @dataclass(frozen=True)
 class Original:
-    """A module in evaluation, and how it is run; `names` are those of its tensors -> those in the checkpoint's files.
+    """A module in evaluation mode, and the function that runs it.
 
-    `masks` says whether it can be told what is padding.
+    `names`: the module's name of a tensor -> its name in the checkpoint's files. `masks`: True if `run` accepts a
+    padding mask.
     """
 
     name: str
@@ -43,13 +44,14 @@ class Original:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes in."""
+        """The dtype of its floating-point parameters; float32 if it has none."""
         return next((each.dtype for each in self.module.parameters() if each.is_floating_point()), torch.float32)
 
     def widen(self, given: Batch) -> list[str]:
-        """Let it compute in float64, if it can; else in float32. `CheckpointError` where it can't run at all.
+        """Convert the module to float64, or to float32 if it fails in float64.
 
-        -> functions that it calls in float32 even so.
+        Returns the names of functions that still compute in float32 or less. Raises `CheckpointError` if it can't run
+        in either.
         """
         self.module.double()
         narrow = Narrow()
@@ -64,7 +66,7 @@ class Original:
 
     @torch.inference_mode()
     def give(self, given: Batch) -> Any:
-        """Whatever it gives for a batch; `CheckpointError`, with the line, where it fails."""
+        """Run the module on a batch and return its result; raise `CheckpointError`, with the line, if it fails."""
         try:
             with computing(self.dtype):
                 return self.run(self.module, given.to(self.dtype))
@@ -77,7 +79,11 @@ class Original:
             raise CheckpointError(f"{what}{line_of(error)}") from error
 
     def outputs(self, given: Batch, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those of its outputs that the import gives too, by name; `CheckpointError` for one of another shape."""
+        """Return the outputs that the import (`expected`) has too, by name.
+
+        Raises `CheckpointError` if there are none, and for wrong shapes, NaN or infinity. Only logits may be -inf, for
+        the same tokens at all positions.
+        """
         found = self.give(given)
         several = list(tensors_in(found))
         if not several:
@@ -104,12 +110,12 @@ class Original:
 
 
 def _alone(given: Tensor, like: Tensor) -> Tensor:
-    """A score a token is one label's, whether or not there is a dim for it."""
+    """Return a tensor with a last dim of size 1 added if the import's has one: there is one label."""
     return given[..., None] if (*given.shape, 1) == like.shape else given
 
 
 def _bars_tokens(logits: Tensor) -> bool:
-    """Whether all that is no number is -inf, of the same few tokens everywhere."""
+    """Return True if all non-finite values are -inf, for the same tokens at all positions, but not for all tokens."""
     infinite = (logits == -torch.inf).flatten(0, -2)
     whole = infinite.all(0)
     is_all = torch.equal(infinite.any(0), whole) and bool((logits.isfinite() | (logits == -torch.inf)).all())
@@ -117,9 +123,10 @@ def _bars_tokens(logits: Tensor) -> bool:
 
 
 def load_module(name: str, weights: Weights, facts: Facts, place: object) -> Original:
-    """What `model.py:NAME` means: the file runs, and NAME is a class or a function that makes the module.
+    """Load `model.py:NAME`: execute the file; NAME is a class or a function that returns the module, or the module.
 
-    It gets the tensors of the checkpoint at `place` by its own names for them.
+    The module receives the tensors of the checkpoint at `place` by its names for them. Raises `CheckpointError` if the
+    file fails, NAME returns no usable module, or its tensors differ from the checkpoint's.
     """
     found = code_name(name)
     assert found is not None
@@ -138,7 +145,7 @@ def load_module(name: str, weights: Weights, facts: Facts, place: object) -> Ori
 
 
 def _made(made: Any, what: str) -> nn.Module:
-    """The module that a class or a function without arguments makes; or that one itself."""
+    """Return the module that a class or a function without arguments returns; a module is returned as it is."""
     if made is None:
         raise CheckpointError(f"{what} must be a class or a function that gives a torch.nn.Module, and is not there")
     if not isinstance(made, nn.Module):
@@ -166,10 +173,11 @@ def _made(made: Any, what: str) -> nn.Module:
 
 @torch.no_grad()
 def fill(module: nn.Module, weights: Weights, what: str, place: object) -> dict[str, str]:
-    """Give a module the tensors of a checkpoint by its own names; -> these -> the names in the files.
+    """Copy the tensors of a checkpoint into a module by name; return the module's names -> the names in the files.
 
-    A prefix that all names of one of the two have is left out. Buffers may be missing, and tensors that are tied to
-    one that is there.
+    A prefix is added to or removed from the module's names if more of them match then. Buffers may be missing, and so
+    may tensors that are tied to one in the files. Raises `CheckpointError` if other tensors are missing, or if shapes
+    differ.
     """
     state = module.state_dict(keep_vars=True)
     names = _prefixed(list(state), list(weights.shapes))
@@ -193,7 +201,7 @@ def fill(module: nn.Module, weights: Weights, what: str, place: object) -> dict[
 
 
 def _prefixed(own: Sequence[str], given: Sequence[str]) -> dict[str, str]:
-    """Names of a module -> names of files, by the prefix of either that lets most of them meet."""
+    """Return names of a module -> names in the files, with the prefix, of either, for which most names match."""
     known = set(given)
     prefixes = {"", *(_starts(given)), *(f"-{each}" for each in _starts(own))}
     ways = ({name: to for name in own if (to := _renamed(name, each)) in known} for each in sorted(prefixes))
@@ -201,13 +209,13 @@ def _prefixed(own: Sequence[str], given: Sequence[str]) -> dict[str, str]:
 
 
 def _starts(names: Sequence[str]) -> set[str]:
-    """What names begin with, up to each dot."""
+    """Return the beginnings of names up to each of the first three dots."""
     parts = (name.split(".") for name in names)
     return {".".join(each[:count]) + "." for each in parts for count in range(1, min(len(each), 4))}
 
 
 def _renamed(name: str, prefix: str) -> str:
-    """A name with a prefix, or without one."""
+    """Return a name with a prefix added, or, if the prefix begins with "-", removed."""
     return name.removeprefix(prefix[1:]) if prefix.startswith("-") else prefix + name
 
 
@@ -220,7 +228,7 @@ PLAIN: dict[Task, Run] = {
 
 
 def _told(run: Callable[..., Any], task: Task) -> Run:
-    """By the function of the user's file."""
+    """Return a function that calls `run` of the user's file with the arguments of the task."""
     if task == "seq2seq":
         return lambda module, given: run(module, given.source, given.mask, given.target)
     if task == "encode":
@@ -229,7 +237,7 @@ def _told(run: Callable[..., Any], task: Task) -> Run:
 
 
 def require_used(original: Original, used: Sequence[str], place: object) -> None:
-    """Raise `CheckpointError` for tensors that the import is made of, and that the original does not have."""
+    """Raise `CheckpointError` if the import is made from tensors that the original does not have."""
     taken = set(original.names.values())
     left = [name for name in used if name not in taken]
     if left:

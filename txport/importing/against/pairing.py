@@ -1,7 +1,7 @@
-"""Which call of the original computes what a part of the import does: by the tensors of which both are made.
+"""Pairs of calls in the import and in the original that compute the same, found by the tensors that both use.
 
-A plan says of which numbers of which tensor of the files each number of the model's is made. Nothing is inferred from
-names, and where one module of the original does the work of several parts, each gets its share of what that gives.
+The plan of the import states which value of which tensor of the files each value of the model is. Nothing is inferred
+from names. If one module of the original computes several parts, each part gets its share of the module's output.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from txport.models.weights.values import Filled, Shape, Weights
 from txport.proof.bisect.calls import PartCall, Record, calls_of
 from txport.proof.bisect.faults.evidence import last_map
 
-# of the largest value: a product with the same weight
+# maximum error of a product with the same weight, relative to the largest value
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.002, torch.bfloat16: 0.02}
 BLOCKS = (Attention, FeedForward, GatedFeedForward)
-AT_ONCE = 1 << 20  # numbers of a matrix that are compared
+AT_ONCE = 1 << 20  # values of a matrix that are compared at once
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Which number of which tensor of the files each row of outputs of a linear map of the import is."""
+    """Positions of a linear layer's outputs and inputs in those of the original's layer with the tensor `file`."""
 
     file: str
-    outputs: Tensor  # (out,) the outputs of the original's map
+    outputs: Tensor  # (out,)
     inputs: Tensor | None = None  # (in,)
 
 
 @dataclass(frozen=True)
 class Share:
-    """Rows of a matrix of the import that are numbers of one tensor of the files.
+    """Rows of a matrix of the import that consist of values of one tensor of the files.
 
-    `first` (out,) are places along the file's first axis, `second` (in,) along its last; the other way round where the
-    matrix is `turned` between the two.
+    `first` (out,) are positions along the tensor's first axis, `second` (in,) along its last axis. If the import
+    transposes the tensor (`turned`), `first` are positions along the last axis and `second` along the first.
     """
 
     file: str
@@ -55,16 +55,16 @@ class Share:
     turned: bool
 
     def rows(self, *, across: bool) -> Rows:
-        """Which numbers of the original's map, whose matrix in the file may be (in, out), the rows are."""
+        """Return the positions in the original's linear layer; with `across`, its matrix in the file is (in, out)."""
         one, other = (self.first, self.second) if self.turned == across else (self.second, self.first)
         return Rows(self.file, one, other)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A call of a part of the import, and what the original read and gave in its place; None for what can't be told.
+    """A call of a part of the import, and the corresponding input and output in the original; None if unknown.
 
-    `theirs` are the names of its modules.
+    `theirs` are the names of the original's modules.
     """
 
     call: PartCall
@@ -76,7 +76,7 @@ class Pair:
 
 
 class Origins:
-    """Of which tensors of the files each tensor of the import is made, and which modules of the original own them."""
+    """The tensors of the files from which the import is made, and the modules of the original that own them."""
 
     def __init__(self, model: Model, plan: Plan, original: Original) -> None:
         self.plan = plan
@@ -105,22 +105,22 @@ class Origins:
                 for file in () if tensor is None else files.get(id(tensor), ()):
                     self._owners.setdefault(file, []).append((module_name, own))
                     self._tensors[file] = tensor.detach()
-        self._same = {file: frozenset(several) for several in files.values() for file in several}  # tied ones
+        self._same = {file: frozenset(several) for several in files.values() for file in several}  # tied tensors
         self._modules = dict(original.module.named_modules())
 
     @property
     def used(self) -> list[str]:
-        """The tensors of the files of which the import is made."""
+        """The tensors of the files from which the import is made."""
         every = (name for pieces in self.plan.made.values() for piece in pieces for name in piece.value.names())
         return list(dict.fromkeys(every))
 
     def files_of(self, name: str) -> tuple[str, ...]:
-        """Those of which a tensor of the import is made."""
+        """Return the tensors of the files from which a tensor of the import is made."""
         pieces = self.plan.made.get(self._first.get(name, name), ())
         return tuple(dict.fromkeys(each for piece in pieces[:1] for each in piece.value.names()))
 
     def files_under(self, module: str) -> frozenset[str]:
-        """Those that a module of the original has anywhere in it."""
+        """Return the tensors of the files in a module of the original, including its submodules."""
         inside = (
             file
             for file, owners in self._owners.items()
@@ -130,11 +130,14 @@ class Origins:
         return frozenset(inside)
 
     def owners(self, file: str) -> list[str]:
-        """The modules of the original that have a tensor themselves."""
+        """Return the modules of the original that own a tensor of the files directly."""
         return [name for name, _ in self._owners.get(file, [])]
 
     def numbers(self, name: str) -> Tensor | None:
-        """The number that each number of a tensor of the import is, all tensors of the files one after the other."""
+        """Return the index of each value of a tensor of the import, counted through all tensors of the files.
+
+        The result has the shape of the import's tensor. It is None if the values are not those of the files.
+        """
         pieces = self.plan.made.get(self._first.get(name, name), ())
         if not pieces or isinstance(pieces[0].value, Filled) or not pieces[0].value.names():
             return None
@@ -142,7 +145,7 @@ class Origins:
         return None if found.is_floating_point() else found
 
     def shares(self, name: str) -> list[Share]:
-        """The rows of a matrix, cut where the tensor of the files changes; none where they are no rows of these."""
+        """Return a matrix as shares of tensors of the files, in the order of its rows; [] if this is not possible."""
         if name not in self._shares:
             numbers = self.numbers(name)
             found = [] if numbers is None or numbers.dim() != 2 else [self._share(each) for each in self._cut(numbers)]
@@ -158,7 +161,7 @@ class Origins:
         return share_of(numbers - begin, file, self.plan.given[file])
 
     def columns(self, name: str) -> Tensor | None:
-        """The places along the file's last axis of the first row of a matrix; None of what is no matrix."""
+        """Return the positions of a matrix's first row along the file's last axis; None if it is not a matrix."""
         if name not in self._columns:
             numbers = self.numbers(name)
             is_matrix = numbers is not None and numbers.dim() == 2
@@ -169,26 +172,26 @@ class Origins:
         return self._columns[name]
 
     def file_at(self, number: int) -> tuple[str, int]:
-        """The tensor that a number is of, and where that begins."""
+        """Return the tensor of the files that has the value with this index, and the index of its first value."""
         at = bisect_right(self._begins, number) - 1
         return self._names[at], self._begins[at]
 
     def tensor(self, file: str) -> Tensor:
-        """The original's, in the type that it computes in."""
+        """Return the original's tensor for one of the files, in the original's dtype."""
         return self._tensors[file]
 
     def unread(self, module: str) -> list[str]:
-        """Tensors of a module of the original of which the import is not made."""
+        """Return the tensors that a module of the original owns directly and from which the import is not made."""
         used = {same for file in self.used for same in self._same.get(file, {file})}
         return [file for file in self.own_files(module) if file not in used]
 
     def own_files(self, module: str) -> list[str]:
-        """The tensors that a module of the original has itself."""
+        """Return the tensors of the files that a module of the original owns directly."""
         return [file for file, owners in self._owners.items() if module in [name for name, _ in owners]]
 
 
 def share_of(numbers: Tensor, file: str, shape: Shape) -> Share | None:
-    """Rows of a matrix (out, in) of numbers that a tensor of a file of this shape has, counted from its first."""
+    """Return the share for a matrix (out, in) of indices into a tensor of this shape; None if it is not a submatrix."""
     size = prod(shape)
     width = shape[-1]
     for turned in (False, True):
@@ -202,7 +205,7 @@ def share_of(numbers: Tensor, file: str, shape: Shape) -> Share | None:
 
 
 def _is_sum(numbers: Tensor, begins: Tensor, steps: Tensor) -> bool:
-    """Whether each number of a matrix is the sum of one for its row and one for its column; a few rows at a time."""
+    """Return True if each value of a matrix is the sum of one for its row and one for its column; in blocks of rows."""
     several = max(1, AT_ONCE // max(1, numbers.shape[1]))
     places = (slice(at, at + several) for at in range(0, len(numbers), several))
     return all(torch.equal(numbers[some], begins[some, None] + steps) for some in places)
@@ -210,16 +213,16 @@ def _is_sum(numbers: Tensor, begins: Tensor, steps: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Product:
-    """A call of the original that gives a product of what it reads with a matrix of its own, and perhaps a bias."""
+    """A call of the original that returns the product of its input with one of its matrices, plus an optional bias."""
 
     call: Seen
     file: str
     across: bool  # the matrix is (in, out)
-    bias: str  # its file, if one is added
+    bias: str  # the tensor of the files that is added, or ""
 
 
 def product_of(origins: Origins, call: Seen, file: str) -> Product | None:
-    """How a call computes with a matrix, found on its figures; None where it does anything else."""
+    """Return the product that a call computes with a matrix, by its values; None if it computes anything else."""
     x = call.read
     y = call.result
     weight = origins.tensor(file)
@@ -243,7 +246,10 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def pairs_of(origins: Origins, record: Record, watched: Watched) -> Iterator[Pair]:
-    """Each call of a part of the import for which calls of the original are found, in the import's order."""
+    """Yield the calls of linear layers, convolutions, embeddings and norms with a counterpart in the original.
+
+    They are in the order of the import.
+    """
     several = {name: [name] for name in record}
     done: set[frozenset[str]] = set()
     for name in several:
@@ -266,7 +272,7 @@ def pairs_of(origins: Origins, record: Record, watched: Watched) -> Iterator[Pai
 
 
 def _calls(origins: Origins, watched: Watched, file: str, *, of_tokens: bool) -> list[Seen]:
-    """The calls of the modules that own a tensor, which are given tokens, or numbers."""
+    """Return the calls of the modules that own a tensor, in order: with floating-point inputs, or with tokens only."""
     owners = dict.fromkeys(origins.owners(file))
     found = [each for owner in owners for each in watched.get(owner, [])]
     fitting = [each for each in found if (each.read is None) == of_tokens and each.result is not None]
@@ -274,7 +280,7 @@ def _calls(origins: Origins, watched: Watched, file: str, *, of_tokens: bool) ->
 
 
 def _lookups(origins: Origins, calls: Sequence[PartCall], watched: Watched, files: Sequence[str]) -> Iterator[Pair]:
-    """Of embeddings: as often as the original looks tokens up, in its order."""
+    """Yield the pairs of embeddings with one table, in order, if both models look tokens up equally often."""
     if len(files) != 1:
         return
     theirs = _calls(origins, watched, files[0], of_tokens=True)
@@ -295,7 +301,7 @@ def _ids(seen: Seen, size: int) -> list[Tensor]:
 def _others(
     origins: Origins, name: str, calls: Sequence[PartCall], watched: Watched, files: Sequence[str]
 ) -> Iterator[Pair]:
-    """Of norms and convolutions: what goes in and what comes out."""
+    """Yield the pairs of a norm or a convolution."""
     theirs = _calls(origins, watched, files[0], of_tokens=False) if len(files) == 1 else []
     numbers = origins.numbers(f"{name}.weight")
     if len(theirs) != len(calls) or numbers is None:
@@ -308,7 +314,7 @@ def _others(
 def _products(
     origins: Origins, name: str, calls: Sequence[PartCall], watched: Watched, files: Sequence[str]
 ) -> Iterator[Pair]:
-    """Of linear maps, whose outputs may be a share of one of the original's, or several of its maps."""
+    """Yield the pairs of a linear layer, which may be a share of one in the original, or several of its layers."""
     shares = origins.shares(f"{name}.weight")
     theirs = [_calls(origins, watched, file, of_tokens=False) for file in files]
     if not shares or any(len(each) != len(calls) for each in theirs):
@@ -329,14 +335,14 @@ def _products(
 
 
 def _taken(values: Tensor | None, columns: Tensor | None) -> Tensor | None:
-    """Values with their last axis in another order."""
+    """Return values with the given columns of their last axis, unchanged without columns; None if one is missing."""
     if values is None or columns is None:
         return values
     return values[..., columns] if int(columns.max()) < values.shape[-1] else None
 
 
 def blocks_of(origins: Origins, record: Record, watched: Watched, paired: set[str]) -> Iterator[Pair]:
-    """Attentions and feed-forwards whose last map is no call of the original's: what the whole of them gives."""
+    """Yield the pairs of attentions and feed-forwards whose last linear layer is not paired."""
     for name, calls in record.items():
         part: Any = calls[0].part
         last = last_map(part)

@@ -1,4 +1,4 @@
-"""Queries, keys and values that were read from the files in another order than they stand there."""
+"""Faults of an import: queries, keys and values read from the files in a wrong order or with a wrong layout."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from txport.proof.bisect.faults.evidence import Cause
 Array = NDArray[Any]
 Projected = dict[str, Tensor]  # queries, keys, values: (B, T, N x H)
 
-MOST_SCORES = 1 << 25  # of all heads
+MOST_SCORES = 1 << 25  # maximum number of scores of all heads
 ROLES = ("query", "key", "value")
 PLURAL = {"query": "queries", "key": "keys", "value": "values"}
 
 
 def other_roles(evidence: Beside) -> Cause | None:
-    """Queries, keys or values that changed places, or were cut out of one tensor otherwise, or permuted."""
+    """Queries, keys or values that are exchanged, split differently from one tensor, or permuted."""
     block = evidence.block
     assert block is not None
     part = block.part
@@ -46,24 +46,24 @@ def other_roles(evidence: Beside) -> Cause | None:
 
 
 def _other_columns(evidence: Beside) -> Cause | None:
-    """The map behind an attention, whose columns were permuted."""
+    """An output projection of attention whose columns were permuted."""
     pair = evidence.tap.pair
     columns = pair.rows[0].inputs if pair is not None and len(pair.rows) == 1 else None
     if evidence.tap.key[2] != IN or columns is None or not evidence.matches(evidence.expected[..., columns.numpy()]):
         return None
     return Cause(
-        "heads", "columns of its output map stand in the order of the files: a rule permutes them, and must not"
+        "heads", "columns of its output projection stand in the order of the files: a rule permutes them, and must not"
     )
 
 
 @torch.inference_mode()
 def mixed_with(block: PartCall, **changed: Tensor) -> Array:
-    """What an attention mixes with other queries, keys or values -> (B * T, N x H)."""
+    """Return the output of the attention core with other queries, keys or values: (B x T, N x H)."""
     return attend(attended(block).replace(**_headed(block, block.part, changed)))
 
 
 def _headed(block: PartCall, part: Any, projected: Projected) -> Projected:
-    """Projected queries, keys and values as the core of a part reads them, at the positions of a call."""
+    """Return projected queries, keys and values as the core of `part` reads them, at the positions of the call."""
     own: Any = block.part
     turned = block.inner_calls(own.rotary) if own.rotary is not None else []
     places = turned[0].arguments[1] if turned else None
@@ -74,7 +74,7 @@ def _headed(block: PartCall, part: Any, projected: Projected) -> Projected:
 
 
 def _exchanged(own: Projected) -> Iterator[tuple[str, Projected]]:
-    """Each other order of those that have one shape."""
+    """Yield (description, projections) for each other order of projections of the same shape."""
     for order in permutations(ROLES):
         changed = {role: own[of] for role, of in zip(ROLES, order, strict=True) if role != of}
         if not changed or any(own[role].shape != each.shape for role, each in changed.items()):
@@ -88,7 +88,7 @@ def _exchanged(own: Projected) -> Iterator[tuple[str, Projected]]:
 
 
 def _rows(evidence: Beside, role: str) -> Rows | None:
-    """Where the rows of a projection stand in the original's tensor."""
+    """Return the positions of a projection's rows in the tensor of the files; None if they are not in one tensor."""
     assert evidence.block is not None
     name = f"{evidence.block.name}.{role}"
     pair = next((tap.pair for tap in evidence.run.taps if tap.key == (name, 0, OUT)), None)
@@ -99,7 +99,7 @@ def _rows(evidence: Beside, role: str) -> Rows | None:
 
 
 def _cut(evidence: Beside, part: Attention, own: Projected) -> Iterator[tuple[str, Projected]]:
-    """What one tensor that holds several gives when it is cut otherwise."""
+    """Yield (description, projections) for other ways to split a tensor that holds several projections."""
     rows = {role: found for role in ROLES if (found := _rows(evidence, role)) is not None}
     for file in dict.fromkeys(each.file for each in rows.values()):
         roles = [role for role in ROLES if role in rows and rows[role].file == file]
@@ -123,7 +123,7 @@ def _cut(evidence: Beside, part: Attention, own: Projected) -> Iterator[tuple[st
 
 
 def _whole(rows: Mapping[str, Rows], own: Projected) -> Tensor | None:
-    """All that a tensor gives (B, T, ...), put together of its shares; None where they are not all of it."""
+    """Return the complete output of a fused tensor (B, T, out), joined from its shares; None if a share is missing."""
     places = torch.cat([each.outputs for each in rows.values()])
     if not torch.equal(places.sort().values, torch.arange(len(places))):
         return None
@@ -134,14 +134,14 @@ def _whole(rows: Mapping[str, Rows], own: Projected) -> Tensor | None:
 
 
 def _shares(whole: Tensor, sizes: list[int], groups: int) -> list[Tensor]:
-    """Several of one tensor, of each of its groups a share."""
+    """Split the output of a fused tensor: each group holds a share of each result."""
     grouped = unflatten(whole, -1, (groups, -1))
     cuts = list(accumulate(size // groups for size in sizes))[:-1]
     return [each.flatten(-2) for each in torch.tensor_split(grouped, cuts, -1)]
 
 
 def _unpermuted(evidence: Beside, own: Projected) -> Iterator[tuple[str, Projected]]:
-    """Projections whose rows stand as they do in the files."""
+    """Yield (description, projections) with rows in the order of the files."""
     orders = {}
     for role in ROLES:
         rows = _rows(evidence, role)
@@ -155,7 +155,7 @@ def _unpermuted(evidence: Beside, own: Projected) -> Iterator[tuple[str, Project
 
 
 def other_number_of_heads(evidence: Beside) -> Cause | None:
-    """More heads that are smaller, or fewer that are larger: no shape of a tensor tells how many there are."""
+    """Another number of heads, of another size: the shapes of the tensors don't determine it."""
     block = evidence.block
     assert block is not None
     part: Any = block.part
@@ -174,7 +174,7 @@ def other_number_of_heads(evidence: Beside) -> Cause | None:
 
 
 def _of_other_heads(config: Any, part: Any, most: int) -> Iterator[Config]:
-    """The config with each other size of heads that leaves all tensors as large as they are; so many heads at most."""
+    """Yield the config with each other head size for which all tensors keep their shapes, with up to `most` heads."""
     core = part.core
     size = part.head_size
     fields = {each.name for each in dataclasses.fields(config)}
@@ -184,12 +184,12 @@ def _of_other_heads(config: Any, part: Any, most: int) -> Iterator[Config]:
         sizes = {"heads": core.heads * size // other, "key_heads": core.key_heads * size // other, "head_size": other}
         try:
             yield dataclasses.replace(config, **{name: each for name, each in sizes.items() if name in fields})
-        except ConfigError:  # such as an odd size, whose pairs can't be turned
+        except ConfigError:  # such as an odd size, whose pairs can't be rotated
             continue
 
 
 def _attention_of(config: Config, name: str, like: Attention) -> Attention | None:
-    """The attention of this name in a model of a config; None where tensors within it say how many heads there are."""
+    """Return the attention of this name in a model of a config; None if its tensors depend on the number of heads."""
     part = outline(architecture.of(config).build, config).get_submodule(name)
     assert isinstance(part, Attention)
     one, other = ({each: tuple(tensor.shape) for each, tensor in both.named_parameters()} for both in (part, like))
@@ -200,7 +200,7 @@ def _attention_of(config: Config, name: str, like: Attention) -> Attention | Non
 
 @torch.inference_mode()
 def _mixed_by(part: Attention, block: PartCall, own: Projected) -> Array:
-    """What the core of another attention mixes of the same queries, keys and values -> (B * T, N x H)."""
+    """Return the output of another attention's core for the same queries, keys and values: (B x T, N x H)."""
     return attend(attended(block).replace(core=part.core, **_headed(block, part, own)))
 
 

@@ -1,7 +1,7 @@
-"""What parts of the import and of the original compute, beside each other, and the places at which they part.
+"""Values of corresponding parts of the import and the original (taps), and the positions at which they differ.
 
-Both run freely, which says whether they part at all. Then each part of the import reads what the original computed
-before it, so that an error stays in the part where it arises.
+First, both models run separately; this shows whether they differ at all. Then each part of the import reads the
+original's values instead of the import's, so that an error is confined to the part that causes it.
 """
 
 from __future__ import annotations
@@ -25,57 +25,57 @@ from txport.proof.bisect.calls import WATCHED, PartCall, Record, recording
 from txport.proof.masks import largest_of
 
 IN, OUT, BLOCK, END = "in", "out", "block", "end"
-# How far one part may be from the original over its largest value when both read the same: `surely` is no rounding,
-# below `closely` is nothing but rounding. What lies between is an error only if a cause explains it: an epsilon, or
+# Difference of a part from the original relative to its largest value, with the same inputs: above SURELY it is an
+# error, below CLOSELY it is rounding. Between them, it is an error only if a cause explains it, such as an epsilon or
 # a table that the original has in fp32.
 CLOSELY = {torch.float64: 1e-9, torch.float32: 1e-4}
 SURELY = {torch.float64: 1e-5, torch.float32: 1e-4}
-HUGE = 1e4  # times the middle value
-Key = tuple[str, int, str]  # the part's name, which of its calls, and the side
+HUGE = 1e4  # times the median
+Key = tuple[str, int, str]  # the part's name, the index of its call, and the side
 
 
 @dataclass(frozen=True)
 class Tap:
-    """One place: what the import gives and what the original gives, as the import has it (real tokens alone count)."""
+    """One tap: the import's value and the original's, in the import's shape; only real tokens count."""
 
     key: Key
-    order: float  # among the calls of the import
+    order: float  # position among the calls of the import
     ours: Tensor
     theirs: Tensor
     names: tuple[str, ...]  # the original's modules
     real: Tensor | None = None
     pair: Pair | None = None
-    more: float = 1.0  # how much more may be rounding, in long rows
+    more: float = 1.0  # factor for the allowed rounding error of long rows
 
     @cached_property
     def error(self) -> float:
-        """The largest difference, of a huge value in proportion to `size`; infinite for what is no number."""
+        """The largest absolute difference, scaled for huge values (see `scaled`); infinite if there is NaN."""
         return float(self.scaled(self._apart).max()) if self.ours.numel() else 0.0
 
     @cached_property
     def gap(self) -> float:
-        """The largest difference as it is."""
+        """The largest absolute difference, not scaled."""
         return float(self._apart.max()) if self.ours.numel() else 0.0
 
     @property
     def worst(self) -> float:
-        """The difference that counts most, as it is."""
+        """The absolute difference, not scaled, at the position with the largest scaled one."""
         return float(self._apart.flatten()[self.scaled(self._apart).argmax()]) if self.ours.numel() else 0.0
 
     @cached_property
     def largest(self) -> float:
-        """The largest value that is a number."""
+        """The largest finite absolute value of both models."""
         values = self._values if self.real is None else self._values[self.real]
         return float(torch.where(values.isfinite(), values, 0.0).max()) if values.numel() else 0.0
 
     def scaled(self, gap: Tensor) -> Tensor:
-        """Differences from the original, of huge values in proportion to `size`, infinite ones as they are."""
+        """Return differences divided by value / `size` for values larger than `size`; infinite ones are kept."""
         shares = (self._values / self.size).clamp(min=1.0) if self.size else torch.ones_like(gap)
         return torch.where(gap.isinf(), gap, gap / shares)
 
     @property
     def _apart(self) -> Tensor:
-        gap = torch.where(self.ours == self.theirs, 0.0, (self.ours - self.theirs).abs())  # infinity less itself is NaN
+        gap = torch.where(self.ours == self.theirs, 0.0, (self.ours - self.theirs).abs())  # inf - inf is NaN
         gap = gap if self.real is None else torch.where(self.real, gap, 0.0)
         return torch.nan_to_num(gap, nan=torch.inf, posinf=torch.inf)
 
@@ -85,7 +85,7 @@ class Tap:
 
     @cached_property
     def size(self) -> float:
-        """The largest value that is not huge beside the middle one and no mask, as one of -1e9 among logits is."""
+        """The largest absolute value that is not huge compared with the median, as a mask of -1e9 among logits is."""
         values = self._values
         values = values if self.real is None else values[self.real]
         values = values[(values > 0) & values.isfinite()]
@@ -95,18 +95,18 @@ class Tap:
         return largest_of(values.numpy())
 
     def within(self, limits: Mapping[torch.dtype, float]) -> bool:
-        """Whether the difference is allowed."""
+        """Return True if the error is within a relative limit for the dtype."""
         return self.error <= self.more * limits[self.ours.dtype] * max(self.size, 1e-30)
 
     @property
     def allowed(self) -> float:
-        """How far it may be off without an explanation."""
+        """The maximum error without an explanation."""
         return self.more * SURELY[self.ours.dtype] * self.size
 
 
 @dataclass(frozen=True)
 class Value:
-    """What went into a part of the import, or came out of it."""
+    """The input or the output of a part of the import."""
 
     name: str
     side: str
@@ -115,9 +115,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of both over a batch: calls of parts and of modules, outputs by name, and the taps in order.
+    """One run of both models over a batch.
 
-    `flow` are the values in the import, in order.
+    `record` are the calls of the import's parts, `watched` those of the original's modules. `ours` and `theirs` are the
+    outputs by name. `taps` and `flow`, the values in the import, are in order.
     """
 
     given: Batch
@@ -127,11 +128,11 @@ class Run:
     theirs: Mapping[str, Tensor]
     taps: tuple[Tap, ...]
     flow: tuple[Value, ...] = ()
-    moments: Mapping[Key, int] = field(default_factory=dict)  # how many values had flowed before a part was called
+    moments: Mapping[Key, int] = field(default_factory=dict)  # number of values in `flow` before a part was called
 
     @property
     def ends(self) -> list[Tap]:
-        """The outputs."""
+        """The taps of the outputs that both models have."""
         found = self.ours.items()
         return [
             Tap((name, 0, END), torch.inf, each, self.theirs[name], (), self.given.real(each), more=self.given.more)
@@ -142,7 +143,7 @@ class Run:
 
 @torch.inference_mode()
 def run_freely(model: Model, original: Original, origins: Origins, given: Batch) -> Run:
-    """Both as they are."""
+    """Run both models separately and record all their calls."""
     with recording(model) as record:
         ours = outputs_of(model, given.to(original.dtype))
     with watching(original.module) as watched:
@@ -157,13 +158,13 @@ def run_freely(model: Model, original: Original, origins: Origins, given: Batch)
 
 @torch.inference_mode()
 def run_plainly(model: Model, original: Original, given: Batch) -> Run:
-    """Both as they are, without a record of what is within."""
+    """Run both models separately and record only their outputs."""
     ours = outputs_of(model, given.to(original.dtype))
     return Run(given, {}, {}, ours, original.outputs(given, ours), ())
 
 
 def _taps(pair: Pair, record: Record, given: Batch) -> Iterator[Tap]:
-    """Before and after a part."""
+    """Yield the taps of the input and the output of a part."""
     call = pair.call
     first = call.arguments[0]
     sides = ((IN, first, pair.read, 0.0), (OUT, call.result, pair.gave, 0.5))
@@ -177,7 +178,7 @@ def _taps(pair: Pair, record: Record, given: Batch) -> Iterator[Tap]:
 
 
 def _block_taps(pair: Pair, record: Record, given: Batch) -> Iterator[Tap]:
-    """Before and after a block, whose parts the original does not call one by one."""
+    """Yield the taps of the input and the output of a block whose last linear layer is not paired."""
     call = pair.call
     first = pair.call.arguments[0]
     nth = record[call.name].index(call)
@@ -193,7 +194,7 @@ def _block_taps(pair: Pair, record: Record, given: Batch) -> Iterator[Tap]:
 
 @torch.inference_mode()
 def run_on_theirs(model: Model, original: Original, free: Run, kept: set[Key]) -> Run:
-    """The import again, each part over what the original computed before it; `kept` are left as they are."""
+    """Run the import again with the original's values in place of its own at all taps except `kept`."""
     values = {tap.key: tap for tap in free.taps if tap.key not in kept}
     traffic = Traffic(values)
     with traffic.through(model) as record:
@@ -208,9 +209,9 @@ def run_on_theirs(model: Model, original: Original, free: Run, kept: set[Key]) -
 
 
 class Traffic:
-    """What goes into parts of the import and comes out: the original's values in place of its own, where known.
+    """Inputs and outputs of the import's parts, replaced by the original's values where these are known.
 
-    `own` is what would have gone in.
+    `own` are the inputs before replacement, `flow` the values after it.
     """
 
     def __init__(self, values: Mapping[Key, Tap]) -> None:
@@ -222,7 +223,7 @@ class Traffic:
 
     @contextlib.contextmanager
     def through(self, model: Model) -> Iterator[Record]:
-        """Calls are recorded with what they were given, and with what they gave themselves."""
+        """Replace values while the model runs in this context; record calls with their inputs and own results."""
         parts = [(name, part) for name, part in model.named_modules() if isinstance(part, WATCHED)]
         handles = [part.register_forward_pre_hook(partial(self._given, name)) for name, part in parts]
         streams = [(name, part) for name, part in model.named_modules() if isinstance(part, Residual) and part.first]
@@ -239,7 +240,7 @@ class Traffic:
                 del part.__dict__["after"]
 
     def _after(self, name: str, part: Residual, x: Tensor, result: Tensor) -> Tensor:
-        """What comes after a sublayer whose norm has read the original's value: that value goes on beside it too."""
+        """Return the sum after a pre-norm sublayer; if its norm read the original's value, the residual uses it too."""
         norm = f"{name}.norm"
         key = (norm, self._counts.get(norm, 0), IN)
         return Residual.after(part, self.values[key].theirs if key in self.values else x, result)
@@ -265,9 +266,9 @@ class Traffic:
 
 
 def benign(model: Model, free: Run) -> set[Key]:
-    """Taps of a free run at which the two differ, and after which they agree again.
+    """Return the taps of a free run at which the models differ but agree again later.
 
-    There the original divides its work otherwise among its modules.
+    There, the original's modules divide the computation differently.
     """
     agree = [tap for tap in free.taps if tap.within(CLOSELY) and not _of_source(tap)]
     found = set()
@@ -282,7 +283,7 @@ def benign(model: Model, free: Run) -> set[Key]:
 
 
 def side_of(model: Model, tap: Tap) -> Side:
-    """The side of the model that a tap is on; what stands beside the stacks follows the last of them."""
+    """Return the side of the model with a tap; parts outside of the stacks are on the side of the last one."""
     stack = model.stack_of(tap.key[0])
     if stack is not None:
         return stack.side
@@ -290,7 +291,7 @@ def side_of(model: Model, tap: Tap) -> Side:
 
 
 def _scope(tap: Tap) -> PartCall:
-    """The outermost call that the tap's is a part of."""
+    """Return the outermost call that contains the call of a tap."""
     assert tap.pair is not None
     call = tap.pair.call
     while call.parent is not None:
@@ -299,7 +300,7 @@ def _scope(tap: Tap) -> PartCall:
 
 
 def _of_source(tap: Tap) -> bool:
-    """Whether it only depends on the source, within a decoder."""
+    """Return True for taps of the keys and values of cross-attention, which depend only on the source."""
     assert tap.pair is not None
     call = tap.pair.call
     block = None if call.parent is None else call.parent.part

@@ -1,4 +1,4 @@
-"""Whether an import computes what its original computes; if not, the first place at which they part, and why."""
+"""Comparison of an import with its original: outputs, the position of the first difference, and its cause."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ from txport.proof.bisect.faults.evidence import Cause
 from txport.proof.bisect.words import describe
 from txport.proof.parity.measures import finite
 
-TOLD = 5  # further places
-TABLES = 5e-8  # for each token, of the largest value: what angles and sinusoids in float32 make of outputs
+TOLD = 5  # maximum number of further positions shown
+TABLES = 5e-8  # error of outputs per token, relative to the largest value, with angles or sinusoids in float32
 MOST = max(map(max, LENGTHS))  # tokens of a short row
 BEFORE = "all that was computed before agrees, this is off"
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """One output: how far the two are apart at most, the largest value, and how many places were compared.
+    """One output: the largest absolute difference, the largest absolute value, and the number of positions (`places`).
 
-    `alike` are those of logits over the vocabulary whose likeliest token is the same. `ordinary` is the largest value
-    that is not huge beside the others, where some are, such as masks of -1e9.
+    `alike` is the number of positions with the same most probable token; None for outputs other than logits over the
+    vocabulary. `ordinary` is the largest value that is not huge compared with the others; None if no value is huge, as
+    a mask of -1e9 is.
     """
 
     output: str
@@ -61,7 +62,7 @@ class Agreement:
     ordinary: float | None = None
 
     def describe(self) -> str:
-        """In one line."""
+        """Return this comparison in one line."""
         off = f"{'agree within' if self.passed else 'differ by up to'} {self.error:.2g}"
         tokens = ""
         if self.alike is not None:
@@ -74,9 +75,10 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Parting:
-    """The first place at which they part: the import's part and the original's modules, the figures, and the cause.
+    """The first difference: the part of the import, the modules of the original, the error, and the cause.
 
-    `left` is how near the import comes when the cause is fixed.
+    `side` is "in", "out", "block" or "end". `left` is the difference that remains if the cause is fixed. `also` are
+    descriptions of further positions that differ.
     """
 
     where: str
@@ -91,7 +93,7 @@ class Parting:
     also: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """What to show: a word and the rest of the line."""
+        """Yield the lines to show: a label and its text."""
         names = f", {' and '.join(self.theirs)} of the original" if self.theirs else ""
         place = {IN: "what goes into ", END: ""}.get(self.side, "what comes of ")
         yield "parts at", f"{self.where} ({place}{self.part}{names})"
@@ -106,10 +108,10 @@ class Parting:
 
 @dataclass(frozen=True)
 class Verdict:
-    """An import beside its original, in rows of up to `tokens`; `not_reached` is what longer ones would show.
+    """An import compared with its original, in rows of up to `tokens`; `not_reached` needs longer rows.
 
-    `not_compared` are outputs of the import that the original does not give. `in_float32` is what of either is in
-    float32 where that is why they agree less than float64 does.
+    `not_compared` are outputs of the import that the original does not return. `in_float32` are tables and functions in
+    float32 of either model, if they are why the two agree less closely than in float64.
     """
 
     original: str
@@ -123,11 +125,11 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether they compute the same."""
+        """True if both compute the same."""
         return self.parting is None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return this result as JSON values."""
         parting = None if self.parting is None else finite(dataclasses.asdict(self.parting))
         outputs = [finite(dataclasses.asdict(each)) for each in self.outputs]
         return {
@@ -143,7 +145,7 @@ class Verdict:
         }
 
     def lines(self) -> Iterator[str]:
-        """What to show."""
+        """Yield the lines to show."""
         yield f"against {self.original}, in {self.dtype}"
         yield from (each.describe() for each in self.outputs)
         yield "; ".join([f"compared up to {self.tokens} tokens", *self.not_reached])
@@ -157,9 +159,10 @@ class Verdict:
 
 
 def compare(model: Model, made: Plan, original: Original) -> Verdict:
-    """Both over all batches; where outputs differ, the first place at which the two part.
+    """Run both models over all batches and compare their outputs; if these differ, find the first difference.
 
-    Both models are then in the type in which they were compared.
+    Both models are converted in place to the dtype of the comparison. Raises `CheckpointError` if the original fails or
+    returns other values each time.
     """
     batches = list(draw_batches(model.facts, padded=original.masks))
     widened = original.widen(batches[0])
@@ -185,18 +188,18 @@ def compare(model: Model, made: Plan, original: Original) -> Verdict:
 
 @dataclass(frozen=True)
 class Rounding:
-    """Tables of both models that were rounded to float32, and functions that the original calls in it."""
+    """Tables of both models that were rounded to float32, and functions that the original calls in float32."""
 
     tables: tuple[str, ...]
     calls: tuple[str, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In words."""
+        """Descriptions of the tables and functions."""
         return (*self.tables, *(f"{each} of the original" for each in self.calls))
 
     def allows(self, run: Run, tap: Tap) -> bool:
-        """Whether an output of a run is off by no more than this makes."""
+        """Return True if the difference of an output is within what this rounding can cause."""
         if tap.within(CLOSELY) or (self.calls and tap.within(SURELY)):
             return True
         limit = min(TABLES * run.given.tokens, tap.more * SURELY[tap.ours.dtype])
@@ -204,7 +207,7 @@ class Rounding:
 
 
 def _tables(model: Model, original: Original, origins: Origins) -> Iterator[str]:
-    """What of either model was rounded to float32 and is not made of the same tensors of the files, in words."""
+    """Yield descriptions of tables that were rounded to float32, except those that both models read from the files."""
     if original.dtype != torch.float64:
         return
     used = set(origins.used)
@@ -215,9 +218,9 @@ def _tables(model: Model, original: Original, origins: Origins) -> Iterator[str]
 
 
 def _long_run(model: Model, original: Original, origins: Origins) -> tuple[list[Run], list[str]]:
-    """Both over one long row, or as long a one as the original can run; and why it is no longer, in words.
+    """Run both models over one long row, halved until the original can run it; return also why it is not longer.
 
-    What is within is recorded only where the outputs differ.
+    Calls of parts are recorded only if the outputs differ.
     """
     why: list[str] = []
     length = long_length(model)
@@ -235,7 +238,7 @@ def _long_run(model: Model, original: Original, origins: Origins) -> tuple[list[
 
 
 def _require_steady(original: Original, run: Run) -> None:
-    """Raise `CheckpointError` for an original that gives something else each time."""
+    """Raise `CheckpointError` if the original returns other values for the same input."""
     again = original.outputs(run.given, run.ours)
     pairs = [Tap((name, 0, END), 0.0, again[name], each, ()) for name, each in run.theirs.items()]
     if not all(pair.within(CLOSELY) for pair in pairs):
@@ -244,7 +247,7 @@ def _require_steady(original: Original, run: Run) -> None:
 
 
 def _like(model: Model, original: Original) -> Model:
-    """The import in the type of the original, in place: a copy would take its memory once more."""
+    """Convert the import to the dtype of the original, in place: a copy would need as much memory again."""
     model.to(original.dtype)
     return model.eval()
 
@@ -265,7 +268,7 @@ def _agreement(output: str, runs: Sequence[Run], rounding: Rounding) -> Agreemen
 def _parting(
     model: Model, original: Original, origins: Origins, runs: Sequence[Run], *, certain: bool
 ) -> Parting | None:
-    """The first place at which they part; None for rounding alone, unless outputs differ for `certain`."""
+    """Return the first difference; None if it may be rounding only, unless the outputs are `certain` to differ."""
     found: dict[Key, Beside] = {}
     ends: list[Beside] = []
     for free in runs:
@@ -275,7 +278,7 @@ def _parting(
         ends += [Beside(tap, isolated, model, origins) for tap in isolated.ends if not tap.within(SURELY)]
         for tap in isolated.taps:
             if tap.key not in kept and tap.key in parted and not tap.within(CLOSELY):
-                # the first run in which it is sure, if there is one
+                # the first run in which the difference exceeds SURELY, if there is one
                 known = found.get(tap.key)
                 if known is None or (known.tap.within(SURELY) and not tap.within(SURELY)):
                     found[tap.key] = Beside(tap, isolated, model, origins)
@@ -297,7 +300,7 @@ def _parting(
 
 
 def _may_err(evidence: Beside) -> bool:
-    """Whether a difference may be an error: a small one only where an epsilon or an activation makes one."""
+    """Return True if a difference may be an error; a small one only in norms (epsilon) or feed-forward (activation)."""
     kind = evidence.kind
     is_subtle = isinstance(kind, type) and issubclass(kind, (*NORM_TYPES, FeedForward, GatedFeedForward))
     return is_subtle or not evidence.tap.within(SURELY)

@@ -1,4 +1,4 @@
-"""The calls of an original's modules while it runs: what each read, and what it gave."""
+"""Recording of the calls of an original's modules during a run: inputs and outputs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.jit import ScriptModule
 
-MOST_DIMS = 4  # that are tried in other orders
+MOST_DIMS = 4  # maximum number of dims of a tensor that is tried in other orders
 
 
 @dataclass(eq=False)
 class Seen:
-    """One call of a module of the original: the tensors that it was given, and those that came out."""
+    """One call of a module of the original: its input tensors (`given`) and its output tensors (`gave`)."""
 
     name: str
     module: nn.Module
@@ -26,21 +26,21 @@ class Seen:
 
     @property
     def read(self) -> Tensor | None:
-        """Its first tensor of numbers; None for a call that was given tokens alone."""
+        """The first floating-point input; None for a call with tokens only."""
         return next((each for each in self.given if each.is_floating_point()), None)
 
     @property
     def result(self) -> Tensor | None:
-        """The first tensor of numbers that came out."""
+        """The first floating-point output, or None."""
         return next((each for each in self.gave if each.is_floating_point()), None)
 
 
-Watched = dict[str, list[Seen]]  # the calls of each module by its first name, in order
+Watched = dict[str, list[Seen]]  # first name of a module -> its calls, in order
 
 
 @contextlib.contextmanager
 def watching(module: nn.Module) -> Iterator[Watched]:
-    """Every call of every module while it runs in the context."""
+    """Record the calls of all modules while the original runs in this context; scripted modules are not recorded."""
     record: Watched = {}
     open_calls: list[Seen] = []
 
@@ -54,7 +54,7 @@ def watching(module: nn.Module) -> Iterator[Watched]:
 
     def end(part: nn.Module, given: Any, output: Any) -> None:
         call = open_calls.pop()
-        while call.module is not part:  # a call that raised, which is over
+        while call.module is not part:  # a call that raised
             call = open_calls.pop()
         call.gave = tuple(_copied(output))
 
@@ -72,12 +72,12 @@ def watching(module: nn.Module) -> Iterator[Watched]:
 
 
 def _copied(value: Any) -> Iterator[Tensor]:
-    """All tensors in a value, as they are now: code may change them in place."""
+    """Yield copies of all tensors in a value, since later code may change them in place."""
     yield from (each.detach().clone() for each in tensors_in(value))
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in tuples, lists and dicts."""
+    """Yield all tensors in nested tuples, lists and mappings."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -89,9 +89,10 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def aligned(theirs: Tensor, like: Tensor, real: Tensor | None = None) -> Tensor | None:
-    """A tensor of the original with its dims as ours has them, of which the last stays; None where that can't be.
+    """Return a tensor of the original with the shape of the import's (`like`); None if its shape doesn't fit.
 
-    Of several orders of dims that fit, the one that is nearest, where it is `real`; dims may be flattened in any order.
+    The last dim stays the last; the others may be permuted or flattened. Of several orders that fit, the one with the
+    nearest values is chosen; only positions where `real` is True count.
     """
     if theirs.dim() == like.dim() and sorted(theirs.shape) == sorted(like.shape) and like.dim() <= MOST_DIMS:
         turned = (theirs.permute(order) for order in _orders(like.dim()))
@@ -108,12 +109,12 @@ def aligned(theirs: Tensor, like: Tensor, real: Tensor | None = None) -> Tensor 
 
 
 def _orders(dims: int) -> Iterator[list[int]]:
-    """All orders of dims in which the last stays."""
+    """Yield all orders of dims in which the last one stays the last."""
     yield from ([*each, dims - 1] for each in permutations(range(dims - 1)))
 
 
 def _nearest(found: Sequence[Tensor], like: Tensor, real: Tensor | None) -> Tensor | None:
-    """The one whose numbers are nearest on the whole; None of none."""
+    """Return the tensor with the smallest sum of differences; None if there are no tensors."""
 
     def far(each: Tensor) -> float:
         gap = (each - like).abs()

@@ -21,7 +21,7 @@ MOST_TOKENS = 1 << 10
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """Log-mel spectrograms (frames, size), from which an encoder makes `longest` positions.
+    """Log-mel spectrograms (size, frames), from which an encoder makes `longest` positions.
 
     All sources have the same length; shorter audio is padded with silence. A frame has `n_fft` samples, and the next
     one begins `hop_length` samples later.

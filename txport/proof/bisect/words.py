@@ -42,7 +42,7 @@ class Place(NamedTuple):
 def _linear(place: Place) -> str:
     if getattr(place.part, "tag", None) == PROJECTION:
         return "projection to the vocabulary"
-    leaves = {"inner": "first linear map", "outer": "second linear map", "output": "output map"}
+    leaves = {"inner": "first linear layer", "outer": "second linear layer", "output": "output projection"}
     own = isinstance(place.parent, Attention | FeedForward | GatedFeedForward)
     return leaves.get(place.attribute, place.attribute) if own else _plain(place)
 
@@ -52,7 +52,7 @@ def _norm(place: Place) -> str:
         return "" if place.attribute == "norm" else "of its result"
     if isinstance(place.parent, Embedding):
         return ""
-    return "last norm" if _ended_stack(place) is not None else _plain(place)
+    return "final norm" if _ended_stack(place) is not None else _plain(place)
 
 
 def _residual(place: Place) -> str:
@@ -93,9 +93,9 @@ WORDS: Mapping[type[nn.Module], Callable[[Place], str]] = {
     **dict.fromkeys(NORM_TYPES, _norm),
     DotProduct: _always(""),
     Additive: _always(""),
-    Window: _always("window of attention"),
+    Window: _always("attention window"),
     Rotary: _always("rotary positions"),
-    RelativeBias: _always("bias of distances"),
+    RelativeBias: _always("relative position bias"),
     RelativeVectors: _plain,
 }
 

@@ -1,4 +1,4 @@
-"""Runs of a graph against PyTorch's, output by output."""
+"""Compare the outputs of each graph on a runtime with PyTorch's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ Array = NDArray[Any]
 def compare_graphs(
     case: Case, label: str, runtime: GraphRuntime, reference: Reference, tolerance: Tolerance, seed: int
 ) -> Iterator[Comparison]:
-    """Every output of every graph, call by call, each call fed what PyTorch computed before."""
+    """Compare every output of every graph, call by call; each call has the inputs that PyTorch computed.
+
+    Raises `ParityError` if a graph does not run.
+    """
     for call in reference.replay(case, seed):
         with no_crash(f"{label}, case {case.name}, step {call.step}: the {call.role} graph"):
             actual = runtime.run_graph(call.role, call.inputs)
@@ -36,10 +39,10 @@ def compare_graphs(
 
 @contextlib.contextmanager
 def no_crash(what: str) -> Iterator[None]:
-    """`ParityError` for any error of a runtime, but not where memory is at its end: that says nothing of the graph."""
+    """Raise `ParityError` for any error of a runtime except lack of memory, which is no fault of the graph."""
     try:
         yield
-    except Exception as error:  # each runtime has errors of its own
+    except Exception as error:  # each runtime has its own errors
         if is_out_of_memory(error):
             raise
         raise ParityError(f"{what} does not run: {brief(error)}") from error
@@ -48,10 +51,10 @@ def no_crash(what: str) -> Iterator[None]:
 def compare_call(
     case: Case, label: str, call: Call, actual: Mapping[str, Array], reference: Reference, tolerance: Tolerance
 ) -> Iterator[Comparison]:
-    """Every output, and, where the graph chooses tokens, whether they have the scores that it says.
+    """Compare every output and, if the graph selects tokens, their scores with the exact scores of these tokens.
 
-    In a cache, the error counts over what is new: what lay there before is copied, and would hide it. That of the best
-    tokens' scores, which may all be nearly 0, counts over the logits that they come from.
+    In a cache, the error is relative to the new values only: the old ones are copied and would hide it. The error of
+    the best tokens' scores, which may all be nearly 0, is relative to the logits.
     """
     size, top = _sizes(call)
     own_scores = cache(partial(_own_scores, reference, call))
@@ -73,18 +76,18 @@ def compare_call(
 
 
 def _sizes(call: Call) -> tuple[float, float]:
-    """How large the scores of tokens are: the logits' root mean square, and the largest of them and of `choices`."""
+    """Return the RMS of the logits, and the largest absolute value of the logits and of `choices`; 0 without both."""
     scores = [each for each in (call.logits, call.choices) if each is not None]
     return (_rms(cut_off(scores[0], bound_of(scores[0]))), max(map(largest_of, scores))) if scores else (0.0, 0.0)
 
 
 def _own(hold: Callable[..., Comparison], reference: Reference, call: Call, tensor: str, draw: int) -> Comparison:
-    """PyTorch's own output in the precision, held against what is right."""
+    """Compare PyTorch's own output in the precision with the exact one."""
     return hold(actual=reference.own(call, tensor, draw))
 
 
 def _own_scores(reference: Reference, call: Call, draw: int) -> Comparison:
-    """Log-probabilities are off by twice as much as logits: by their own, and by those that they are over."""
+    """Return PyTorch's own error of log-probs: twice that of logits, because the normaliser has an error, too."""
     assert call.logits is not None
     found = compare("", "", call.step, LOGITS, call.logits, reference.own(call, LOGITS, draw), 0.0)
     return replace(found, max_abs=2 * found.max_abs, relative=2 * found.relative)

@@ -1,4 +1,4 @@
-"""The inputs on which a bundle is compared: those that find what breaks in practice, and as many more as one likes."""
+"""The inputs on which a bundle is compared with PyTorch: cases that every bundle has to pass, and random ones."""
 
 from __future__ import annotations
 
@@ -19,55 +19,57 @@ from txport.search.options import SearchOptions
 Rules = Mapping[str, Any]  # options that are built into a graph
 NO_RULES: Rules = MappingProxyType({})
 
-FEW_TOKENS, FEWEST_TOKENS = 12, 2  # that are searched for by a large model, and by a huge one
-FEW_SOURCES = 2  # of features, by which a large model is tried: all have one length, and two show whether rows mix
-SEARCHED = ("one row", "every row padded", "real")  # cases of a large model in which targets are searched for
-DROPPED = "most padding"  # a case that a large model is spared: padding is tried by others, long prompts too
-BRIEF = 512  # places of a batch: of a large model, and of PyTorch's own error, longer ones have no whole runs
-SHORTEST = ("one row", "padded rows")  # all cases of a huge model, and how often its graphs are called in each
-CALLS = 2
-LONG = 8192  # tokens of a prompt and what follows it: attention over more takes more memory than there is
-BEYOND = "beyond a window of {}"  # a case that a huge model is tried by where the window has no more tokens than this:
-WINDOWED = 1024
-PAST = 9  # tokens of a prompt beyond a window
-MANY = 12  # rows: more than there are threads, and beyond what kernels for few rows take
-MANY_PLACES = 6000  # of features together
+FEW_TOKENS, FEWEST_TOKENS = 12, 2  # tokens of a search in a large model, and in a huge one
+FEW_SOURCES = 2  # of features per case of a large model: all have the same length, and two show if rows mix
+SEARCHED = ("one row", "every row padded", "real")  # cases of a large model that are searched even if they have targets
+DROPPED = "most padding"  # a case that a large model skips: others test padding and long prompts
+BRIEF = 512  # positions; larger batches have no whole runs in a large model, nor for PyTorch's own error
+SHORTEST = ("one row", "padded rows")  # the cases of a huge model, in addition to those beyond a window
+CALLS = 2  # maximum calls after the first in a case of a huge model
+LONG = 8192  # maximum tokens of a prompt and its continuation: attention over more needs too much memory
+BEYOND = "beyond a window of {}"  # a case whose prompt exceeds a sliding window
+WINDOWED = 1024  # tokens of the largest window beyond which a huge model is tested
+PAST = 9  # tokens by which a prompt exceeds a window
+MANY = 12  # rows: more than there are threads, and more than kernels for few rows support
+MANY_PLACES = 6000  # maximum positions of all features of a batch
 
 
 @dataclass(frozen=True)
 class Case:
-    """One batch of sources, how many target tokens each further call of the decoder gets, and whole targets.
+    """A batch of sources, the number of target tokens per call of the decoder (`steps`), and whole targets.
 
-    With `padding`, so many places of padding follow even the longest source of the batch. Targets of up to
-    `search_tokens` are searched for; 0: none. `window` is the one that its prompts go beyond.
+    `steps` are the calls after the encoder or the prompt. `padding` is the number of padding positions after the
+    longest source. `search_tokens` is the maximum length of targets that search finds; 0: no search. `window` is the
+    sliding window that the prompts exceed; 0: none.
     """
 
     name: str
     sources: Sequence[Source]
     steps: tuple[int, ...]
-    targets: tuple[tuple[int, ...], ...] = ()  # one a source, to be teacher-forced; what PyTorch says if there are none
+    targets: tuple[tuple[int, ...], ...] = ()  # one per source, for teacher forcing; without any, PyTorch's greedy ones
     padding: int = 0
     search_tokens: int = 16
     window: int = 0
 
     @property
     def places(self) -> int:
-        """How many tokens one run over all sources and targets takes, the padding counted."""
+        """The number of positions of all sources and targets, padded to the longest ones."""
         longest = (max(map(len, each), default=0) for each in (self.sources, self.targets))
         return len(self.sources) * sum(longest)
 
 
 class Draw:
-    """Seeded sources and targets that fit a model."""
+    """Random sources and targets that fit a model, from a seeded generator."""
 
     def __init__(self, facts: Facts, rng: np.random.Generator) -> None:
         self.facts = facts
         self.rng = rng
 
     def sources(self, *lengths: int) -> list[Source]:
-        """Random tokens, with the special tokens that the model expects around them, if there is room for all.
+        """Return random sources of these lengths, with the special tokens of the model if there is room for them.
 
-        Or features, which all have the same length: no more than `most_rows`.
+        For a model that reads features, return random features (M, F) in [-1, 1), which all have the same length: one
+        per given length, at most `most_rows`.
         """
         tokens = self.facts.reads
         if isinstance(tokens, Features):
@@ -206,11 +208,12 @@ def fitting(longest: int, *lengths: int) -> tuple[int, ...]:
 
 
 def lighten(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
-    """The cases of a large model, and what was left out of them, in words.
+    """Return the cases of a large model, and a description of what was left out.
 
-    Every call of every graph stays but for one batch, those at the longest source and the longest past too. What else
-    is left out is the driver's loop at places and in batches that other cases try: it does not depend on the size of a
-    model. A case without targets has no whole runs.
+    All calls of graphs are kept, except those of the case `DROPPED` and of further sources of features. This includes
+    the longest source and the longest past. Runs of the driver's loop are left out at positions and in batches that
+    other cases test: the loop does not depend on the size of a model. A case without targets and search has no whole
+    runs.
     """
     if not any(case.search_tokens for case in cases):
         return list(cases), []

@@ -1,4 +1,4 @@
-"""How far two tensors are apart, in every measure that people ask for."""
+"""Measures of the difference between two tensors."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from txport.proof.masks import bound_of, cut_off
 Array = NDArray[Any]
 
 WEIGHTS, GRAPH, FORCED, INFERRED = "weights", "graph", "teacher-forced", "whole texts"  # kinds of comparison
-RUNS = (FORCED, INFERRED)  # those of whole runs
-WHOLE = -1  # the step of a comparison over all places of the targets
+RUNS = (FORCED, INFERRED)  # kinds that compare whole runs
+WHOLE = -1  # the step of a comparison over all positions of the targets
 TOP = 10
-SUITED = 2.0  # times as much as PyTorch itself, its activations in 8 bits
+SUITED = 2.0  # times the error of PyTorch itself with activations in 8 bits
 TOO_FEW = (
     ", and about as much in PyTorch itself: so few bits do not suit this model (--auto keeps what errs most in fp32)"
 )
-FORMAT = 1  # of a report as JSON
+FORMAT = 1  # version of the format of a report as JSON
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One tensor of one case: where it differs most, and by how much.
+    """The difference between one tensor of one case and its reference.
 
-    `step` is the call of a graph, or the place in the target where it is teacher-forced.
+    `index` is the position of the largest difference. `step` is the call of a graph, or in teacher forcing the position
+    in the target.
     """
 
     case: str
@@ -41,22 +42,22 @@ class Comparison:
     index: tuple[int, ...]
     expected: float
     actual: float
-    relative: float = 0.0  # the error's root mean square over the tensor's; see `compare` for where it is another
-    allowed_relative: float | None = None  # None where only the largest difference counts
-    own_relative: float | None = None  # the same of PyTorch in the precision, where that was looked at
+    relative: float = 0.0  # RMS of the error / RMS of the tensor, in general; see `compare`
+    allowed_relative: float | None = None  # None if only the largest difference is bounded
+    own_relative: float | None = None  # `relative` of PyTorch itself in the precision, if it was computed
     kind: str = GRAPH
     mean_abs: float = 0.0
-    of_largest: float = 0.0  # the largest difference over the tensor's largest value
+    of_largest: float = 0.0  # the largest difference / the tensor's largest absolute value
     cosine: float = 1.0
-    sqnr: float = np.inf  # signal over error, in dB
-    ulps: int | None = None  # the most fp32 numbers that lie between two values; None for other types
-    argmax: float | None = None  # share of rows with the same best token; None for what are no logits
-    top10: float | None = None  # share of the ten best tokens that are the same
-    note: str = ""  # what is wrong, where no difference tells
+    sqnr: float = np.inf  # signal-to-quantisation-noise ratio, in dB
+    ulps: int | None = None  # the largest difference in steps between fp32 numbers; None for other types
+    argmax: float | None = None  # share of rows with the same most probable token; None if not logits
+    top10: float | None = None  # share of the ten most probable tokens that are the same
+    note: str = ""  # the fault, if it is not a difference of values
 
     @property
     def badness(self) -> float:
-        """The error over what is allowed; NaN if it is NaN."""
+        """The error divided by the allowed error; NaN if the error is NaN."""
         worst = self.max_abs / (self.allowed or 1e-30) if self.max_abs else 0.0
         if self.allowed_relative is None:
             return worst
@@ -64,17 +65,17 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether the difference is allowed; NaN never is."""
+        """Whether the error is allowed; NaN never is."""
         return self.badness <= 1
 
     @property
     def is_unsuited(self) -> bool:
-        """Whether PyTorch, its activations in as few bits, is about as far off: then the bits are at fault."""
+        """Whether this fails and PyTorch has about the same error: the precision has too few bits for the model."""
         return not self.passed and self.own_relative is not None and self.relative <= SUITED * self.own_relative
 
     @property
     def place(self) -> str:
-        """The call of a graph, or the place in a target."""
+        """The call of a graph, or the position in a target, in words."""
         if self.kind == INFERRED:
             return INFERRED
         if self.kind != FORCED:
@@ -82,7 +83,7 @@ class Comparison:
         return "whole targets" if self.step == WHOLE else f"target position {self.step}"
 
     def describe(self) -> str:
-        """The case, the place and the two values, in one line."""
+        """Describe the case, the position and both values in one line."""
         where = f"{self.runtime}, case {self.case}, {self.place}: "
         if self.note:
             return f"{where}{self.tensor} {self.note}"
@@ -111,10 +112,11 @@ def compare(
     by_row: bool = False,
     kind: str = GRAPH,
 ) -> Comparison:
-    """Where two tensors differ most; a difference of shape counts as infinite.
+    """Compare two tensors; different shapes count as an infinite difference.
 
-    `rms` bounds the error's root mean square, that of the worst row if it is taken `by_row`, over that of the tensor,
-    or of its elements in `over`, or over `least`, if that is larger. Masks among logits are cut off.
+    `tolerance` bounds the largest absolute difference. `rms` bounds `relative`, which is norm(error) / norm(expected).
+    With `by_row`, the error of each row (the last axis) counts as that of the worst row. With `over`, the divisor is
+    the norm of these elements only. `least` is the minimum RMS of the divisor. Masks among logits are cut off.
     """
     about: dict[str, Any] = {"case": case, "runtime": runtime, "step": step, "kind": kind, "allowed_relative": rms}
     if expected.shape != actual.shape:
@@ -147,7 +149,7 @@ def compare(
 
 
 def _equal(expected: Array, actual: Array, tolerance: float, about: dict[str, Any]) -> Comparison:
-    """What `compare` finds of two tensors that are the same, and no NaN: there is nothing to compute."""
+    """Return the result of `compare` for two equal tensors without NaN: there is nothing to compute."""
     first = float(expected.flat[0])
     agrees = 1.0 if about["tensor"] == LOGITS else None
     ranked = 0 if expected.dtype == actual.dtype == np.float32 and np.isfinite(expected).all() else None
@@ -165,12 +167,12 @@ def _equal(expected: Array, actual: Array, tolerance: float, about: dict[str, An
 
 
 def badness(found: Comparison) -> float:
-    """For an order: what is not a number is worse than any."""
+    """Return the badness as a sort key: NaN is worse than any number."""
     return float(np.nan_to_num(found.badness, nan=np.inf))
 
 
 def wrong(tensor: str, note: str, sizes: tuple[float, float] = (0.0, 0.0), **about: Any) -> Comparison:
-    """A comparison that fails without a difference to tell."""
+    """Return a comparison that fails for the reason in `note`; `sizes` are the expected and the actual value."""
     values: dict[str, Any] = {
         "max_abs": np.inf,
         "allowed": 0.0,
@@ -181,7 +183,7 @@ def wrong(tensor: str, note: str, sizes: tuple[float, float] = (0.0, 0.0), **abo
     return Comparison(tensor=tensor, note=note, sqnr=-np.inf, **values, **about)
 
 
-@np.errstate(all="ignore")  # a model that is wrong may say infinity
+@np.errstate(all="ignore")  # a wrong model may output infinity
 def distances(
     expected: Array,
     actual: Array,
@@ -190,7 +192,10 @@ def distances(
     least: float = 0.0,
     by_row: bool = False,
 ) -> dict[str, Any]:
-    """Measures over a whole tensor, in float64; `difference` is the absolute one. The others are those of `compare`."""
+    """Return the measures over a whole tensor, in float64.
+
+    `difference` is the absolute difference; `over`, `least` and `by_row` are those of `compare`.
+    """
     flat = expected.ravel()
     other = actual.ravel()
     error = difference.ravel()
@@ -214,20 +219,23 @@ def _dot(first: Array, second: Array) -> float:
 
 @np.errstate(all="ignore")
 def ulps(expected: Array, actual: Array) -> int | None:
-    """The most steps from one fp32 number to the next between two values; None for other types and for NaN."""
+    """Return the largest difference in steps from one fp32 number to the next.
+
+    None for other types, and if any value is NaN or infinite.
+    """
     if not expected.dtype == actual.dtype == np.float32 or not (np.isfinite(expected) & np.isfinite(actual)).all():
         return None
     return int(np.abs(_ranks(expected) - _ranks(actual)).max(initial=0))
 
 
 def _ranks(values: Array) -> NDArray[np.int64]:
-    """Where each number stands among all fp32 numbers; both zeros stand at 0."""
+    """Return the rank of each number among all fp32 numbers; both zeros have rank 0."""
     bits = np.ascontiguousarray(values).view(np.int32)
     return np.where(bits < 0, np.int32(-(1 << 31)) - bits, bits).astype(np.int64)
 
 
 def agreement(expected: Array, actual: Array) -> dict[str, Any]:
-    """How far logits (..., V) agree on the best token, and on the ten best."""
+    """Return the shares of logits (..., V) that agree: rows with the same best token, and tokens of the ten best."""
     wanted, found = (array.reshape(-1, array.shape[-1]) for array in (expected, actual))
     same = [_best(array) for array in (wanted, found)]
     shared = (same[0] & same[1]).sum(axis=1) / same[0].sum(axis=1)
@@ -235,7 +243,7 @@ def agreement(expected: Array, actual: Array) -> dict[str, Any]:
 
 
 def _best(logits: Array) -> NDArray[np.bool_]:
-    """Which tokens are among the ten best of each row (R, V)."""
+    """Return whether each token is among the ten best of its row: bool (R, V)."""
     chosen = np.zeros(logits.shape, bool)
     count = min(TOP, logits.shape[1])
     np.put_along_axis(chosen, np.argpartition(-logits, count - 1, axis=1)[:, :count], True, axis=1)
@@ -243,17 +251,17 @@ def _best(logits: Array) -> NDArray[np.bool_]:
 
 
 def finite(values: dict[str, Any]) -> dict[str, Any]:
-    """As JSON values: NaN and infinity as strings, which JSON has no numbers for."""
+    """Return the values as JSON values: NaN and infinity become strings, because JSON has no numbers for them."""
     return {name: number(value) for name, value in values.items()}
 
 
 def number(value: Any) -> Any:
-    """A value that JSON can hold."""
+    """Return a value as a JSON value; NaN and infinity become strings."""
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def to_dict(each: Comparison) -> dict[str, Any]:
-    """A comparison as a report writes it, under its case and runtime."""
+    """Return a comparison as a report records it, without its case and runtime, under which the report puts it."""
     kept = {name: value for name, value in dataclasses.asdict(each).items() if name not in ("case", "runtime", "note")}
     return finite(
         {**kept, **({"note": each.note} if each.note else {}), "badness": each.badness, "passed": each.passed}

@@ -1,4 +1,4 @@
-"""PyTorch in float64 behind the graphs of a bundle: what each must give, call by call, for a batch of sources."""
+"""Reference calls of the graphs of a bundle, computed by PyTorch in float64 for a batch of sources."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ from txport.runtimes.inputs import batch
 
 Array = NDArray[Any]
 TOP_COUNT, LIKELIEST = 5, 2
-SPARE = 3  # places of a prompt's caches that it does not fill
-QUIET = 0.25  # of the size of the model's own keys: over random ones, attention would be sharper than it ever is
+SPARE = 3  # positions of a prompt's caches that it does not fill
+QUIET = 0.25  # times the size of the model's own keys: with random keys, attention would be sharper than it ever is
 
 
 @dataclass(frozen=True)
 class Call:
-    """One run of one graph: all inputs, as the bundle's precision holds them, and all outputs, by port.
+    """One run of one graph, by port: all inputs, in the bundle's precision, and all outputs that are determined.
 
-    Which token is the likeliest can be a matter of rounding, so where a graph chooses tokens, `choices` (R, V) are the
-    scores that they are judged by.
+    Rounding may decide which token is the most probable. If a graph selects tokens, `choices` (R, V) are therefore the
+    scores by which its tokens are judged.
     """
 
     role: str
@@ -62,24 +62,24 @@ class Call:
     inputs: dict[str, Array]
     expected: dict[str, Array]
     choices: Array | None = None
-    becomes: Mapping[str, str] = field(default_factory=dict)  # output -> the input that brought what it goes on from
+    becomes: Mapping[str, str] = field(default_factory=dict)  # output with a new state -> input with the old state
 
     @property
     def logits(self) -> Array | None:
-        """All of them, where there are any."""
+        """The logits that the graph outputs; without them, `choices`, which may be None."""
         return self.expected.get(LOGITS, self.choices)
 
     def new_places(self, name: str) -> NDArray[np.bool_] | None:
-        """Where an output that goes on from an input of the same shape differs from it; None for what does not."""
+        """Return where a new state differs from the old one (bool); None for other outputs and shapes."""
         before = self.inputs.get(self.becomes.get(name, ""))
         after = self.expected[name]
         return None if before is None or before is after or before.shape != after.shape else before != after
 
 
 class Reference:
-    """The model behind the ports of a bundle's graphs, in float64; what it gives is stored in fp32.
+    """The model with the ports of a bundle's graphs. It computes in float64 and stores its outputs in fp32.
 
-    One that `remembers` does not run the model again where only other tokens are asked for.
+    If it `remembers`, it does not run the model again if a call differs from the last one only in the requested tokens.
     """
 
     def __init__(self, exact: Exact, manifest: Manifest, *, remembers: bool = False) -> None:
@@ -90,38 +90,38 @@ class Reference:
         self._own: tuple[Mapping[str, Array], dict[int, dict[str, Array]]] = (
             {},
             {},
-        )  # of a call: inputs, outputs by draw
+        )  # of the last call: inputs, outputs by draw
 
     @property
     def model(self) -> Model:
-        """What computes, in float64: the one to watch."""
+        """The model in float64 that computes the reference, so that callers can record its layers."""
         return self._exact.model
 
     def replay(self, case: Case, seed: int) -> Iterator[Call]:
-        """The encoder, then a call of the decoder for each of the case's steps."""
+        """Yield the calls of a case for the target and task of the bundle; `seed` determines the random inputs."""
         return REPLAYS[self.manifest.target, self.facts.task](self, case, np.random.default_rng(seed))
 
     @property
     def facts(self) -> Facts:
-        """The model's."""
+        """The facts of the model."""
         return self.manifest.facts
 
     def call(self, role: str, step: int, inputs: Mapping[str, Array]) -> Call:
-        """What is right for the ports of one graph, whose inputs are as the bundle's precision holds them."""
+        """Return one call of a graph with its exact outputs, given inputs rounded to the bundle's precision."""
         graph = self.manifest.graphs[role]
         cast = {name: held_as(graph.port(name).dtype, array) for name, array in inputs.items()}
-        if self.manifest.target == "cuda":  # nothing but a device has numbers in 16 bits
+        if self.manifest.target == "cuda":  # arrays in 16 bits exist only on the device
             cast = {name: array.astype(np.float32) if is_float(array) else array for name, array in cast.items()}
         becomes = graph.becomes
         return Call(role, step, cast, self._run(self._exact.model, role, cast), becomes=becomes)
 
     def own(self, call: Call, name: str, draw: int = 0) -> Array:
-        """What PyTorch itself gives for one output in the bundle's precision; for other draws, with other last bits."""
+        """Return one output of PyTorch itself in the bundle's precision; with random last bits if `draw` is not 0."""
         if self._own[0] is not call.inputs:
             self._own = call.inputs, {}
         known = self._own[1]
         if draw not in known:
-            self._before = None  # the same model computes otherwise here
+            self._before = None  # the same model computes differently in this context
             with self._exact.own.context(draw):
                 known[draw] = self._run(self._exact.own.model, call.role, call.inputs)
             self._before = None
@@ -147,7 +147,7 @@ class Reference:
     def _stepped(
         self, model: Model, inputs: Mapping[str, Array], tensors: list[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
-        """What a step gives; of one over the same arrays as the last, only the choice is made anew."""
+        """Return the outputs of a step; with the same arrays as in the last step, only select its tokens again."""
         arrays = [array for name, array in inputs.items() if name not in (COUNT, ALIGN)]
         before = self._before
         if before is None or before[0] is not model or not all(map(operator.is_, before[1], arrays)):
@@ -157,22 +157,22 @@ class Reference:
 
 
 def held_as(dtype: str, array: Array) -> Array:
-    """An array as a port of a type holds it; whole numbers stay as they are."""
+    """Return an array in the dtype of a port; integers stay unchanged."""
     return array.astype(np.dtype(dtype), copy=False) if is_float(array) else array
 
 
 def is_float(array: Array) -> bool:
-    """Whether an array holds floating point numbers."""
+    """Return whether an array holds floating-point numbers."""
     return bool(np.issubdtype(array.dtype, np.floating)) or array.dtype.name == "bfloat16"
 
 
 def module_of(model: Model, manifest: Manifest, role: str) -> Callable[..., Any]:
-    """What computes a graph in PyTorch; of a step of the cpu target, without the choice of the best tokens."""
+    """Return the PyTorch function of a graph; that of a step of the cpu target does not select the best tokens."""
     return TARGETS[manifest.target].modules[manifest.facts.task][role](model)
 
 
 def chosen(outputs: tuple[torch.Tensor, ...], manifest: Manifest, *asked: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What a step of the cpu target gives, the best tokens as PyTorch chooses them, and attention if it is asked."""
+    """Return the outputs of a cpu step: PyTorch selects the tokens, and attention is empty unless requested."""
     *aligns, count = asked
     logits, *caches = outputs
     scores = torch.log_softmax(logits, 1) if count > 0 else logits
@@ -183,7 +183,7 @@ def chosen(outputs: tuple[torch.Tensor, ...], manifest: Manifest, *asked: torch.
 
 
 def replay_portable(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
-    """The encoder, then the decoder over random tokens, its cache growing from call to call."""
+    """Yield the encoder, then the decoder over random tokens; its cache grows from call to call."""
     facts = reference.facts
     sources = case.sources
     given, lengths = batch(sources, facts, case.padding)
@@ -205,7 +205,7 @@ def replay_portable(reference: Reference, case: Case, rng: np.random.Generator) 
 
 
 def replay_portable_causal(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
-    """The prompts, padded at the left, then more random tokens, the cache growing from call to call."""
+    """Yield the prompts, padded on the left, then random tokens; the cache grows from call to call."""
     facts = reference.facts
     rows = len(case.sources)
     ids, lengths = batch(case.sources, facts, case.padding)
@@ -225,14 +225,14 @@ def replay_portable_causal(reference: Reference, case: Case, rng: np.random.Gene
 
 
 def replay_portable_encode(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
-    """The only graph, over all sources."""
+    """Yield the only graph, over all sources."""
     ids, lengths = batch(case.sources, reference.facts, case.padding)
     mask = (np.arange(ids.shape[1])[None, :] < lengths[:, None]).astype(np.int64)
     yield reference.call(MODEL, 0, {INPUT_IDS: ids, ATTENTION_MASK: mask})
 
 
 def replay_cpu(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
-    """The encoder, then tokens one by one over random caches that end at each of `steps`, rows of unequal lengths."""
+    """Yield the encoder, then single tokens over random caches; see `_steps`."""
     given, lengths = batch(case.sources, reference.facts, case.padding)
     source_lengths = lengths.astype(np.int32)
     encoded = reference.call(ENCODER, 0, {_source_port(reference): given, SOURCE_LENGTHS: source_lengths})
@@ -243,7 +243,7 @@ def replay_cpu(reference: Reference, case: Case, rng: np.random.Generator) -> It
 
 
 def replay_cpu_causal(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
-    """The prompts, then tokens one by one over random caches."""
+    """Yield the prompts, then single tokens over random caches; see `_steps`."""
     graph = reference.manifest.graphs[PREFILL]
     rows = len(case.sources)
     ids, _ = batch(case.sources, reference.facts, case.padding)
@@ -257,7 +257,7 @@ def replay_cpu_causal(reference: Reference, case: Case, rng: np.random.Generator
 
 
 def replay_cpu_encode(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
-    """The only graph, over all sources."""
+    """Yield the only graph, over all sources."""
     ids, lengths = batch(case.sources, reference.facts, case.padding)
     yield reference.call(MODEL, 0, {INPUT_IDS: ids, SOURCE_LENGTHS: lengths.astype(np.int32)})
 
@@ -270,10 +270,10 @@ def _steps(
     sizes: Sequence[float],
     before: int,
 ) -> Iterator[Call]:
-    """Tokens one by one over random caches that end at each of `steps`, `before` tokens further, rows of any length.
+    """Yield single tokens over random caches, which end at `before` + cumsum(`case.steps`).
 
-    What the caches hold is about as large as what the model itself puts there: `sizes`. The first row always has the
-    longest past; one beam a source in turn with two.
+    The rows have random lengths, and the first row always has the longest past. `sizes` are the RMS of the values in
+    each cache. Steps have one and two beams per source in turn.
     """
     facts = reference.facts
     past = reference.manifest.graphs[STEP].past("row")
@@ -282,7 +282,7 @@ def _steps(
         rows = beams * len(case.sources)
         past_lengths = rng.integers(0, position, rows).astype(np.int32)
         past_lengths[0] = position - 1
-        real = (np.arange(position) < past_lengths[:, None])[:, None, :, None]  # beyond, a kernel may write zeros
+        real = (np.arange(position) < past_lengths[:, None])[:, None, :, None]  # beyond it, a kernel may write zeros
         own = {
             name: (size * real * rng.standard_normal(each.shape(rows, int(position)))).astype(np.float32)
             for (each, name), size in zip(past.items(), sizes, strict=True)
@@ -296,29 +296,29 @@ def _steps(
             call = reference.call(STEP, step, {INPUT_IDS: tokens, **fixed, **shared, **own, **asked})
             every = call.expected[LOGITS].astype(np.float64)
             choices = every if count < 0 else every - np.logaddexp.reduce(every, axis=1, keepdims=True)
-            unknown = (IDS, LOGITS) if count < 0 else (IDS,)  # two tokens may be as good, and logits need not be there
+            unknown = (IDS, LOGITS) if count < 0 else (IDS,)  # tokens may tie; logits may be left out
             expected = {name: values for name, values in call.expected.items() if name not in unknown}
             yield replace(call, expected=expected, choices=choices)
 
 
 def _source_port(reference: Reference) -> str:
-    """The input by which an encoder reads."""
+    """Return the name of the encoder's input for sources."""
     return reference.manifest.graphs[ENCODER].inputs[0].name
 
 
 def _empty(reference: Reference, rows: int) -> dict[str, Array]:
-    """The caches of the portable decoder before the first token."""
+    """Return the caches of the portable decoder before the first token, by input."""
     past = reference.manifest.graphs[DECODER].past()
     return {name: np.zeros(each.shape(rows, 0), np.float32) for each, name in past.items()}
 
 
 def _size(values: Array) -> float:
-    """The root of the mean square; 1 for zeros."""
+    """Return the RMS of the values; 1 for zeros."""
     return float(np.sqrt(np.square(values, dtype=np.float64).mean())) or 1.0
 
 
 def _counts(manifest: Manifest) -> list[int]:
-    """The numbers of best tokens to ask for: screening only where its sums are exact, as the driver does."""
+    """Return the numbers of best tokens to request; like the driver, use screening only if its sums are exact."""
     from txport.runtimes.ort.sessions import may_saturate
 
     facts = manifest.facts

@@ -1,4 +1,4 @@
-"""What search finds on a runtime against what it finds on PyTorch, and where a difference is only a near-tie."""
+"""Compare the tokens that search finds on a runtime with those in PyTorch; a difference may be a near-tie."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ Array = NDArray[Any]
 
 BEAMS = 4
 SEARCHES = {"greedy": 1, f"beam {BEAMS}": BEAMS}  # name -> beams
-LONG_SOURCE = 96  # tokens, beyond which a source is not searched from together with shorter ones
+LONG_SOURCE = 96  # tokens; longer sources are not searched together with shorter ones
 LAST_BIT = float(np.finfo(np.float32).eps)
 NOISY_RUNS = 16
 TINY = 1e-30
-SHARES = (1.0, 0.1, 0.01)  # of the noise: as much as there may be hides what a little does
+SHARES = (1.0, 0.1, 0.01)  # of the noise: its full size hides the effect of a little
 
 
 @dataclass(frozen=True)
 class TokenComparison:
-    """The tokens of one kind of search in one case: rows equal, near-ties, and the first row that is wrong.
+    """The tokens of one kind of search in one case: the number of equal rows and near-ties, and the first wrong row.
 
-    Rows after that one are not looked at, so they count as near-ties neither. `margin` is the gap in
-    PyTorch's own scores that was taken for a tie and comes closest to what may be, `noise` how far a logit may move
-    there.
+    Different rows after the wrong one are not examined and do not count as near-ties. `margin` is the gap in PyTorch's
+    scores of the near-tie that comes closest to its limit, `noise` is the allowed change of a logit there.
     """
 
     case: str
@@ -56,16 +55,19 @@ class TokenComparison:
 
     @property
     def passed(self) -> bool:
-        """Whether every row is equal, or as good as PyTorch's own within rounding."""
+        """Whether each row is equal to PyTorch's or a near-tie."""
         return self.equal + self.near_ties == self.rows
 
     def describe(self) -> str:
-        """What is wrong, in one line."""
+        """Describe the wrong row in one line."""
         return f"{self.runtime}, case {self.case}: {self.search} tokens differ: {self.wrong}"
 
 
 def search_all(case: Case, runtime: Runtime, facts: Facts, rules: Rules = NO_RULES) -> dict[str, list[Found]]:
-    """The best target of each source by each kind of search; `rules` are more options, where they fit it."""
+    """Return the best target of each source, by kind of search; empty if the case has no search.
+
+    `rules` are further options; those that a kind of search does not support are left out.
+    """
     if not case.search_tokens:
         return {}
     options = {name: options_of(facts, beams, case.search_tokens, rules) for name, beams in SEARCHES.items()}
@@ -81,9 +83,10 @@ def _find(runtime: Runtime, sources: Sequence[Source], facts: Facts, options: Se
 def search_together(
     cases: Sequence[Case], runtime: Runtime, facts: Facts, rules: Rules = NO_RULES
 ) -> dict[str, dict[str, list[Found]]]:
-    """As `search_all` for several cases at once, on a runtime in float64, which gives no row anything of the others.
+    """Like `search_all` for several cases at once: case -> kind of search -> best targets.
 
-    Features and long sources are searched case by case: all rows are as long as the longest of them.
+    The runtime must compute in float64, where no row depends on the others. Features and long sources are searched case
+    by case, because all rows are padded to the longest one.
     """
     runtime = Remembering(runtime)  # greedy search and beams read the same sources
     together: dict[str, dict[str, list[Found]]] = {case.name: {} for case in cases}
@@ -110,9 +113,10 @@ def compare_search(
     *,
     may_tie: bool = True,
 ) -> Iterator[TokenComparison]:
-    """Greedy and beam tokens, row by row, with what PyTorch found; a row that differs passes only as a near-tie.
+    """Compare greedy and beam tokens row by row with PyTorch's (`expected`); a different row passes as a near-tie only.
 
-    Where logits are wrong, noise excuses nothing: nothing `may_tie` there, and none of its costly search is needed.
+    If the logits are wrong, noise explains nothing. Without `may_tie`, all different rows fail, and the costly search
+    for near-ties is skipped.
     """
     kind = "single " if isinstance(runtime, SingleRuntime) else ""
     for search, actual in search_all(case, runtime, exact.model.facts, rules).items():
@@ -142,7 +146,7 @@ def compare_search(
 
 
 class Tie(NamedTuple):
-    """By how much PyTorch prefers its own tokens, and how far a logit may move."""
+    """The gap by which PyTorch prefers its own tokens, and the allowed change of a logit."""
 
     margin: float
     noise: float
@@ -157,12 +161,13 @@ def near_tie(
     tolerance: Tolerance,
     rules: Rules = NO_RULES,
 ) -> Tie | None:
-    """How much better PyTorch's own tokens are, if noise explains that others were found; None if it does not.
+    """Return the gap and the noise if noise explains that the tokens differ from PyTorch's; None if it does not.
 
-    Greedy: at the first token that differs, where both its logit and the other's may move by the noise; what comes
-    after it follows from another beginning. Beams: by the mean over the target, which ranks them, or, since search
-    may drop a beam at a tie, if PyTorch itself finds these tokens when its logits are moved by the noise. Where 8 or
-    4 bits make search prune others, they may also be better ones, or as good as what PyTorch then finds.
+    Greedy search: the gap is that of the first two tokens that differ, and both logits may change by the noise. Later
+    tokens do not count, because they follow different prefixes. Beam search: the gap is that of the mean log-probs,
+    which rank the targets. As search may drop a beam at a tie, the actual tokens also pass if PyTorch itself finds them
+    with noise on its logits. In int8 and int4, search may prune other beams: the actual tokens may then also be better
+    than PyTorch's, or at least as good as others that it finds with noise.
     """
     sources = [source] * 2
     targets = [expected.tokens, actual.tokens]
@@ -177,13 +182,13 @@ def near_tie(
     else:
         worse = float(scores[0].mean() - scores[1].mean())
         margin = max(worse, 0.0) if few_bits else abs(worse)
-    # search adds up log-probs in fp32, whose last bit is more than that where logits are nearly 0
+    # search adds log-probs in fp32; if logits are nearly 0, the last bit of log-probs exceeds the noise
     noise = LAST_BIT * max(float(np.abs(each).max()) for each in scores)
-    for draw in range(DRAWS):  # the first is often enough
+    for draw in range(DRAWS):  # the first draw is often enough
         noise = max(noise, tolerance.noise_of(largest, exact.own_error(sources, targets, draw)))
         if margin <= (2 * noise if beams == 1 else noise):
             return Tie(margin, noise)
-    if beams == 1 and not rules:  # rules may choose by other numbers than the logits
+    if beams == 1 and not rules:  # rules may select tokens by numbers other than the logits
         return None
     share = noise / max(largest, TINY)
     found = _found_in_noise(exact, source, expected, actual, beams, share, few_bits, rules)
@@ -200,9 +205,10 @@ def _found_in_noise(
     few_bits: bool,
     rules: Rules,
 ) -> bool:
-    """Whether search on PyTorch, its logits moved by the noise, finds these tokens, or, in few bits, others as bad.
+    """Return whether search in PyTorch with noise on the logits finds the actual tokens.
 
-    `noise` is over the largest logit.
+    With `few_bits`, other tokens that are no better than the actual ones count, too. `noise` is relative to the largest
+    logit.
     """
     facts = exact.model.facts
     runtime = Remembering(TorchRuntime(exact.model))

@@ -14,20 +14,21 @@ from txport.errors import UnsupportedError
 from txport.proof.parity.measures import Comparison
 
 ANY = "any other"
-DRAWS = 5  # computations in the precision, at most: the first as PyTorch or the best kernels do it, others at random
-HOPELESS, HOPELESS_RMS = 300.0, 20.0  # times what one draw allows is more than any other does, which differ by a few
+DRAWS = 5  # maximum computations in the precision: the first by PyTorch or the best kernels, others at random
+# An error of so many times the limit of one draw exceeds the limits of all others, which differ by a small factor.
+HOPELESS, HOPELESS_RMS = 300.0, 20.0
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What counts as equal to what is right, which PyTorch computes in float64.
+    """The allowed error of a precision on a provider, compared with PyTorch in float64.
 
-    `largest` bounds the largest difference of a tensor, over its largest value; or a tensor may be off
-    by `own` times as much as PyTorch itself, which computes that very tensor in the bundle's precision. `rms`
-    bounds the root mean square of the error over that of the tensor, `place` the same over the logits at one place of a
-    target. `noise` is how far a logit may move on any machine, over the largest, or `rounding` times what the best
-    kernels are off by in the worst of several draws. `points` is by how many percentage points the task's error rate
-    may be worse. `atol` and `rtol` are the user's own, tighter bounds.
+    The largest difference of a tensor may be `largest` times its largest absolute value, or `own` times the error of
+    PyTorch itself, which computes the same tensor in the bundle's precision. `rms` bounds the RMS of the error divided
+    by that of the tensor, `place` the same for the logits at one position of a target. On any machine, a logit may
+    change by `noise` times the largest logit, or by `rounding` times the error of the best kernels in the worst of
+    several draws. The task's error rate may be worse by `points` percentage points. `atol` and `rtol` are the user's
+    tighter bounds.
     """
 
     precision: str
@@ -55,9 +56,10 @@ class Tolerance:
         return min(limit, (self.atol or 0.0) + (relative or 0.0) * largest)
 
     def judge(self, found: Comparison, largest: float, own: Callable[[int], Comparison]) -> Comparison:
-        """A comparison that fails otherwise, by what PyTorch itself is off by in one of several draws.
+        """Judge a failed comparison again, by the largest error of PyTorch itself in up to `DRAWS` computations.
 
-        Where only the RMS counts, it fails all the same, and says whether so few bits are too few for the model.
+        If only the RMS is bounded, it still fails, but states whether the precision has too few bits for the model.
+        Other comparisons are returned unchanged. `own(draw)` compares PyTorch itself.
         """
         if found.passed or found.note:
             return found
@@ -127,7 +129,7 @@ FP32 = "rounding in another order: 2e-6, or 8 times what PyTorch itself is off b
 FP16 = "11 bits of significand: 4e-3, or 4 times what PyTorch itself is off by in fp16, in that very tensor"
 BF16 = "8 bits of significand: 3e-2, or 4 times what PyTorch itself is off by in bf16, in that very tensor"
 INT8 = "held against PyTorch with the bundle's own weights: what is left are activations in 8 bits, in every product"
-LOOSEST = 50.0  # times `largest`, for what the user may ask for: PyTorch's own error counts too
+LOOSEST = 50.0  # times `largest` is the maximum --rtol: PyTorch's own error counts, too
 FP32_LIMITS = {"largest": 2e-6, "own": 8.0, "noise": 1e-4, "rounding": 32.0, "points": 0.1}
 FP16_LIMITS = {"largest": 4e-3, "own": 4.0, "noise": 2e-2, "rounding": 4.0, "points": 0.3}
 BF16_LIMITS = {"largest": 3e-2, "own": 4.0, "noise": 2e-2, "rounding": 4.0, "points": 0.5}

@@ -1,4 +1,4 @@
-"""The weights inside the graphs against the checkpoint's: none altered, none missing, none that nobody knows."""
+"""Compare the weights in the graphs with the checkpoint's: none may differ, be missing or be unknown."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from txport.proof.parity.measures import WEIGHTS, Comparison, badness, compare, 
 
 Array = NDArray[Any]
 
-# How far a quantised weight may lie from the checkpoint's, in the finest steps that its bits allow: by rounding, half a
-# step; in 4 bits the largest of a block may be cut so that the others are finer.
+# Allowed difference of a quantised weight from the checkpoint's, in the finest steps that its bits allow. Rounding
+# changes it by half a step. In 4 bits, the largest weight of a block may be clipped to make the steps finer.
 STEPS = {8: 0.51, 4: 1.8}
-TINY = 1e-30  # in place of the step of a block of zeros
+TINY = 1e-30  # replaces the step of a block of zeros
 PIECE = 1 << 20  # weights that are compared at once
-# How many times the error of even rounding all weights may have. No rounding to the nearest exceeds `COARSE`; in a
-# large matrix chance leaves about 1, and a grid twice as coarse 1.8 or more.
+# Allowed RMS error of a matrix, divided by that of uniform rounding. Rounding to the nearest never exceeds `COARSE`. In
+# a large matrix, the quotient is about 1, and with steps twice as large it is 1.8 or more.
 COARSE, COARSE_LARGE = 1.9, 1.6
 
 
 def weighted(manifest: Manifest) -> list[str]:
-    """The graphs that hold weights of the checkpoint, by role."""
+    """Return the roles of the graphs that hold weights of the checkpoint."""
     return [role for role, graph in manifest.graphs.items() if graph.has_weights]
 
 
 def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparison]:
-    """Each weight in each graph with the checkpoint's: bit for bit, or, if quantised, in the steps that its bits allow.
+    """Compare each weight in each graph with the checkpoint's: exactly, or if quantised, in the steps of its bits.
 
-    A tensor of the checkpoint that no graph holds fails, and so does a weight in a graph that is neither of the
-    checkpoint nor computed from it.
+    A weight of the checkpoint that is in no graph fails. A weight of a graph that is neither in the checkpoint nor
+    computed from it fails, too.
     """
     if isinstance(checkpoint.outline, Adapted):
         yield from _compare_adapted(bundle, checkpoint.outline)
@@ -53,7 +53,7 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
     found = set()
     dtype = np.dtype(bundle.manifest.dtype)
     maps = Maps()
-    compared: dict[Any, Comparison] = {}  # by where weights lie in files, which several graphs may read
+    compared: dict[Any, Comparison] = {}  # by location in a file, which several graphs may share
     for role in weighted(bundle.manifest):
         initializers = graph_weights(bundle.file(role), maps)
         table = bundle.manifest.weights
@@ -80,9 +80,9 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
 
 
 def _compare_adapted(bundle: Bundle, model: Adapted) -> Iterator[Comparison]:
-    """The weights and buffers of a module of the user's that the graphs hold, and the epsilons of its norms.
+    """Compare the weights and buffers of a user's module that are in the graphs, and the epsilons of its norms.
 
-    What its code makes of weights before a run is none of them; what the graphs give holds it.
+    Tensors that were computed from weights at export are covered by the comparison of the graphs' outputs only.
     """
     dtype = np.dtype(bundle.manifest.dtype)
     own = _tensors_of(model)
@@ -100,13 +100,16 @@ def _compare_adapted(bundle: Bundle, model: Adapted) -> Iterator[Comparison]:
 
 
 def _tensors_of(model: Adapted) -> dict[str, Array]:
-    """The parameters and buffers of a module by each of their names."""
+    """Return the parameters and buffers of a module, by each of their names."""
     named = (*model.named_buffers(remove_duplicate=False), *model.named_parameters(remove_duplicate=False))
     return {name: each.detach().numpy() for name, each in named}
 
 
 def unheld(bundle: Bundle, checkpoint: Checkpoint) -> dict[str, list[str]]:
-    """Of a module of the user's: `computed` tensors in the graphs that are no weights, `unused` weights in no graph."""
+    """Return `computed`, tensors of the graphs that are no weights, and `unused`, weights in no graph.
+
+    Empty unless the model is a user's module.
+    """
     if not isinstance(checkpoint.outline, Adapted):
         return {}
     own = _tensors_of(checkpoint.outline)
@@ -118,7 +121,7 @@ def unheld(bundle: Bundle, checkpoint: Checkpoint) -> dict[str, list[str]]:
 
 
 def place_of(held: Held) -> Any:
-    """Where a weight lies in a file that is mapped into memory, its scales included; None for one that does not."""
+    """Return the location of a weight and its scales in a memory-mapped file; None if they are not mapped."""
     whole = held.quantized
     arrays = [held.values] if whole is None else [whole.values, whole.scales]
     if not all(_is_mapped(array) for array in arrays):
@@ -133,7 +136,7 @@ def _is_mapped(array: Any) -> bool:
 
 
 def compare_epsilons(role: str, bundle: Bundle, model: Model) -> Iterator[Comparison]:
-    """The epsilon of each norm in a graph with that of its module: where values are large, it shows in no output."""
+    """Compare the epsilon of each norm in a graph with its module's: large values hide a wrong one in the outputs."""
     named = ((name, each) for name, each in model.named_modules() if isinstance(each, NORM_TYPES))
     norms = {f"{name}.weight": (name, each) for name, each in named}
     for weight, epsilon in graph_epsilons(bundle.file(role)):
@@ -147,17 +150,17 @@ def compare_epsilons(role: str, bundle: Bundle, model: Model) -> Iterator[Compar
 
 
 def first_names(model: Model) -> dict[str, str]:
-    """Each name of each weight -> the name that a checkpoint has for it; tied ones have several."""
+    """Map each name of each weight to its name in the checkpoint; tied weights have several names."""
     first = {id(tensor): name for name, tensor in model.named_parameters()}
     return {name: first[id(tensor)] for name, tensor in model.named_parameters(remove_duplicate=False)}
 
 
 def compare_held(role: str, held: Held, expected: Array) -> Comparison:
-    """One weight of a graph with the checkpoint's.
+    """Compare one weight of a graph with the checkpoint's.
 
-    If quantised, in steps of the finest grid on which the largest weight of its row or block has a place, and so that
-    neither a coarser grid nor a shifted one passes: in no weight, and not in the error of all. Of a large matrix, what
-    is told is the worst of its pieces, each of some rows.
+    The unit of a quantised weight is the step of the finest grid that includes the largest weight of its row or block.
+    The largest difference and the RMS of all differences are bounded, so coarser and shifted grids fail. A large matrix
+    is compared in pieces of some rows, and the worst piece is returned.
     """
     if held.form is None or expected.shape != held.values.shape:
         return compare(WEIGHTS, role, 0, held.name, expected, held.values, 0.0, kind=WEIGHTS)
@@ -167,10 +170,10 @@ def compare_held(role: str, held: Held, expected: Array) -> Comparison:
 
 
 def _compare_piece(role: str, held: Held, expected: Array, form: Form, rows: slice) -> Comparison:
-    """Some rows of a quantised weight."""
+    """Compare some rows of a quantised weight."""
     steps = np.maximum(finest(expected[rows], form), TINY).astype(np.float64)
     if held.quantized is not None and held.quantized.scales.dtype == np.float16:
-        steps += np.spacing(steps.astype(np.float16))  # scales are rounded outwards, to the next of 16 bits
+        steps += np.spacing(steps.astype(np.float16))  # scales are rounded away from 0, to the next fp16 number
     wanted = expected[rows] / steps
     found = held.values[rows] / steps
     error = _coarsest(wanted.size) / np.sqrt(12) / max(float(np.sqrt(np.square(wanted).mean())), TINY)
@@ -179,15 +182,15 @@ def _compare_piece(role: str, held: Held, expected: Array, form: Form, rows: sli
 
 
 def _coarsest(weights: int) -> float:
-    """The share of an even rounding's error that so many weights may have."""
+    """Return the allowed RMS error of so many weights, divided by that of uniform rounding."""
     return float(min(COARSE, COARSE_LARGE + 5 / np.sqrt(weights)))
 
 
 def derived(initializers: Mapping[str, Array], table: Mapping[str, Stored], checkpoint: Checkpoint) -> dict[str, Array]:
-    """What a graph may hold beside the checkpoint's weights, by name, computed anew.
+    """Return the tensors that a graph may hold in addition to the checkpoint's weights, by name, computed again.
 
-    Tables of sinusoids, scales in the shape that a look-up wants, its zeros, and the screening of a large projection. A
-    scale itself is proven by the weights that it gives back.
+    These are buffers such as tables of sinusoids, scales in the shape of a lookup and its zero points, and the
+    screening of a large projection. The scales themselves are verified by the weights that are dequantised with them.
     """
     known = {name: buffer.detach().numpy() for name, buffer in checkpoint.outline.named_buffers()}
     for name, values in initializers.items():
@@ -208,17 +211,17 @@ def derived(initializers: Mapping[str, Array], table: Mapping[str, Stored], chec
 
 
 def projection_of(model: Model) -> Linear:
-    """The map to the vocabulary, wherever a model has it."""
+    """Return the linear layer that computes the logits, wherever it is in the model."""
     return next(each for each in model.modules() if isinstance(each, Linear) and each.tag == "projection")
 
 
 def is_arithmetic(values: Array) -> bool:
-    """Whether a tensor is too little to be a weight: one number, no number, or the whole ones of shapes and places."""
+    """Return whether a tensor can't be a weight: at most one number, or integers or booleans."""
     return values.size <= 1 or values.dtype in (np.int64, np.int32, np.bool_)
 
 
 def finest(matrix: Array, form: Form) -> Array:
-    """The smallest step for each weight (out, in) at which the largest of its row or block is still in range."""
+    """Return the smallest step of each weight (out, in) with which the largest of its row or block is in range."""
     block = form.block or matrix.shape[1]
     largest = np.abs(matrix.reshape(len(matrix), -1, block)).max(axis=2)
     steps: Array = np.repeat(largest / (2 ** (form.bits - 1) - 0.5), block, axis=1)

@@ -1,1 +1,1 @@
-"""Whether a bundle computes, where it is deployed, what it computed at export; needs neither torch nor onnx."""
+"""Verify that a bundle computes the same where it is deployed as at export, without torch or onnx."""

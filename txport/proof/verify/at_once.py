@@ -1,4 +1,4 @@
-"""Whether the graph that searches by itself finds what search over the other graphs finds, on the golden inputs."""
+"""Compare the graph that contains the search with search over the other graphs, on the golden inputs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from txport.search.single import built_in, generate_at_once
 
 SINGLE = "single graph"
 SEARCHES = ((1, 1.0), (4, 0.5))  # beams, and the length penalty
-ROUNDING = 1e-5  # of a score
+ROUNDING = 1e-5  # relative rounding error of a score
 
 
 def check_single_graph(
     golden: Golden, runtime: Runtime, bundle: Bundle, name: str, provider: str, threads: int | None
 ) -> Check:
-    """Greedy and with beams, with prefixes too where targets may have some; by the rules that are built in.
+    """Compare greedy and beam search with the built-in rules, also with prefixes if targets may have some.
 
-    Other tokens may be as good, within the noise; what the runtime says of both is what counts, since the checks before
-    hold it against PyTorch.
+    Other tokens pass if they are as good within the noise, by the runtime's scores of both targets. These scores are
+    trusted because earlier checks compare them with PyTorch's.
     """
     single = runtimes.load_single(name, bundle, provider=provider, threads=threads)
     facts = bundle.manifest.facts
@@ -57,7 +57,7 @@ def check_single_graph(
 
 
 def _has_room(facts: Facts, source: Any, rules: dict[str, Any]) -> bool:
-    """Whether as many tokens may follow a prompt as there have to be."""
+    """Return whether a prompt leaves room for the minimum number of new tokens."""
     least = max(1, rules.get("min_new_tokens", 0))
     return facts.task != "causal" or len(source) + least <= facts.writes.longest
 
@@ -65,7 +65,7 @@ def _has_room(facts: Facts, source: Any, rules: dict[str, Any]) -> bool:
 def _prefixes(
     golden: Golden, rows: Sequence[int], facts: Facts, rules: dict[str, Any]
 ) -> Iterator[list[tuple[int, ...]]]:
-    """What targets begin with: nothing; and a token, where another one fits."""
+    """Yield the prefixes of all rows: first none, then one token each if the model has room for more."""
     yield [()] * len(rows)
     least = 1 + max(1, rules.get("min_new_tokens", 0))
     if facts.task == "seq2seq" and least <= facts.writes.longest:
@@ -82,14 +82,14 @@ def _wrong(
     limits: Sequence[float],
     options: SearchOptions,
 ) -> Iterator[int]:
-    """The rows whose scores differ, or whose tokens do and are not as good."""
+    """Yield the rows with different scores, and those with different tokens that are not as good."""
     other = [row for row, (one, two) in enumerate(zip(driven, at_once, strict=True)) if one.tokens != two.tokens]
     for row, (one, two) in enumerate(zip(driven, at_once, strict=True)):
         if row not in other and abs(one.score - two.score) > _limit(one, limits[row]):
             yield row
     for row in other:
         pair = [driven[row].tokens, at_once[row].tokens]
-        if not all(pair):  # what is scored has a token
+        if not all(pair):  # an empty target has no score
             yield row
             continue
         one, two = score(runtime, [sources[row]] * 2, pair, facts, options.length_penalty)
@@ -103,7 +103,7 @@ def _limit(found: Found, noise: float) -> float:
 
 
 def _parting(one: Found, two: Found) -> float:
-    """How much the first two tokens that differ differ in; infinite if one target is the beginning of the other."""
+    """Return the score difference of the first two tokens that differ; infinite if one target is a prefix."""
     pairs = enumerate(zip(one.tokens, two.tokens, strict=False))
     first = next((at for at, (each, other) in pairs if each != other), None)
     return float("inf") if first is None else abs(one.token_scores[first] - two.token_scores[first])

@@ -43,9 +43,9 @@ from txport.version import __version__
 
 FILES, EXPORT, PORTS, TOKENIZER, LOGITS, BATCH = "files", "export", "ports", "tokenizer", "logits", "batch"
 FIRST = (FILES, EXPORT, PORTS, TOKENIZER)
-ROUNDING = 1e-5  # of a score: a log-probability is one of many however small the logits are
-SPOKEN = 12  # tokens of a target that is searched alone and beside others
-UNEVEN = 4  # every so many tokens one that ends a sample, so that samples of one source end after unequal lengths
+ROUNDING = 1e-5  # relative rounding error of a score: log-probs are not small even if all logits are
+SPOKEN = 12  # maximum tokens of a target that is searched both alone and in the batch
+UNEVEN = 4  # one in so many tokens ends a sample, so that samples of one source have unequal lengths
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,10 @@ def compare_batches(golden: Golden, together: Sequence[Floats], runtime: Runtime
 
 
 def _unlike_alone(golden: Golden, runtime: Runtime, manifest: Manifest) -> Iterator[str]:
-    """The searches with several rows a source, some of which end before the others, that find other targets alone."""
+    """Describe the searches with several rows per source that find other targets alone than in the batch.
+
+    Some rows of a source end before the others.
+    """
     facts = manifest.facts
     ends = range(0, facts.writes.size, UNEVEN)
     searches: dict[str, dict[str, Any]] = {
@@ -223,7 +226,7 @@ def _unlike_alone(golden: Golden, runtime: Runtime, manifest: Manifest) -> Itera
         alone = [generate(runtime, [source], facts, options)[0] for source in golden.given(facts)]
         limits = [2 * limit_of(stored, manifest) for stored in golden.logits]
         other = [row for row, limit in enumerate(limits) if not _same(together[row], alone[row], limit)]
-        if len(other) > (0 if manifest.quantization else 1):  # rounding may decide where a draw falls, but hardly twice
+        if len(other) > (0 if manifest.quantization else 1):  # rounding may change one sample, but hardly two
             first, second = (", ".join(map(_describe_found, each[other[0]])) for each in (alone, together))
             yield f"source {other[0]} alone has other {name}: {first}, together {second}"
 

@@ -1,6 +1,6 @@
-"""Golden outputs of a model that only encodes, and how a runtime is held against them.
+"""Golden outputs of an encoder-only model, and the comparison of a runtime with them.
 
-Shape comments: T tokens of a source, or 1 for what a source has as a whole; C numbers of each.
+Shape comments: T tokens of a source, or 1 for an output of the whole source; C numbers of each.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MEMBERS = {"ids": ROWS, "values": TABLE, "sums": TABLE, "largest": NUMBERS, "rms
 
 @dataclass(frozen=True)
 class EncoderGolden:
-    """Sources, and each output of each of them in short, as logits are."""
+    """Sources, and a summary of each output of each source, in the form of a summary of logits."""
 
     sources: list[tuple[int, ...]]
     outputs: dict[str, list[GoldenLogits]]
@@ -61,10 +61,10 @@ def record(
     errors_of: Callable[[Sequence[Sequence[int]]], list[dict[str, float]]],
     noise_of: Callable[[float, float], float],
 ) -> EncoderGolden:
-    """Ask a runtime that is right.
+    """Record the outputs of a correct runtime for `real` and random sources.
 
-    `errors_of` says how far the best kernels are off in each output of each source, `noise_of` how far an output may
-    move for that: of its largest number and the error.
+    `errors_of(sources)` returns the error of the best kernels in each output of each source. `noise_of(largest, error)`
+    returns the allowed change of a number of an output.
     """
     known = [tuple(source) for source in real][:REAL]
     drawn = Draw(facts, np.random.default_rng(0)).sources(*(min(length, facts.vocabulary.longest) for length in DRAWN))
@@ -82,13 +82,13 @@ def record(
 
 
 def table(output: Output, found: Outputs) -> Floats:
-    """An output of one source as (T, C)."""
+    """Return an output of one source as (T, C)."""
     values: Floats = found[output.name].astype(np.float32, copy=False)
     return values if output.is_of_tokens else values[None]
 
 
 def save_golden(path: Path, golden: EncoderGolden) -> None:
-    """Write one .npz file; equal goldens give equal bytes."""
+    """Write one .npz file; equal golden outputs have equal bytes."""
     arrays = pack("sources", golden.sources)
     for name, stored in golden.outputs.items():
         arrays |= {f"{name}.{member}": array for member, array in stored_arrays(stored).items()}
@@ -96,7 +96,7 @@ def save_golden(path: Path, golden: EncoderGolden) -> None:
 
 
 def load_golden(bundle: Bundle) -> EncoderGolden:
-    """The goldens of a bundle; `BundleError` if there are none, or none that fit its model."""
+    """Return the golden outputs of a bundle; raise `BundleError` if it has none, or if they do not fit its model."""
     if GOLDEN not in bundle.manifest.files:
         raise BundleError(f"{bundle.path} holds no {GOLDEN} to be verified with; export it again")
     path = bundle.path / GOLDEN
@@ -125,7 +125,7 @@ def _unpack(arrays: Arrays, facts: Facts) -> EncoderGolden:
 def compare(
     golden: EncoderGolden, runtime: EncoderRuntime, manifest: Manifest, unlike: str | None = None
 ) -> Iterator[Check]:
-    """What a runtime gives for the golden sources, against PyTorch's; and, unless `unlike`, for each alone."""
+    """Compare a runtime with the golden outputs; unless `unlike`, also compare each source alone with the batch."""
     found: list[Outputs] = []
 
     def check_outputs() -> Check:
@@ -139,7 +139,7 @@ def compare(
 
 
 def compare_outputs(golden: EncoderGolden, found: Sequence[Outputs], manifest: Manifest) -> Check:
-    """Every output of every source."""
+    """Compare every output of every source."""
     worst = -1.0
     where = ""
     for each in manifest.facts.outputs:
@@ -158,7 +158,7 @@ def compare_outputs(golden: EncoderGolden, found: Sequence[Outputs], manifest: M
 def compare_batches(
     golden: EncoderGolden, together: Sequence[Outputs], runtime: EncoderRuntime, manifest: Manifest
 ) -> Check:
-    """Whether each source alone is given what it is given beside the others."""
+    """Check that each source alone has the same outputs as in the batch, but for small differences."""
     problems = []
     most = 0.0
     for row, source in enumerate(golden.sources):

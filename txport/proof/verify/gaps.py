@@ -1,4 +1,4 @@
-"""How far what a runtime gives is from the goldens, and what a check says of it."""
+"""Distances of a runtime's outputs from the golden ones, and the result of a check."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from txport.proof.verify.golden import SUMS, TINY, GoldenLogits, fold
 from txport.runtimes.base import Floats
 from txport.system.machine import is_out_of_memory
 
-ALONE = 1e-5  # how far a logit may move with what else is in the batch, over the largest; unless it is noise
+ALONE = 1e-5  # change of a logit that the rest of the batch may cause, over the largest logit
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: "pass", "fail", or "not run", and what was seen or why."""
+    """The result of one check: the verdict "pass", "fail" or "not run", and the findings or the reason."""
 
     name: str
     verdict: str
@@ -30,16 +30,16 @@ class Check:
 
 
 def check_of(name: str, problems: list[str], seen: str) -> Check:
-    """What failed, or else what was seen."""
+    """Return a failed check with the problems, or if there are none, a passed check with `seen`."""
     return Check(name, "fail" if problems else "pass", "; ".join(problems) or seen)
 
 
 def in_turn(checks: Mapping[str, Callable[[], Check]]) -> Iterator[Check]:
-    """One check after the other, up to one that does not run."""
+    """Run one check after the other; the first one that raises an error fails and is the last one."""
     for name, check in checks.items():
         try:
             yield check()
-        except Exception as error:  # each runtime has errors of its own
+        except Exception as error:  # each runtime has its own errors
             if is_out_of_memory(error):
                 raise
             yield Check(name, "fail", f"it does not run: {brief(error)}")
@@ -47,19 +47,22 @@ def in_turn(checks: Mapping[str, Callable[[], Check]]) -> Iterator[Check]:
 
 
 def limit_of(stored: GoldenLogits, manifest: Manifest) -> float:
-    """How far a logit may move with what else is in the batch."""
+    """Return the change of a logit that the rest of the batch may cause."""
     return ALONE * stored.largest if manifest.quantization else max(ALONE * stored.largest, stored.noise)
 
 
 def differences(ones: Floats, others: Floats, stored: GoldenLogits) -> Floats:
-    """How far logits (T, V) are apart, masks cut off."""
+    """Return the absolute differences of logits (T, V), with masks cut off."""
     bound = ROOM * stored.largest
     found: Floats = np.abs(cut_off(ones, bound) - cut_off(others, bound))
     return found
 
 
 def gap_of(stored: GoldenLogits, values: Floats, precision: str) -> tuple[float, str]:
-    """How far one target's logits are from PyTorch's, for what is allowed, and where most; NaN if they are."""
+    """Return the largest difference of one target's logits from PyTorch's, in units of the allowed one.
+
+    Also return its position, in words. In int8 and int4, compare the RMS. The difference is NaN if a logit is NaN.
+    """
     values = cut_off(values, ROOM * stored.largest)
     best = np.take_along_axis(values, stored.ids, axis=1)
     expected = np.column_stack([stored.values, stored.sums]).astype(np.float64)

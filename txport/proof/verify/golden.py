@@ -1,7 +1,7 @@
-"""Golden inputs and outputs: what PyTorch computed at export, in short, to hold a bundle against it anywhere.
+"""Golden inputs and outputs: a summary of what PyTorch computed at export, to check a bundle on any machine.
 
-They are recorded and compared over the runtime seam, so that the same ones hold on every runtime, and neither torch
-nor onnx is needed. Shape comments: T tokens of a target, V vocabulary, K likeliest tokens, F sums.
+They are recorded and compared through the `Runtime` protocol, so every runtime uses the same ones, without torch or
+onnx. Shape comments: T tokens of a target, V vocabulary, K most probable tokens, F sums.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from txport.system.documents import DocumentError
 Arrays = dict[str, NDArray[Any]]
 
 REAL = 4  # samples of the bundle that become sources
-DRAWN = (1, 5, 11, 30)  # lengths of the other sources
-LONGEST, SHORT = 16, 8  # tokens of a target; of a large model's
+DRAWN = (1, 5, 11, 30)  # lengths of the other sources, which are random
+LONGEST, SHORT = 16, 8  # maximum tokens of a target; the same for a large model
 LIKELIEST = 8
 SUMS = 128
 GREEDY, BEAM = "greedy", "beam 4"
 SEARCHES: dict[str, dict[str, Any]] = {GREEDY: {"scores": False}, BEAM: {"beams": 4}}
-GRID = 18  # bits of the largest logit
+GRID = 18  # bits of the largest logit after rounding
 TINY = 1e-30
 IDS = Expected("i", 1)
 ROWS = Expected("i", 2)
 NUMBERS = Expected("f", 1)
 TABLE = Expected("f", 2)
-MEMBERS: dict[str, Expected] = {  # of the file
+MEMBERS: dict[str, Expected] = {  # the arrays of the file
     **{f"{name}{end}": IDS for name in ("sources", "targets", *SEARCHES) for end in ("", ".lengths")},
-    **{f"{search}.scores": Expected("f", 1, search != GREEDY) for search in SEARCHES},  # greedy search states none
+    **{f"{search}.scores": Expected("f", 1, search != GREEDY) for search in SEARCHES},  # greedy search has none
     "ids": ROWS,
     "values": TABLE,
     "sums": TABLE,
@@ -58,13 +58,13 @@ MEMBERS: dict[str, Expected] = {  # of the file
     "steady": Expected("b", 1),
     "longest": Expected("i", 0),
 }
-MOST_NUMBER = 1 << 16  # by which features are drawn
-DISTURBED = 4  # times that beam search is tried with noise
+MOST_NUMBER = 1 << 16  # seeds of random features are less
+DISTURBED = 4  # number of beam searches with noise
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is recorded: tokens of a target, and the lengths of the sources that are drawn."""
+    """The amount that is recorded: the maximum tokens of a target, and the lengths of the random sources."""
 
     longest: int
     drawn: tuple[int, ...] = DRAWN
@@ -75,13 +75,13 @@ LEAST = Size(longest=2, drawn=(1, 5))
 
 @dataclass(frozen=True)
 class GoldenLogits:
-    """The logits (T, V) of one target in short, and how large they are: the largest of all, and their mean square.
+    """A summary of the logits (T, V) of one target, with their largest absolute value and their RMS.
 
-    `noise` is how far one of them may move. All is on a grid that is coarse enough for float64 to find the same number
-    on every machine, and much finer than any noise.
+    `noise` is the allowed change of a logit. All numbers are rounded to a grid. It is coarse enough for float64 to
+    compute the same numbers on every machine, and much finer than any noise.
     """
 
-    ids: Ints  # (T, K) the likeliest tokens, best first
+    ids: Ints  # (T, K) the most probable tokens, best first
     values: Floats  # (T, K)
     sums: Floats  # (T, F)
     largest: float
@@ -91,11 +91,10 @@ class GoldenLogits:
 
 @dataclass(frozen=True)
 class Golden:
-    """Sources, targets given to the model with their logits, and the best target that each search finds.
+    """Sources, one target for each with its logits (teacher forcing), and the best target that each search finds.
 
-    A source of features is stored as the number that it is drawn by. Beam search drops what scores a little less, and
-    may never find it again. Where the noise that is allowed can decide that, a source is not `steady`: beam search may
-    find another target.
+    Features are stored as their seed. Beam search may drop the best target because its prefix scores slightly less than
+    others. If the allowed noise can decide this, a source is not `steady`: beam search may then find another target.
     """
 
     sources: list[tuple[int, ...]]
@@ -103,15 +102,15 @@ class Golden:
     logits: list[GoldenLogits]
     found: dict[str, list[Found]]
     steady: list[bool]
-    longest: int  # tokens that are searched for
+    longest: int  # maximum tokens that search generates
 
     def given(self, facts: Facts) -> list[Source]:
-        """The sources as a model takes them."""
+        """Return the sources as the model reads them: tokens, or features (M, F)."""
         return as_given(self.sources, facts)
 
 
 def as_given(sources: Sequence[tuple[int, ...]], facts: Facts) -> list[Source]:
-    """Sources that are stored, as a model takes them."""
+    """Return stored sources as the model reads them: tokens, or features (M, F) of a seed."""
     reads = facts.reads
     if isinstance(reads, Features):
         return [drawn_features(reads, number) for (number,) in sources]
@@ -126,10 +125,10 @@ def record(
     noise_of: Callable[[float, float], float],
     size: Size | None = None,
 ) -> Golden:
-    """Ask a runtime that is right. `real` sources are given the targets that it finds, others random ones.
+    """Record the outputs of a correct runtime; `real` sources have the targets that it finds, others random ones.
 
-    `errors_of` says how far the best kernels are off in each target, `noise_of` how far logits may move for that: by
-    their largest and the error.
+    `errors_of(sources, targets)` returns the error of the best kernels in each target. `noise_of(largest, error)`
+    returns the allowed change of a logit. `size` defaults to `Size(LONGEST)`.
     """
     size = size or Size(LONGEST)
     most, room = sides(facts)
@@ -161,7 +160,7 @@ def record(
 
 
 def _lengths(facts: Facts, size: Size) -> tuple[int, ...]:
-    """Of the sources that are drawn: one goes beyond the largest window that can be waited for, and has room for it."""
+    """Return the lengths of the random sources; one exceeds the largest window of up to `WINDOWED` tokens that fits."""
     most = 0 if size is LEAST else min(WINDOWED, sides(facts)[0] - DRAWN[1])
     beyond = max((each for each in facts.windows if each <= most), default=0) + DRAWN[1]
     more = (beyond,) if beyond > max(size.drawn) else ()
@@ -169,13 +168,13 @@ def _lengths(facts: Facts, size: Size) -> tuple[int, ...]:
 
 
 def find(runtime: Runtime, facts: Facts, sources: Sources, search: str, longest: int) -> list[Found]:
-    """The best target of each source by one of `SEARCHES`, of up to so many tokens."""
+    """Return the best target of each source, of up to `longest` tokens, by one of `SEARCHES`."""
     options = SearchOptions(max_new_tokens=longest, **SEARCHES[search])
     return [each[0] for each in generate(runtime, sources, facts, options)]
 
 
 def shorten(values: Floats, noise: float) -> GoldenLogits:
-    """Logits (T, V) as they are stored, each of which may move by the noise."""
+    """Return the stored summary of logits (T, V), each of which may change by `noise`."""
     largest = largest_of(values)
     step = 2.0 ** (math.frexp(largest)[1] - GRID)
     largest = float(on_grid(largest, step))
@@ -194,22 +193,22 @@ def shorten(values: Floats, noise: float) -> GoldenLogits:
 
 
 def on_grid(values: Any, step: float) -> NDArray[np.float64]:
-    """The nearest multiples of a step."""
+    """Return the nearest multiples of a step."""
     multiples: NDArray[np.float64] = np.rint(np.asarray(values, np.float64) / step) * step
     return multiples
 
 
 def _rounded_up(noise: float) -> float:
-    """To one of eight numbers between a power of two and the next."""
+    """Round up to one of eight numbers between a power of two and the next."""
     power = 2.0 ** (math.frexp(noise)[1] - 4)
     return math.ceil(noise / power) * power
 
 
 def fold(values: Floats) -> Floats:
-    """Logits (T, V) -> (T, F), in which each of them counts.
+    """Logits (T, V) -> sums (T, F) that depend on each logit; at most F logits are returned unchanged.
 
-    If they are few, they are themselves; else the sums of every F-th. Signs alternate, so that what all logits have in
-    common goes; over the root of their number, a sum is as large as one logit, and so is its error.
+    Sum i is that of the logits i, i + F, i + 2 x F, ... with alternating signs, which cancel what all logits have in
+    common. It is divided by the square root of their number. The sum, and its error, are then as large as one logit's.
     """
     steps, size = values.shape
     if size <= SUMS:
@@ -223,7 +222,7 @@ def fold(values: Floats) -> Floats:
 
 
 def save_golden(path: Path, golden: Golden) -> None:
-    """Write one .npz file; equal goldens give equal bytes."""
+    """Write one .npz file; equal golden outputs have equal bytes."""
     arrays = {**pack("sources", golden.sources), **pack("targets", golden.targets)}
     arrays |= stored_arrays(golden.logits)
     for search, found in golden.found.items():
@@ -235,15 +234,15 @@ def save_golden(path: Path, golden: Golden) -> None:
 
 
 def stored_arrays(stored: Sequence[GoldenLogits]) -> Arrays:
-    """The fields of several, one after the other."""
+    """Return the fields of several summaries as arrays, tables concatenated over T."""
     arrays = {name: np.concatenate([getattr(each, name) for each in stored]) for name in ("ids", "values", "sums")}
     return arrays | {name: np.array([getattr(each, name) for each in stored]) for name in ("largest", "rms", "noise")}
 
 
 def stored_values(arrays: Arrays, parts: Mapping[str, Sequence[Any]], size: int, count: int) -> list[GoldenLogits]:
-    """What `stored_arrays` made, of so many sources, its tables in `parts`; `size` is that of the vocabulary.
+    """Return the summaries of `count` sources from arrays of `stored_arrays`, with the tables split into `parts`.
 
-    Raises `ValueError` where they do not fit each other or the model.
+    `size` is V. Raises `ValueError` if the arrays do not fit each other or the model.
     """
     columns = {"ids": min(LIKELIEST, size), "values": min(LIKELIEST, size), "sums": min(SUMS, size)}
     for name, wanted in columns.items():
@@ -262,7 +261,7 @@ def stored_values(arrays: Arrays, parts: Mapping[str, Sequence[Any]], size: int,
 
 
 def load_golden(bundle: Bundle) -> Golden:
-    """The goldens of a bundle; `BundleError` if there are none, or none that fit its model."""
+    """Return the golden outputs of a bundle; raise `BundleError` if it has none, or if they do not fit its model."""
     if GOLDEN not in bundle.manifest.files:
         raise BundleError(f"{bundle.path} holds no {GOLDEN} to be verified with; export it again")
     path = bundle.path / GOLDEN
@@ -277,25 +276,25 @@ def load_golden(bundle: Bundle) -> Golden:
 
 
 def pack(name: str, lists: Sequence[Sequence[int]]) -> Arrays:
-    """Lists of unequal lengths as two arrays."""
+    """Return lists of unequal lengths as two arrays: all numbers, and the lengths."""
     ids = np.array([id_ for each in lists for id_ in each], np.int64)
     return {name: ids, f"{name}.lengths": np.array([len(each) for each in lists])}
 
 
 def split(arrays: Arrays, name: str, counts: Ints) -> list[NDArray[Any]]:
-    """An array in parts of these lengths."""
+    """Split an array into parts of these lengths; raise `ValueError` if they do not add up to its length."""
     if not len(counts) or counts.min() < 1 or counts.sum() != len(arrays[name]):
         raise ValueError(f"{name} has {len(arrays[name])} places, which do not part as they should")
     return np.split(arrays[name], np.cumsum(counts)[:-1])
 
 
 def lists_of(arrays: Arrays, name: str) -> list[tuple[int, ...]]:
-    """Lists of unequal lengths out of two arrays."""
+    """Return the lists of two arrays of `pack`."""
     return [tuple(each.tolist()) for each in split(arrays, name, arrays[f"{name}.lengths"])]
 
 
 def _unpack(arrays: Arrays, facts: Facts) -> Golden:
-    """The goldens that arrays hold; `ValueError` if they do not fit one another, or the model."""
+    """Return the golden outputs in arrays; raise `ValueError` if they do not fit each other or the model."""
     sources = lists_of(arrays, "sources")
     targets = lists_of(arrays, "targets")
     longest = int(arrays["longest"])
@@ -319,7 +318,7 @@ def _unpack(arrays: Arrays, facts: Facts) -> Golden:
 
 
 def require_tokens(lists: Sequence[Sequence[int]], vocabulary: int, longest: int) -> None:
-    """Raise `ValueError` for what is no sequence of a model."""
+    """Raise `ValueError` for a list that is empty, longer than `longest`, or has numbers not in the vocabulary."""
     for tokens in lists:
         if not 1 <= len(tokens) <= longest or not 0 <= min(tokens) <= max(tokens) < vocabulary:
             raise ValueError(f"{quoted(list(tokens))} is no sequence of this model")

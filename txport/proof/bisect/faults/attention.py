@@ -22,7 +22,7 @@ Array = NDArray[Any]
 
 MASKED = -1e30
 LIMITS = (1 / 64, 1024.0)  # range of caps to try in a model that has none
-INTERLEAVED = "the numbers of heads are interleaved, they lie side by side"
+INTERLEAVED = "the elements of heads are interleaved, the model's heads are contiguous"
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def other_mask(evidence: Evidence) -> Cause | None:
     kinds = {f"the mask is dropped: {_beyond(evidence, seen)} seen": torch.ones_like(seen)}
     if seen.shape[-2] > 1:  # several queries can have different masks
         kinds["the mask is dropped: padding is seen"] = torch.ones_like(seen).tril(seen.shape[-1] - seen.shape[-2])
-    for by, words in ((1, "one place too many is seen"), (-1, "one place too few is seen")):
+    for by, words in ((1, "one position too many is visible"), (-1, "one position too few is visible")):
         kinds[f"the mask is off by one: {words}"] = _shifted(seen, by)
     for what, mask in kinds.items():
         if evidence.explains(attend(given.replace(mask=additive(mask, given.mask.dtype)))):
@@ -125,7 +125,7 @@ def _beyond(evidence: Evidence, seen: Tensor) -> str:
     assert evidence.block is not None
     if getattr(evidence.block.part, "over", "row") == "source" or evidence.role in (ENCODER, MODEL):
         return "padding of the source is"
-    return "tokens to come are" if seen.dim() == 2 or seen.shape[-2] > 1 else "unused cache is"
+    return "future tokens are" if seen.dim() == 2 or seen.shape[-2] > 1 else "unused cache is"
 
 
 def _shifted(seen: Tensor, by: int) -> Tensor:
@@ -196,7 +196,7 @@ def other_heads(evidence: Evidence) -> Cause | None:
             core=altered(given.core, key_heads=heads), key=given.key[:, turns], value=given.value[:, turns]
         )
         if evidence.explains(attend(other)):
-            return Cause("heads", "heads of keys and values are repeated in turn, each is for queries side by side")
+            return Cause("heads", "heads of keys and values are tiled, the model repeats each for adjacent queries")
     if heads > 1:
         other = given.replace(**{name: interleaved(getattr(given, name)) for name in names})
         mixed = unflatten(torch.from_numpy(attend(other)), -1, (heads, -1)).transpose(-1, -2).flatten(-2)
@@ -270,6 +270,6 @@ def _as_if(core: nn.Module, factor: float) -> str:
         return ""
     scale = core.scale * factor
     if abs(scale - 1) < 1e-3:
-        return ", which is no scale at all"
+        return ", which means no scaling"
     size = scale**-2
     return f", which is that of heads of size {size:.0f}" if size > 1 and abs(size - round(size)) < 1e-3 * size else ""

@@ -47,12 +47,12 @@ def _continued(
             yield f"it goes on from {name} in place of {past}", hypothesis
     for name, other in expected.items():
         if name != own and other.shape == right.shape:
-            yield f"it gets the new places of {name}", np.where(new, other, right)
+            yield f"it gets the new positions of {name}", np.where(new, other, right)
     for by in (1, -1):
         edge = new[:, :, -1 if by > 0 else 0]  # positions that a shift would move past the edge
         if before.shape == right.shape and not edge.any():
             hypothesis = np.where(np.roll(new, by, axis=2), np.roll(right, by, axis=2), before)
-            yield f"a new place is written one {'after' if by > 0 else 'before'} its own", hypothesis
+            yield f"a new position is written one {'after' if by > 0 else 'before'} its own", hypothesis
 
 
 def _new_places(right: Array, before: Array) -> Array:

@@ -31,7 +31,7 @@ def moved(evidence: Evidence) -> Cause | None:
             return Cause("position", f"positions are off by {shift:+d}")
     anew = (0 * own if evidence.role == STEP else own - own.min()) + _part(evidence).offset
     if evidence.explains(tokens + table[anew % len(table)]):
-        return Cause("position", "positions start at 0 again in each call")
+        return Cause("position", "positions restart at 0 in each call")
     return Cause("position", "no position is added") if evidence.explains(tokens) else None
 
 

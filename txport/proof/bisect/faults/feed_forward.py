@@ -69,9 +69,9 @@ def exchanged(evidence: Evidence) -> Cause | None:
         return None
     activated = ACTIVATIONS[part.activation](part.gate(x))
     ways = {
-        "the gate and the map beside it are exchanged": before_last(part, x, gate=part.inner, inner=part.gate),
+        "the gate and the up projection are exchanged": before_last(part, x, gate=part.inner, inner=part.gate),
         "the gate is left out": part.inner(x).numpy(),
-        "the map beside the gate is left out": activated.numpy(),
+        "the up projection is left out": activated.numpy(),
         "the gate is added, not multiplied": (activated + part.inner(x)).numpy(),
     }
     return next((Cause("gate", what) for what, found in ways.items() if evidence.explains(found)), None)

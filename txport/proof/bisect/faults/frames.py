@@ -40,7 +40,7 @@ def other_frames(evidence: Evidence) -> Cause | None:
     size = part.kernel_size[0] // 2
     bare = altered(part, padding=(0,))
     found = {f"its frames are off by {by:+d}": bare(F.pad(x, (size + by, size - by))).numpy() for by in SHIFTS}
-    found["its kernel is turned round"] = altered(part, weight=part.weight.flip(2))(x).numpy()
+    found["its kernel is reversed"] = altered(part, weight=part.weight.flip(2))(x).numpy()
     what = evidence.best(found)
     return None if what is None else Cause("convolution", what)
 

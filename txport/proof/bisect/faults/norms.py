@@ -34,8 +34,10 @@ NORMALISE: dict[str, Normalise] = {
     "RMSNorm": lambda x, eps: x / (_mean_square(x) + eps).sqrt(),
     "UnbiasedNorm": lambda x, eps: _centred(x) / (_variance(x, unbiased=True).sqrt() + eps),
     "LayerNorm of the unbiased variance": lambda x, eps: _centred(x) / (_variance(x, unbiased=True) + eps).sqrt(),
-    "LayerNorm with epsilon beside the root": lambda x, eps: _centred(x) / (_variance(x, unbiased=False).sqrt() + eps),
-    "RMSNorm with epsilon beside the root": lambda x, eps: x / (_mean_square(x).sqrt() + eps),
+    "LayerNorm with epsilon outside the square root": lambda x, eps: (
+        _centred(x) / (_variance(x, unbiased=False).sqrt() + eps)
+    ),
+    "RMSNorm with epsilon outside the square root": lambda x, eps: x / (_mean_square(x).sqrt() + eps),
     "no norm": lambda x, eps: x,
 }
 

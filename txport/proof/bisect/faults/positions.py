@@ -28,16 +28,16 @@ WHO = {(True, True): "queries and keys", (True, False): "queries", (False, True)
 
 def turns(rotary: Rotary) -> Iterator[tuple[str, Turn]]:
     """Yield (description, function) for wrong rotations of heads (B, N, T, H) at positions."""
-    yield "not turned by their positions", lambda x, places: x
+    yield "not rotated by their positions", lambda x, places: x
     for shift in SHIFTS:
-        yield f"turned by positions that are off by {shift:+d}", _moved(rotary, shift)
-    yield "turned by positions that start at 0 again", lambda x, places: rotary(x, places - places.min())
+        yield f"rotated by positions that are off by {shift:+d}", _moved(rotary, shift)
+    yield "rotated by positions that restart at 0", lambda x, places: rotary(x, places - places.min())
     other: Any = "interleaved" if rotary.pairing == "halves" else "halves"
-    yield f"turned in pairs that are {other}, in place of {rotary.pairing}", altered(rotary, pairing=other)
-    yield "turned the other way", altered(rotary, sin=-rotary.sin)
+    yield f"rotated in pairs that are {other}, in place of {rotary.pairing}", altered(rotary, pairing=other)
+    yield "rotated in the wrong direction", altered(rotary, sin=-rotary.sin)
     if rotary.scale != 1:
         plain = altered(rotary, cos=rotary.cos / rotary.scale, sin=rotary.sin / rotary.scale)
-        yield f"turned without the factor {rotary.scale:.4g}", plain
+        yield f"rotated without the factor {rotary.scale:.4g}", plain
     yield from _of_other_bases(rotary)
 
 
@@ -51,7 +51,7 @@ def fitted_turn(key: PartCall, evidence: Evidence, run: Callable[[Turn], Array])
         return
     longest = int(places.max()) + 1  # a table of all positions is too large to build for each attempt
     best = fitted(evidence, lambda base: run(_of_base(rotary, base, longest)), *BETWEEN)
-    yield f"turned by angles of the base {best:.6g}, the model's is {own:.4g}", _of_base(rotary, best, longest)
+    yield f"rotated with the base {best:.6g}, the model's is {own:.4g}", _of_base(rotary, best, longest)
 
 
 def _moved(rotary: Rotary, shift: int) -> Turn:
@@ -64,7 +64,7 @@ def _of_other_bases(rotary: Rotary) -> Iterator[tuple[str, Turn]]:
     for base in BASES if own is not None else ():
         if not math.isclose(base, own or 0.0, rel_tol=1e-3):
             yield (
-                f"turned by angles of the base {base:g}, the model's is {own:.4g}",
+                f"rotated with the base {base:g}, the model's is {own:.4g}",
                 _of_base(rotary, base, len(rotary.cos)),
             )
 
@@ -164,15 +164,15 @@ def other_distances(evidence: Evidence) -> Cause | None:
 
 def _without(core: DotProduct, given: Attended) -> Iterator[tuple[str, Attended]]:
     words = {
-        "bias": "the bias of distances is not added",
-        "relative_keys": "vectors of distances are not added to keys",
-        "relative_values": "vectors of distances are not added to values",
+        "bias": "the relative position bias is not added",
+        "relative_keys": "relative position vectors are not added to keys",
+        "relative_values": "relative position vectors are not added to values",
     }
     there = [name for name in words if getattr(core, name) is not None]
     for name in there:
         yield words[name], given.replace(core=altered(core, **{name: None}))
     if len(there) > 1:
-        yield "nothing is added for distances", given.replace(core=altered(core, **dict.fromkeys(there)))
+        yield "relative positions are not applied", given.replace(core=altered(core, **dict.fromkeys(there)))
 
 
 class ChangedDistances(nn.Module):
@@ -193,9 +193,9 @@ def _of_others(core: DotProduct, given: Attended) -> Iterator[tuple[str, Attende
     parts = {name: getattr(core, name) for name in ("bias", "relative_keys", "relative_values")}
     parts = {name: part for name, part in parts.items() if part is not None}
     changes: dict[str, Callable[[Tensor], Tensor]] = {
-        "distances are off by +1": lambda distances: distances + 1,
-        "distances are off by -1": lambda distances: distances - 1,
-        "distances have the wrong sign": lambda distances: -distances,
+        "relative positions are off by +1": lambda distances: distances + 1,
+        "relative positions are off by -1": lambda distances: distances - 1,
+        "relative positions have the wrong sign": lambda distances: -distances,
     }
     for words, change in changes.items():
         for some in ([name] for name in parts) if len(parts) == 1 else (list(parts), *([name] for name in parts)):
@@ -219,11 +219,11 @@ def _wide(part: nn.Module) -> nn.Module:
 
 def _buckets(bias: RelativeBias) -> Iterator[tuple[str, RelativeBias]]:
     """Yield relative biases with other buckets."""
-    own = "both ways" if bias.both_ways else "one way"
-    other = "one way" if bias.both_ways else "both ways"
+    own = "bidirectional" if bias.both_ways else "unidirectional"
+    other = "unidirectional" if bias.both_ways else "bidirectional"
     sizes = {"buckets": bias.buckets, "farthest": bias.farthest, "longest": bias.longest}
     table = bucket_table(**sizes, both_ways=not bias.both_ways)
-    yield f"buckets look {other}, the model's {own}", altered(bias, bucket=table)
+    yield f"buckets are {other}, the model's {own}", altered(bias, bucket=table)
     for by in (1, -1):
         moved = (bias.bucket + by).clamp(0, bias.buckets - 1)
         yield f"buckets are off by {by:+d}", altered(bias, bucket=moved)
@@ -242,7 +242,7 @@ def _clipped(vectors: dict[str, RelativeVectors]) -> Iterator[tuple[str, dict[st
         return
     farthest = next(iter(vectors.values())).farthest
     for least in range(farthest - 1, -1, -1):
-        what = f"distances are clipped at {least}, the model's at {farthest}"
+        what = f"relative positions are clipped at {least}, the model's at {farthest}"
         yield what, {name: ChangedDistances(part, _clip(least)) for name, part in vectors.items()}
 
 

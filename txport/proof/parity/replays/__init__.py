@@ -1,1 +1,1 @@
-"""What the graphs of a target are fed, call by call."""
+"""Reference calls of the graphs of a target."""

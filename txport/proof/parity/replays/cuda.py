@@ -1,4 +1,4 @@
-"""The graphs of the cuda target, call by call: caches as the device holds them, and the graphs that move them.
+"""Reference calls of the cuda target: the graphs with weights, and those that select, lengthen and replace rows.
 
 Letters: B sources, K beams, R = B x K rows, S source length, M capacity.
 """
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from txport.proof.parity.replay import Call, Reference
 
 Array = NDArray[Any]
-BEST = 5  # tokens that a step is asked for
-SPARE = 3  # places of caches that nothing fills
-QUIET = 0.25  # of the size of the model's own keys: over random ones, attention would be sharper than it ever is
+BEST = 5  # tokens that a step returns
+SPARE = 3  # positions of caches that nothing fills
+QUIET = 0.25  # times the size of the model's own keys: with random keys, attention would be sharper than it ever is
 
 
 def replay_seq2seq(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
-    """The encoder, single tokens over random caches that end at each of `steps`, and what moves the state."""
+    """Yield the encoder, single tokens over random caches (see `_steps`), and the graphs that move the state."""
     graphs = reference.manifest.graphs
     given, lengths = batch(case.sources, reference.facts, case.padding)
     encoded = reference.call(ENCODER, 0, {graphs[ENCODER].inputs[0].name: given, SOURCE_LENGTHS: lengths})
@@ -58,7 +58,7 @@ def replay_seq2seq(reference: Reference, case: Case, rng: np.random.Generator) -
 
 
 def replay_causal(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
-    """The prompts in two parts, single tokens over random caches, and what moves the state."""
+    """Yield the prompts in two parts, single tokens over random caches, and the graphs that move the state."""
     graph = reference.manifest.graphs[PREFILL]
     rows = len(case.sources)
     ids, _ = batch(case.sources, reference.facts, case.padding)
@@ -76,7 +76,7 @@ def replay_causal(reference: Reference, case: Case, rng: np.random.Generator) ->
 
 
 def replay_encode(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
-    """The only graph, over all sources."""
+    """Yield the only graph, over all sources."""
     ids, lengths = batch(case.sources, reference.facts, case.padding)
     yield reference.call(MODEL, 0, {INPUT_IDS: ids, SOURCE_LENGTHS: lengths})
 
@@ -89,10 +89,10 @@ def _steps(
     sizes: Sequence[float],
     before: int,
 ) -> Iterator[Call]:
-    """Single tokens over random caches that end at each of `steps`, `before` tokens further, rows of unequal lengths.
+    """Yield single tokens over random caches, which end at `before` + cumsum(`case.steps`).
 
-    What the caches hold is about as large as what the model itself puts there: `sizes`. The first row always has the
-    longest past; one beam a source in turn with two. The last caches are moved, too.
+    The rows have random lengths, and the first row always has the longest past. `sizes` are the RMS of the values in
+    each cache. Steps have one and two beams per source in turn. The graphs that move the state get the last caches.
     """
     facts = reference.facts
     graph = reference.manifest.graphs[STEP]
@@ -113,14 +113,14 @@ def _steps(
         every = call.expected[LOGITS].astype(np.float64)
         choices = every - np.logaddexp.reduce(every, axis=1, keepdims=True)
         known = {name: values for name, values in call.expected.items() if name not in (IDS, NEXT_IDS)}
-        yield replace(call, expected=known, choices=choices)  # two tokens may be as good
+        yield replace(call, expected=known, choices=choices)  # two tokens may be equally good
     yield from _moves(reference, rng, own, SELECT_ROWS, GROW_ROWS, ADMIT_ROWS)
 
 
 def _moves(
     reference: Reference, rng: np.random.Generator, kept: Mapping[str, Array], select: str, grow: str, admit: str
 ) -> Iterator[Call]:
-    """What picks, lengthens and replaces rows of tensors, in any order, one more than once."""
+    """Yield the graphs that select, lengthen and replace rows, in random order; selection repeats at least one row."""
     rows = len(next(iter(kept.values())))
     chosen = rng.integers(0, rows, rows + 1)
     yield reference.call(select, 0, {**kept, ROWS: chosen})
@@ -131,7 +131,7 @@ def _moves(
 
 
 def moved(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """What a graph without weights must give."""
+    """Return the expected outputs of a graph without weights."""
     names = list(inputs)
     outputs = [port.name for port in graph.outputs]
     kept = [inputs[name] for name in names[: len(outputs)]]
@@ -153,7 +153,7 @@ def _replaced(values: Array, rows: Array, others: Array) -> Array:
 
 
 def _zeros(graph: Graph, rows: int, room: int) -> dict[str, Array]:
-    """Empty caches of rows."""
+    """Return the caches of rows filled with zeros, each (R, M, numbers), by input."""
     return {
         port.name: np.zeros((rows, room, int(port.dims[2])), np.float32)
         for port in graph.inputs
@@ -162,5 +162,5 @@ def _zeros(graph: Graph, rows: int, room: int) -> dict[str, Array]:
 
 
 def _size(values: Array) -> float:
-    """The root of the mean square; 1 for zeros."""
+    """Return the RMS of the values; 1 for zeros."""
     return float(np.sqrt(np.square(values, dtype=np.float64).mean())) or 1.0

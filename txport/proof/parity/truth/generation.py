@@ -50,7 +50,7 @@ class GeneratorTruth:
     def _compare_pytorch(self, checkpoint: Checkpoint) -> dict[str, float]:
         """Return the error of PyTorch in fp32, with the checkpoint's weights, over the targets of brief cases."""
         exact = self._exact if self._exact.own.model is checkpoint.model else Exact.of(checkpoint.model)
-        few = brief(self.cases)[: 1 if checkpoint.read is not None else None]  # each reads all weights anew
+        few = brief(self.cases)[: 1 if checkpoint.read is not None else None]  # each reads all weights again
         pairs = [(case.sources, case.targets) for case in few]
         return {
             "worst_logit_difference": max(exact.own_error(*pair) for pair in pairs),
