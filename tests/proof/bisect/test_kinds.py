@@ -181,7 +181,7 @@ FAULTS: dict[str, Fault] = {
         "relative position vectors are not added to keys",
     ),
     "heads repeated in turn": (
-        {"key_heads": 2}, "portable", of_class(f"decoder.0.{CORE}", InTurn), OWN, "heads", "of keys and values are tiled",
+        {"key_heads": 2}, "portable", of_class(f"decoder.0.{CORE}", InTurn), OWN, "heads", "keys and values are tiled",
     ),
     "interleaved heads": (
         LEARNED, "portable", of_class("encoder.0.attention", InterleavedHeads), IN_ENCODER, "heads",
