@@ -213,6 +213,20 @@ def test_memory_that_is_encoded_into_while_it_is_read_is_found(toy: Driven, monk
         encode_twice()
 
 
+def test_the_memory_of_an_encoder_that_failed_is_used_again(driven: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = driven("bert-tiny", "cuda", "fp16").runtime
+    ids = np.array([[5, 9, 2]])
+    lengths = np.array([3])
+    expected = runtime.infer(ids, lengths)
+    with monkeypatch.context() as broken:
+        broken.setattr(runtime.device, "run", lambda *a: (_ for _ in ()).throw(MemoryError()))
+        with pytest.raises(MemoryError):
+            runtime.infer(ids, lengths)
+    monkeypatch.setattr(Workspace, "__init__", lambda *a: pytest.fail("no other workspace is needed"))
+    for name, value in runtime.infer(ids, lengths).items():
+        np.testing.assert_array_equal(value, expected[name])
+
+
 def test_bulk_work_encodes_the_next_batch_before_the_steps_of_one(toy: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle, runtime, _ = toy
     sources = sources_of(bundle)
