@@ -32,7 +32,7 @@ from txport.models.tokenizers.base import Tokenizer, TokenizerPair, Unknown
 from txport.models.tokenizers.chat import ChatReader, chat_line
 from txport.models.tokenizers.languages import LanguageReader
 from txport.models.tokenizers.load import chat_of, tokenizer_of
-from txport.release import Progress, export, load_checkpoint, parity, silent
+from txport.release import export, load_checkpoint, parity
 from txport.runtimes.base import ContinuousRuntime, Runtime
 from txport.runtimes.inputs import Source
 from txport.runtimes.single import SingleRuntime
@@ -44,6 +44,7 @@ from txport.search.options import Found, SearchOptions, require_defaults, requir
 from txport.search.scoring import logits, score
 from txport.search.single import generate_at_once
 from txport.system.numbers import switch, whole
+from txport.system.progress import Progress, silent
 from txport.transcription import WINDOWS, Audio, Find, Segment, Told, Transcriber, Transcript
 from txport.warming import lengths_from, warm
 

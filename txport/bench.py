@@ -32,7 +32,7 @@ from txport.errors import TextError, TxportError, UnavailableError, UnsupportedE
 from txport.locate import open_bundle
 from txport.models.facts import Facts
 from txport.models.names import code_name, digest, label
-from txport.release import Progress, load_checkpoint, silent
+from txport.release import load_checkpoint
 from txport.rounds import UNITS as UNITS
 from txport.rounds import WORK, require_protocol
 from txport.rounds import Protocol as Protocol
@@ -40,6 +40,7 @@ from txport.rounds import draw_source as draw_source
 from txport.runtimes.base import Ints, QueuedRuntime, Runtime, Sizes
 from txport.system import machine
 from txport.system.documents import DocumentError, read_json
+from txport.system.progress import Progress, silent
 
 WARM_UP = 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

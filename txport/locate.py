@@ -13,9 +13,10 @@ from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.foreign.read import read_foreign
 from txport.errors import BundleError, OutputError, UnsupportedError
 from txport.models.names import INDEX, MANIFEST, SHIPPED, WEIGHTS, digest, is_shipped, preset_name, shipped
-from txport.release import Progress, export, silent
+from txport.release import export
 from txport.system.locks import locked
 from txport.system.places import resolve
+from txport.system.progress import Progress, silent
 from txport.system.stages import clean, remove, restore, told
 from txport.version import __version__
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from txport.system import machine
 from txport.system.files import ELSEWHERE, staged_folder
 from txport.system.numbers import number, switch, whole
 from txport.system.packages import needed
+from txport.system.progress import Progress, Stage, silent, within
 from txport.system.stages import told
 
 if TYPE_CHECKING:
@@ -28,14 +29,9 @@ if TYPE_CHECKING:
     from txport.proof.reports.report import Broken, Report
 
 EXPORT = "txport[export]"
-Progress = Callable[[str], None]
 MOST_CASES = 10_000  # these take hours
 GREATEST = 1 << 20  # far above any opset and any number of rows
 MOST_SEED = 2**32 - 1
-
-
-def silent(message: str) -> None:
-    """Ignore the message."""
 
 
 def load_checkpoint(
@@ -115,12 +111,14 @@ def export(
     if isinstance(name, str | Path):
         _spare_source(str(name), Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST, progress=progress) as folder:
+        progress(Stage(f"reading {name if isinstance(name, str | Path) else 'the module'}", 0))
         checkpoint = load_checkpoint(name, adapter=adapter, trust_code=trust_code)
         if weights:
             require_room(checkpoint, target, precision)
         progress(f"exporting {checkpoint.name} ({target} {precision})")
         how: dict[str, Any] = {"target": target, "precision": precision, "opset": opset, "rows": rows}
         how |= {"weights": weights, "single": switch("single", single)}
+        progress(Stage("writing the graphs", 0.05))
         bundle = write(checkpoint, folder, **how)
         if not weights:
             return replace(bundle, path=Path(out))
@@ -143,7 +141,7 @@ def _proven(
     if checkpoint.outline.fp32_only:
         progress(f"held against PyTorch in fp32: in float64 it does not run ({checkpoint.outline.fp32_only})")
     try:
-        bundle, report = prove(bundle, checkpoint)
+        bundle, report = prove(bundle, checkpoint, progress=within(progress, 0.1, 1))
     except ParityError as error:
         raise ParityError(f"{error}{note_on_lengths(bundle, checkpoint)}") from error
     if limit is not None and not report.passed:
@@ -189,6 +187,7 @@ def parity(
     texts: Mapping[str, Sequence[str]] | None = None,
     adapter: Adapter | None = None,
     trust_code: bool = False,
+    progress: Progress = silent,
 ) -> Report:
     """Compare a bundle with the checkpoint that it was made from, on each runtime of `providers` (name -> provider).
 
@@ -204,7 +203,8 @@ def parity(
         if value is not None:
             number(name, value)
     source = load_checkpoint(checkpoint, adapter=adapter, trust_code=trust_code)
-    report = check(bundle, source, providers, seed, cases=cases, atol=atol, rtol=rtol, texts=texts)
+    how: dict[str, Any] = {"cases": cases, "atol": atol, "rtol": rtol, "texts": texts}
+    report = check(bundle, source, providers, seed, **how, progress=progress)
     report.about["machine"] = machine.describe()
     return report
 

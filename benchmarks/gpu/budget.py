@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from txport.errors import TxportError
-from txport.release import Progress, silent
+from txport.system.progress import Progress, silent
 
 Result = TypeVar("Result")
 MARGIN = 1.25  # factor on the time of the last task of the same kind

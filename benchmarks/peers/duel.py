@@ -19,8 +19,8 @@ from benchmarks.peers.lines import CT2_FP32, Line, Task, search_of, sources_of
 from benchmarks.peers.process import Worker, WorkerError
 from txport.bench import quartiles
 from txport.models.names import digest, label
-from txport.release import Progress, silent
 from txport.system.files import hash_of, sha256
+from txport.system.progress import Progress, silent
 
 TRIALS, BRIEFLY = 5, 4.0  # maximum number of rounds, and seconds after which no round begins
 AGREED = Task(batch=1, sources=2, tokens=8)  # checks in fp32 that both conversions of a folder find the same tokens

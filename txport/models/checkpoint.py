@@ -62,7 +62,7 @@ NAMED = 200  # maximum number of tensors in an error
 MOST_MEMORY = 1 << 43  # bytes; no machine that runs one model has more
 COPIES = 2  # number of copies of all weights in memory while loading
 LARGEST_COPIES = 4  # number of copies of the largest tensor in memory while loading one tensor at a time
-STREAMED_ABOVE = 150_000_000  # parameters
+STREAMED_ABOVE = 50_000_000  # parameters
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from txport.models.facts import Role, StateTensor
 from txport.models.parts import Attention, Linear, Window, additive
 
 State = dict[StateTensor, Tensor]
+MOST_SCORES = 1 << 25  # numbers in a tensor of scores in PyTorch: 256 MB in float64
 
 
 class Ops(Protocol):
@@ -96,7 +97,7 @@ class PlainOps:
             key = part.keys(part.key(x), self.places)
             key, value = self._kept(layer, key, part.split(part.value(x)))
             distances = self._distances(key) if part.uses_distances else None
-            mixed, _ = part.core(query, key, value, self._mask_of(part, key), distances)
+            mixed = attended(part, query, key, value, self._mask_of(part, key), distances)
         return mixed.transpose(1, 2).flatten(2)
 
     def _kept(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,6 +139,39 @@ class PlainOps:
         new = self.places.shape[-1]
         places = torch.arange(size, device=key.device)
         return places[None, :] - places[size - new :][:, None]
+
+
+def attended(
+    part: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, distances: Tensor | None
+) -> Tensor:
+    """Return the output of an attention (B, N, T, H); see `DotProduct.forward`.
+
+    In PyTorch, rows and queries are computed in blocks, so that no tensor of scores exceeds `MOST_SCORES`.
+    """
+    if type(query) is not Tensor or query[..., 0].numel() * key.shape[2] <= MOST_SCORES:
+        found: Tensor = part.core(query, key, value, mask, distances)[0]
+        return found
+    size = max(1, MOST_SCORES // (query.shape[1] * key.shape[2]))  # queries in a block
+    rows = []
+    for at in range(len(query)):
+        own = [_of_row(each, at, rank) for each, rank in ((mask, 4), (distances, 3))]
+        blocks = []
+        for first in range(0, query.shape[2], size):
+            some = slice(first, first + size)
+            parts = [_of_queries(each, some) for each in own]
+            blocks.append(part.core(query[at : at + 1, :, some], key[at : at + 1], value[at : at + 1], *parts)[0])
+        rows.append(torch.cat(blocks, 2))
+    return torch.cat(rows)
+
+
+def _of_row(x: Tensor | None, row: int, rank: int) -> Tensor | None:
+    """Return the part of one row of a mask or of distances that may have a dim of rows: that of `rank` dims."""
+    return x if x is None or x.dim() < rank or len(x) == 1 else x[row : row + 1]
+
+
+def _of_queries(x: Tensor | None, some: slice) -> Tensor | None:
+    """Return the part of some queries of a mask or of distances (..., T, S) or (..., 1, S)."""
+    return x if x is None or x.shape[-2] == 1 else x[..., some, :]
 
 
 def padding_mask(lengths: Tensor, size: int) -> Tensor:

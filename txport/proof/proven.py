@@ -16,7 +16,7 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Task
 from txport.models.names import GOLDEN
 from txport.models.tokenizers.load import load_tokenizer
-from txport.proof.parity.check import Report, check, exact_of, fitting_threads, is_huge, is_large
+from txport.proof.parity.check import Report, check, exact_of, fitting_threads, is_large
 from txport.proof.parity.exact import Exact, Ids, largest_difference
 from txport.proof.parity.tolerances import Tolerance, tolerance_of
 from txport.proof.verify import encoding, golden
@@ -24,6 +24,7 @@ from txport.proof.verify.check import verify
 from txport.runtimes.encoding import infer
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.options import require_defaults
+from txport.system.progress import Progress, Stage, silent, within
 
 
 def write(checkpoint: Checkpoint, folder: Path, **how: Any) -> Bundle:
@@ -40,7 +41,9 @@ def write(checkpoint: Checkpoint, folder: Path, **how: Any) -> Bundle:
     return seal(folder, exporter.export_graphs(checkpoint, folder, **how))
 
 
-def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int = 0) -> tuple[Bundle, Report]:
+def prove(
+    bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int = 0, progress: Progress = silent
+) -> tuple[Bundle, Report]:
     """Compare a bundle with PyTorch on its target's runtime; return the bundle with its verdict, and the report.
 
     If the bundle passes, golden outputs are added. A cuda bundle runs on the GPU, or on the CPU if there is none; the
@@ -48,13 +51,16 @@ def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int =
     the bundle does not reproduce the golden outputs on this machine.
     """
     runtime, provider = runtimes.home(bundle.manifest.target)
-    report = check(bundle, checkpoint, {runtime: provider}, seed, cases=cases)
+    report = check(bundle, checkpoint, {runtime: provider}, seed, cases=cases, progress=within(progress, 0, 0.7))
     if report.passed:
+        progress(Stage("recording golden outputs", 0.7))
         with fitting_threads(checkpoint):
             _add_golden(bundle, checkpoint)
     bundle = seal(bundle.path, dataclasses.replace(bundle.manifest, parity=report.summary()))
-    if report.passed and not (result := verify(bundle.path, runtime=runtime, provider=provider)).passed:
-        raise ParityError(f"the export of {checkpoint.name} can't be verified: {result.wrong}")
+    if report.passed:
+        result = verify(bundle.path, runtime=runtime, provider=provider, progress=within(progress, 0.9, 1))
+        if not result.passed:
+            raise ParityError(f"the export of {checkpoint.name} can't be verified: {result.wrong}")
     return dataclasses.replace(bundle, measured=report.figures()), report
 
 
@@ -63,8 +69,7 @@ def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
     real = [tokenizer.encode(text) for text in bundle.samples[: golden.REAL]]
     size = golden.Size(golden.SHORT if is_large(checkpoint) else golden.LONGEST)
     if is_large(checkpoint) and isinstance(checkpoint.facts.reads, Features):  # all sources have one length, a long one
-        size = golden.Size(golden.SHORT, golden.LEAST.drawn)
-    size = golden.LEAST if is_huge(checkpoint) else size
+        size = golden.Size(golden.SHORT, golden.FEW)
     tolerance = tolerance_of(bundle.manifest.arithmetic)
     RECORDERS[checkpoint.facts.task](bundle, exact_of(bundle, checkpoint), tolerance, real, size)
 
@@ -72,7 +77,8 @@ def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
 def _record_generation(bundle: Bundle, exact: Exact, tolerance: Tolerance, real: Ids, size: golden.Size) -> None:
     model = exact.model
     noise_of = tolerance.lasting_noise
-    found = golden.record(TorchRuntime(model), model.facts, real, exact.rounding_errors, noise_of, size)
+    runtime = TorchRuntime(model)
+    found = golden.record(runtime, model.facts, real, exact.logits, exact.rounding_errors, noise_of, size)
     golden.save_golden(bundle.path / GOLDEN, found)
 
 

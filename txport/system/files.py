@@ -17,7 +17,8 @@ from typing import IO
 from txport.errors import OutputError
 from txport.system.locks import locked
 from txport.system.places import descriptor_of, exchange, is_mount, resolve
-from txport.system.stages import Progress, partner, recover, remove, resemble, restore, silent, staged, told
+from txport.system.progress import Progress, silent
+from txport.system.stages import partner, recover, remove, resemble, restore, staged, told
 
 SAVE, READY = "save", ".save.ready"  # stages inside a folder: while its files are written, and when they are complete
 GONE = ".gone"  # ends the name of an empty file in a stage: the file of that name is to be removed

@@ -20,13 +20,9 @@ from pathlib import Path
 from txport.errors import OutputError
 from txport.system.locks import locked
 from txport.system.machine import is_out_of_memory
+from txport.system.progress import Progress, silent
 
 PARTIAL, OLD = "partial", "old"  # a stage, and the old version that the stage with the same number replaces
-Progress = Callable[[str], None]
-
-
-def silent(message: str) -> None:
-    """Ignore a progress message."""
 
 
 @contextmanager

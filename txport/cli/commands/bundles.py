@@ -12,6 +12,7 @@ from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
 from txport.cli.options import provider_option, threads_option, trust_option, variant_option
 from txport.cli.outputs import require_outputs
+from txport.cli.progress import shown, verbose_option
 from txport.errors import UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
 
@@ -59,9 +60,17 @@ from txport.runtimes import GRAPH_RUNTIMES
 )
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @trust_option
+@verbose_option
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
 def export(
-    checkpoint: str, out: Path, target: str, precision: str | None, weights: str, as_json: bool, **options: Any
+    checkpoint: str,
+    out: Path,
+    target: str,
+    precision: str | None,
+    weights: str,
+    as_json: bool,
+    verbose: bool,
+    **options: Any,
 ) -> None:
     """Export CHECKPOINT to a bundle at OUT, and verify it against PyTorch.
 
@@ -74,7 +83,8 @@ def export(
     if options["auto_limit"] is not None and not options["auto"]:
         raise UnsupportedError("--auto-limit needs --auto")
     options["weights"] = weights == "all"
-    bundle = api.export(checkpoint, out, target=target, precision=precision, progress=progress, **options)
+    with shown(verbose) as progress:
+        bundle = api.export(checkpoint, out, target=target, precision=precision, progress=progress, **options)
     if as_json:
         textio.print_json(bundle.manifest.to_dict())
     else:
@@ -157,7 +167,8 @@ def _kernels(bundle: Any) -> dict[str, Any]:
 @provider_option
 @threads_option
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def verify(bundle: str, runtime: str, provider: str, threads: int | None, as_json: bool) -> None:
+@verbose_option
+def verify(bundle: str, runtime: str, provider: str, threads: int | None, as_json: bool, verbose: bool) -> None:
     """Check that BUNDLE is whole and computes here what PyTorch computed; exit 1 if not.
 
     For the machine that it was deployed to: it takes a second or two and needs neither PyTorch nor the checkpoint,
@@ -170,7 +181,9 @@ def verify(bundle: str, runtime: str, provider: str, threads: int | None, as_jso
 
     if is_on_demand(bundle):
         runtimes.require(runtime, provider)
-    result = check(find_path(bundle, progress=progress), runtime=runtime, provider=provider, threads=threads)
+    with shown(verbose) as progress:
+        path = find_path(bundle, progress=progress)
+        result = check(path, runtime=runtime, provider=provider, threads=threads, progress=progress)
     if as_json:
         textio.print_json(result.to_dict(), indent=2)
     else:

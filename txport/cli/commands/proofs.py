@@ -13,6 +13,7 @@ from txport.cli import completion, textio
 from txport.cli.guard import progress
 from txport.cli.options import checkpoint_option, is_given, provider_option, trust_option, variant_option
 from txport.cli.outputs import require_outputs
+from txport.cli.progress import shown, verbose_option
 from txport.errors import UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
 
@@ -60,6 +61,7 @@ MATRIX_NOTE = "  [repeatable; default: all]"
 @click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML, for CI.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write a summary for a pull request.")
 @click.option("--bisect", is_flag=True, help="Find the first part that differs, and the cause; see docs/differs.md.")
+@verbose_option
 def parity(
     bundle: str,
     checkpoint: str | None,
@@ -74,6 +76,7 @@ def parity(
     variant: str | None,
     junit: Path | None,
     markdown: Path | None,
+    verbose: bool,
     **options: Any,
 ) -> None:
     """Compare BUNDLE with PyTorch; exit 1 if they differ.
@@ -98,7 +101,9 @@ def parity(
     providers = dict.fromkeys(names, named or "cpu") or runtimes.compared(found.manifest.target, named)
     source = checkpoint or checkpoint_of(found)
     started = time.perf_counter()
-    result = release.compare(found, source, providers, texts=texts, baseline=old, with_culprit=bisect, **options)
+    with shown(verbose) as report_progress:
+        options["progress"] = report_progress
+        result = release.compare(found, source, providers, texts=texts, baseline=old, with_culprit=bisect, **options)
     from txport.proof.reports.report import Broken
 
     _write(result, time.perf_counter() - started, report, junit, markdown)
@@ -161,7 +166,10 @@ def _write(result: Any, seconds: float, report: Path | None, junit: Path | None,
 @click.option("--report", type=click.Path(path_type=Path), help="Write the matrix as JSON.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write the matrix as Markdown.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write the matrix as one HTML file.")
-def matrix(checkpoint: str, report: Path | None, markdown: Path | None, html: Path | None, **chosen: Any) -> None:
+@verbose_option
+def matrix(
+    checkpoint: str, report: Path | None, markdown: Path | None, html: Path | None, verbose: bool, **chosen: Any
+) -> None:
     """Export CHECKPOINT for each target and precision, and compare each bundle on each runtime and provider.
 
     Cells that can't run show the reason and do not count as passed: exit 1 if a cell fails, 3 if a requested runtime or
@@ -171,7 +179,8 @@ def matrix(checkpoint: str, report: Path | None, markdown: Path | None, html: Pa
     from txport.cli import tables
 
     require_outputs({"--report": report, "--markdown": markdown, "--html": html}, keep=chosen["keep"])
-    result = release.matrix(checkpoint, **chosen, progress=progress)
+    with shown(verbose) as report_progress:
+        result = release.matrix(checkpoint, **chosen, progress=report_progress)
     from txport.proof.matrix import require_run
     from txport.proof.reports import pages
 

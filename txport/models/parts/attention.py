@@ -74,6 +74,8 @@ class DotProduct(nn.Module):
         """Multiply each of N heads (B, N, T, a) by its head of G (B, G, a, b) -> (B, N, T, b)."""
         if self.heads == self.key_heads:
             return x @ y
+        if type(x) is Tensor:  # PyTorch would copy `y` for each head of its group
+            return (x.reshape(len(x), self.key_heads, -1, x.shape[-1]) @ y).reshape(*x.shape[:-1], y.shape[-1])
         groups = (self.key_heads, self.heads // self.key_heads)
         return (unflatten(x, 1, groups) @ y[:, :, None]).flatten(1, 2)
 

@@ -5,7 +5,7 @@ Such a model has an outline, whose parameters have shapes but no data, and a fun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -73,25 +73,59 @@ def streamed(outline: Model, read: Read, dtype: torch.dtype = torch.float32) -> 
     shapes = {name: each.shape for name, each in model.named_parameters()}
     _with_parameters(model, {name: nothing.expand(shape) for name, shape in shapes.items()})
     names = {id(each): name for name, each in model.named_parameters()}
+    room = Room(dtype)
     for module in model.modules():
         own = {names[id(each)]: each for each in module.parameters(recurse=False)}
         if own:
-            _stream(module, own, read, dtype, nothing)
+            _stream(module, own, read, room, nothing)
     setattr(model, SOURCE, (outline, read))
     return model
 
 
-def _stream(
-    module: nn.Module, own: Mapping[str, nn.Parameter], read: Read, dtype: torch.dtype, nothing: Tensor
-) -> None:
+class Room:
+    """Memory for the weights of the module that runs, used again by the next module.
+
+    New memory for each weight would take longer than its conversion: the system clears each of its pages.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._memory = torch.empty(0, dtype=dtype)
+        self._holder: nn.Module | None = None
+
+    def hold(self, module: nn.Module, weights: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Yield the weights of a module in this room; in new memory if another module is in the room."""
+        if self._holder is not None:
+            yield from (each.to(self._dtype) for each in weights)
+            return
+        self._holder = module
+        size = sum(each.numel() for each in weights)
+        if size > len(self._memory):
+            self._memory = torch.empty(0, dtype=self._dtype)  # the old memory is freed first
+            self._memory = torch.empty(size, dtype=self._dtype)
+        start = 0
+        for each in weights:
+            end = start + each.numel()
+            yield self._memory[start:end].view(each.shape).copy_(each)
+            start = end
+
+    def leave(self, module: nn.Module) -> None:
+        """Give the room back if this module has it."""
+        if self._holder is module:
+            self._holder = None
+
+
+def _stream(module: nn.Module, own: Mapping[str, nn.Parameter], read: Read, room: Room, nothing: Tensor) -> None:
     """Make a module read its parameters by name before it runs, and drop them afterwards."""
 
     def load(*_: Any) -> None:
         with torch._C.DisableTorchFunction():  # modes may change computations, but not weights
-            for name, parameter in own.items():
-                parameter.data = read(name).to(dtype)
+            held = room.hold(module, [read(name) for name in own])
+            for parameter, values in zip(own.values(), held, strict=True):
+                parameter.data = values
 
     def drop(*_: Any) -> None:
+        room.leave(module)
         with torch._C.DisableTorchFunction():  # a mode that rounds would allocate the expanded tensor
             for parameter in own.values():
                 parameter.data = nothing.expand(parameter.shape)
@@ -122,7 +156,13 @@ def converted(model: Model, dtype: torch.dtype) -> Model:
         return copied(model, dtype)
     outlined, read = getattr(model, SOURCE)
     own = next(model.parameters()).dtype
-    return streamed(copied(outlined, own), lambda name: read(name).to(own), dtype)
+
+    def rounded(name: str) -> Tensor:
+        values: Tensor = read(name)
+        is_exact = torch.promote_types(values.dtype, own) == own  # it would only take memory and time to convert it
+        return values if is_exact and torch.promote_types(values.dtype, dtype) == dtype else values.to(own)
+
+    return streamed(copied(outlined, own), rounded, dtype)
 
 
 def _with_parameters(model: Module, tensors: Mapping[str, Tensor]) -> Module:

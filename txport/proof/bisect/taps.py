@@ -142,7 +142,7 @@ def _taps_of_weight(
     value: ir.Value, stored: Stored, held: Sequence[Sequence[Holder]], order: Mapping[str, int], record: Record
 ) -> Iterator[Tap]:
     """Yield the taps of each node that computes with a weight; the nth node corresponds to the nth call."""
-    readers = sorted(_readers(value), key=lambda each: order.get(str(each[0].outputs[0].name), -1))
+    readers = sorted(readers_of(value), key=lambda each: order.get(str(each[0].outputs[0].name), -1))
     top = [(node, place) for node, place in readers if str(node.outputs[0].name) in order]
     main = next((each for some in held for each in some if each.is_main), None)
     counts: dict[tuple[type[nn.Module], ...], int] = {}
@@ -177,11 +177,11 @@ def _kinds_at(node: ir.Node, place: int) -> tuple[type[nn.Module], ...]:
     return NORM_TYPES if node.op_type == "Mul" else ()
 
 
-def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
+def readers_of(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
     """Yield (node, input index) for the nodes that read a weight, directly or transposed."""
     for node, place in value.uses():
         if node.op_type == "Transpose":
-            yield from _readers(node.outputs[0])
+            yield from readers_of(node.outputs[0])
         else:
             yield node, place
 
@@ -203,6 +203,13 @@ def _taps_of(node: ir.Node, part: nn.Module, modules: tuple[str, ...], nth: int,
     assert read is not None
     yield Tap(modules, IN, str(read.name), readers, quantized, nth)
     yield Tap(modules, OUT, str(end.name), quantized=quantized, nth=nth)
+
+
+def ends_of_linear(node: ir.Node) -> tuple[ir.Value, ir.Value]:
+    """Return the values that a product with a weight reads and computes: before its quantisation, after its bias."""
+    read = _quantizers(node)[0].inputs[0]
+    assert read is not None
+    return read, _with_bias(node)
 
 
 def _start_of_norm(node: ir.Node) -> ir.Value:

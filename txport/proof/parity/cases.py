@@ -11,7 +11,7 @@ import numpy as np
 
 from txport.bundles.bundle import Bundle
 from txport.models.audio.facts import Features
-from txport.models.facts import Facts
+from txport.models.facts import Facts, Tokens
 from txport.models.tokenizers.load import tokenizer_of
 from txport.runtimes.inputs import Source
 from txport.search.options import SearchOptions
@@ -19,16 +19,17 @@ from txport.search.options import SearchOptions
 Rules = Mapping[str, Any]  # options that are built into a graph
 NO_RULES: Rules = MappingProxyType({})
 
-FEW_TOKENS, FEWEST_TOKENS = 12, 2  # tokens of a search in a large model, and in a huge one
+FEW_TOKENS, FEW_CALLS = 8, 2  # tokens of a search in a large model, and calls of a graph after the first
 FEW_SOURCES = 2  # of features per case of a large model: all have the same length, and two show if rows mix
 SEARCHED = ("one row", "every row padded", "real")  # cases of a large model that are searched even if they have targets
 DROPPED = "most padding"  # a case that a large model skips: others test padding and long prompts
 BRIEF = 512  # positions; larger batches have no whole runs in a large model, nor for PyTorch's own error
-SHORTEST = ("one row", "padded rows")  # the cases of a huge model, in addition to those beyond a window
-CALLS = 2  # maximum calls after the first in a case of a huge model
-LONG = 8192  # maximum tokens of a prompt and its continuation: attention over more needs too much memory
+# Positions up to which whole graphs are compared, and the numbers of logits of a target that fit into memory. What
+# depends on positions beyond is compared part by part (`proof.context`).
+REACH, LEAST_REACH = 1024, 64
+MOST_LOGITS = 1 << 26
 BEYOND = "beyond a window of {}"  # a case whose prompt exceeds a sliding window
-WINDOWED = 1024  # tokens of the largest window beyond which a huge model is tested
+WINDOWED = 1024  # tokens of the largest window that a golden source exceeds
 PAST = 9  # tokens by which a prompt exceeds a window
 MANY = 12  # rows: more than there are threads, and more than kernels for few rows support
 MANY_PLACES = 6000  # maximum positions of all features of a batch
@@ -39,8 +40,7 @@ class Case:
     """A batch of sources, the number of target tokens per call of the decoder (`steps`), and whole targets.
 
     `steps` are the calls after the encoder or the prompt. `padding` is the number of padding positions after the
-    longest source. `search_tokens` is the maximum length of targets that search finds; 0: no search. `window` is the
-    sliding window that the prompts exceed; 0: none.
+    longest source. `search_tokens` is the maximum length of targets that search finds; 0: no search.
     """
 
     name: str
@@ -49,7 +49,6 @@ class Case:
     targets: tuple[tuple[int, ...], ...] = ()  # one per source, for teacher forcing; without any, PyTorch's greedy ones
     padding: int = 0
     search_tokens: int = 16
-    window: int = 0
 
     @property
     def places(self) -> int:
@@ -131,20 +130,41 @@ def most_rows(facts: Facts) -> int:
     return max(1, min(MANY, MANY_PLACES // facts.reads.longest)) if isinstance(facts.reads, Features) else MANY
 
 
+def reach_of(facts: Facts) -> tuple[int, int]:
+    """Return how many positions of a source and of a target whole graphs are compared for, if it has so many.
+
+    Sources of features all have one length, which is always reached. A target has a row of logits for each position.
+    """
+    target = REACH if facts.target is None else min(REACH, max(LEAST_REACH, MOST_LOGITS // facts.target.size))
+    if facts.task == "causal":
+        return target, target
+    return facts.reads.longest if isinstance(facts.reads, Features) else REACH, target
+
+
 def shortened(facts: Facts) -> Facts:
-    """Return the facts with the sequence length of a causal model limited to the longest one tested."""
-    if facts.task != "causal" or facts.writes.longest <= LONG:
-        return facts
-    return replace(facts, target=replace(facts.writes, longest=LONG))
+    """Return the facts with sequences that are at most as long as whole graphs are compared for."""
+    reads, writes = reach_of(facts)
+    source = facts.source
+    if isinstance(source, Tokens):
+        source = replace(source, longest=min(source.longest, reads))
+    target = None if facts.target is None else replace(facts.target, longest=min(facts.target.longest, writes))
+    return replace(facts, source=source, target=target)
 
 
-def not_reached(facts: Facts) -> list[str]:
-    """Describe what no case tests."""
-    if shortened(facts) is facts:
+def not_reached(facts: Facts, *, by_part: bool) -> list[str]:
+    """Describe the positions for which no whole graph is compared; `by_part`: its parts are, up to the last one."""
+    sides = {"sources": facts.reads.longest, "targets": facts.writes.longest}
+    if facts.task != "seq2seq":
+        sides = {"sequences": facts.reads.longest}
+    beyond = [
+        f"{side} of more than {reach} tokens, of {longest}"
+        for (side, longest), reach in zip(sides.items(), reach_of(facts), strict=False)
+        if longest > reach
+    ]
+    if not beyond:
         return []
-    beyond = [str(size) for size in facts.windows if LONG <= size < facts.writes.longest]
-    windows = [f"what is beyond windows of {' and '.join(beyond)} tokens"] if beyond else []
-    return [f"sequences of more than {LONG} tokens, of {facts.writes.longest}", *windows]
+    rest = "; attention and positions are compared up to the last token, part by part" if by_part else ""
+    return [f"whole graphs for {' and '.join(beyond)}{rest}"]
 
 
 def sides(facts: Facts) -> tuple[int, int]:
@@ -167,15 +187,14 @@ def _long_prompts(facts: Facts, draw: Draw) -> list[Case]:
 
 
 def _beyond_windows(facts: Facts, draw: Draw) -> list[Case]:
-    """Return prompts whose last tokens can't attend to the first ones in a layer with a window.
+    """Return a prompt that exceeds the largest window that leaves room for it.
 
-    One exceeds the largest window that leaves room for it, one exceeds the largest window tested in a huge model.
+    In a layer with this window, its last tokens can't attend to the first ones.
     """
     fitting = [size for size in facts.windows if size + PAST < facts.reads.longest]
-    sizes = {max(some) for some in (fitting, [size for size in fitting if size <= WINDOWED]) if some}
     return [
-        Case(BEYOND.format(size), draw.sources(size + PAST), (1,), draw.targets(1), search_tokens=1, window=size)
-        for size in sorted(sizes)
+        Case(BEYOND.format(size), draw.sources(size + PAST), (1,), draw.targets(1), search_tokens=1)
+        for size in sorted(fitting)[-1:]
     ]
 
 
@@ -210,10 +229,8 @@ def fitting(longest: int, *lengths: int) -> tuple[int, ...]:
 def lighten(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     """Return the cases of a large model, and a description of what was left out.
 
-    All calls of graphs are kept, except those of the case `DROPPED` and of further sources of features. This includes
-    the longest source and the longest past. Runs of the driver's loop are left out at positions and in batches that
-    other cases test: the loop does not depend on the size of a model. A case without targets and search has no whole
-    runs.
+    The longest source and the longest past are kept. What is left out is tested by other cases, or does not depend on
+    the size of a model, like the driver's loop. A case without targets and search has no whole runs.
     """
     if not any(case.search_tokens for case in cases):
         return list(cases), []
@@ -223,33 +240,19 @@ def lighten(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     left_out = [f"search beyond {FEW_TOKENS} tokens, and in the cases {', '.join(unsearched)}"]
     left_out += [f"whole targets in the cases {', '.join(silent)}"] if silent else []
     left_out += [f"the case {case.name}" for case in cases if case.name == DROPPED]
+    left_out.append(f"calls of graphs beyond {FEW_CALLS} after the first")
     if any(isinstance(case.sources[0], np.ndarray) and len(case.sources) > FEW_SOURCES for case in cases):
         left_out.append(f"batches of more than {FEW_SOURCES} sources of features")
     return lighter, left_out
 
 
 def _lightened(case: Case) -> Case:
+    case = replace(case, steps=case.steps[:FEW_CALLS])
     if isinstance(case.sources[0], np.ndarray):
         case = replace(case, sources=case.sources[:FEW_SOURCES], targets=case.targets[:FEW_SOURCES])
     if case.places > BRIEF:
         return replace(case, targets=(), search_tokens=0)
     return replace(case, search_tokens=FEW_TOKENS if case.name in SEARCHED or not case.targets else 0)
-
-
-def lightest(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
-    """Return the cases of a huge model, whose weights are read again per graph call, and what was left out."""
-    windowed = [case.name for case in cases if 0 < case.window <= WINDOWED]
-    tried = (*SHORTEST, *windowed)
-    kept = [replace(case, steps=case.steps[:CALLS]) for case in cases if case.name in tried]
-    kept = [
-        replace(case, search_tokens=min(case.search_tokens, FEWEST_TOKENS * (not at))) for at, case in enumerate(kept)
-    ]
-    names = [case.name for case in cases if case.name not in tried]
-    return kept, [
-        f"the cases {', '.join(names)}",
-        f"search beyond {FEWEST_TOKENS} tokens, and in the cases {', '.join(case.name for case in kept[1:])}",
-        f"calls of graphs beyond {CALLS} after the first",
-    ]
 
 
 def brief(cases: Sequence[Case]) -> list[Case]:

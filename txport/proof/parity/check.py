@@ -22,11 +22,13 @@ from txport.bundles.forms import PLAIN
 from txport.bundles.ports import LOGITS
 from txport.errors import BundleError, LoadError, ParityError
 from txport.exporters.weights import holding
+from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Task
 from txport.models.weights.streamed import converted
+from txport.proof.context.check import compare_context, unreached
 from txport.proof.parity.calls import compare_graphs, no_crash
-from txport.proof.parity.cases import Case, draw_cases, lighten, lightest, not_reached
+from txport.proof.parity.cases import Case, draw_cases, lighten, not_reached
 from txport.proof.parity.exact import HALVES, Exact
 from txport.proof.parity.measures import Comparison, compare
 from txport.proof.parity.quality import Texts, digest_of
@@ -38,6 +40,7 @@ from txport.proof.parity.truth.generation import GeneratorTruth
 from txport.proof.parity.weights import compare_weights, unheld
 from txport.proof.reports.report import Report
 from txport.system.packages import version_of
+from txport.system.progress import Progress, Stage, counted, silent, within
 from txport.version import __version__
 
 __all__ = ["Case", "Comparison", "Report", "check", "compare", "compare_graphs", "draw_cases", "tolerance_of"]
@@ -46,7 +49,7 @@ FOREIGN_PARTS = "weights and graphs one by one, whose names and ports are not ou
 ROUNDED = "the checkpoint's own weights, so that what rounding did to them counts too"
 Loaded = TypeVar("Loaded")
 
-HUGE, LARGE, THREADED = 500_000_000, 20_000_000, 2_000_000  # parameters
+LARGE, THREADED = 20_000_000, 2_000_000  # parameters
 TRUTHS: dict[Task, Callable[[Bundle, Checkpoint, Exact, list[Case], Texts], Truth]] = {
     "seq2seq": GeneratorTruth,
     "causal": GeneratorTruth,
@@ -64,6 +67,7 @@ def check(
     atol: float | None = None,
     rtol: float | None = None,
     texts: Texts | None = None,
+    progress: Progress = silent,
 ) -> Report:
     """Compare a bundle with its checkpoint on each runtime of `providers` (runtime -> provider).
 
@@ -83,27 +87,38 @@ def check(
     report = Report(_about(bundle, providers, tolerances, seed, cases))
     report.about["texts"] = digest_of(texts) if texts else None
     if not is_foreign:
+        progress(Stage("comparing weights", 0))
         with no_crash("the comparison of the weights in the graphs"):
             report.tensors.extend(compare_weights(bundle, checkpoint))
             report.about.update(unheld(bundle, checkpoint))
+        with no_crash("attention and positions at the end of the context"):
+            found = compare_context(bundle, checkpoint, seed, atol, rtol, progress=within(progress, 0.05, 0.15))
+            report.tensors.extend(found)
     if checkpoint.outline.fp32_only:
         report.about["reference"] = f"PyTorch in fp32: in float64 it does not run ({checkpoint.outline.fp32_only})"
     with fitting_threads(checkpoint):
         drawn = draw_cases(bundle, seed, cases)
         left_out = list[str]()
         if is_large(checkpoint):
-            drawn, left_out = (lightest if is_huge(checkpoint) else lighten)(drawn)
+            drawn, left_out = lighten(drawn)
         if is_foreign:
             left_out.append(FOREIGN_PARTS)
             report.about.update({"reference": ROUNDED} if bundle.manifest.precision in ("int8", "int4") else {})
-        report.about["left_out"] = [*left_out, *not_reached(bundle.manifest.facts)]
-        for held in dict.fromkeys(computed.values()):
+        by_part = not (is_foreign or isinstance(checkpoint.outline, Adapted))
+        beyond = [*not_reached(bundle.manifest.facts, by_part=by_part), *(unreached(checkpoint) if by_part else [])]
+        report.about["left_out"] = [*left_out, *beyond]
+        for number, held in enumerate(precisions := list(dict.fromkeys(computed.values()))):
+            part = within(progress, *(0.15 + 0.85 * (number + more) / len(precisions) for more in (0, 1)))
+            part(Stage("running PyTorch in float64", 0))
             exact = exact_of(bundle, checkpoint, held)
             truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, exact, drawn, texts or {})
             reference = None if is_foreign else Reference(exact, bundle.manifest, remembers=True)
             report.about.setdefault("pytorch", truth.pytorch)
-            for name in (each for each in providers if computed[each] == held):
-                _compare(report, bundle, name, providers[name], truth, reference, tolerances[name], seed)
+            names = [each for each in providers if computed[each] == held]
+            rest = within(part, 0.25, 1)
+            for at, name in enumerate(names):
+                own = within(rest, at / len(names), (at + 1) / len(names))
+                _compare(report, bundle, name, providers[name], truth, reference, tolerances[name], seed, own)
     return report
 
 
@@ -116,14 +131,17 @@ def _compare(
     reference: Reference | None,
     tolerance: Tolerance,
     seed: int,
+    progress: Progress,
 ) -> None:
     """Compare one runtime with `truth`; with a `reference`, also compare its graphs one by one."""
     label = name if provider == "cpu" else f"{name} {provider}"
     runtime = _load(name, bundle, provider, runtimes.load)
     report.about["ran"][label] = runtime.placement()
     if reference is not None:
-        for case in truth.cases:
+        graphs = within(progress, 0, 0.8)
+        for case in counted(graphs, truth.cases, lambda case: f"comparing graphs on {label}, case {case.name}"):
             report.tensors.extend(compare_graphs(case, label, runtime, reference, tolerance, seed))
+    progress(Stage(f"comparing whole runs on {label}", 0.8))
     truth.compare(report, label, runtime, tolerance)
     if not (bundle.manifest.single and isinstance(truth, GeneratorTruth)):
         return
@@ -158,11 +176,6 @@ def of_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> Bundle:
 def is_large(checkpoint: Checkpoint) -> bool:
     """Return whether a model is so large that cases which take long and add no evidence are left out."""
     return size_of(checkpoint) >= LARGE
-
-
-def is_huge(checkpoint: Checkpoint) -> bool:
-    """Return whether a model is so large that one run takes seconds; then only the shortest cases are run."""
-    return size_of(checkpoint) >= HUGE
 
 
 def size_of(checkpoint: Checkpoint) -> int:

@@ -39,6 +39,7 @@ from txport.runtimes.base import Floats, Runtime
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 from txport.search.scoring import logits, score
+from txport.system.progress import Progress, Stage, silent
 from txport.version import __version__
 
 FILES, EXPORT, PORTS, TOKENIZER, LOGITS, BATCH = "files", "export", "ports", "tokenizer", "logits", "batch"
@@ -74,7 +75,14 @@ class Verification:
         return {"verdict": verdict, **self.about, "seconds": round(self.seconds, 3), "checks": checks}
 
 
-def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: int | None = None) -> Verification:
+def verify(
+    path: Path,
+    *,
+    runtime: str = "ort",
+    provider: str = "cpu",
+    threads: int | None = None,
+    progress: Progress = silent,
+) -> Verification:
     """Check the bundle at `path` as it runs on one runtime and provider.
 
     Raises `UnavailableError` if the runtime or the provider is not installed, `BundleError` if `path` is no bundle or
@@ -95,9 +103,14 @@ def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: 
     if precision != coarser(computed, precision):
         what = f"the goldens tell how far {precision} may be off, and {runtime} computes in {computed}"
         raise UnsupportedError(f"{what}; `txport parity --runtime {runtime}` compares it")
-    checks = list(_checks(bundle, runtime, provider, threads))
-    seen = {check.name for check in checks}
     names = (*FIRST, *TASKS[bundle.manifest.facts.task].names, *([SINGLE] if bundle.manifest.single else []))
+    checks = list[Check]()
+    progress(Stage(f"verifying {names[0]}", 0))
+    for check in _checks(bundle, runtime, provider, threads):
+        checks.append(check)
+        for following in names[len(checks) :][:1]:
+            progress(Stage(f"verifying {following}", len(checks) / len(names)))
+    seen = {check.name for check in checks}
     checks += [Check(name, "not run", "what comes before it failed") for name in names if name not in seen]
     return Verification(_about(bundle, runtime, provider), checks, time.perf_counter() - begun)
 

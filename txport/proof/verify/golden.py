@@ -27,7 +27,6 @@ from txport.runtimes.base import Floats, Ints, Runtime, scores
 from txport.runtimes.inputs import Source, Sources, drawn_features
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
-from txport.search.scoring import logits
 from txport.system.arrays import Expected, read_arrays
 from txport.system.documents import DocumentError
 
@@ -70,7 +69,7 @@ class Size:
     drawn: tuple[int, ...] = DRAWN
 
 
-LEAST = Size(longest=2, drawn=(1, 5))
+FEW = (1, 5)  # lengths of the random sources of a large model that reads features
 
 
 @dataclass(frozen=True)
@@ -121,12 +120,14 @@ def record(
     runtime: Runtime,
     facts: Facts,
     real: Iterable[Sequence[int]],
+    logits_of: Callable[[Sequence[Source], Sequence[Sequence[int]]], list[Floats]],
     errors_of: Callable[[Sequence[Source], Sequence[Sequence[int]]], list[float]],
     noise_of: Callable[[float, float], float],
     size: Size | None = None,
 ) -> Golden:
     """Record the outputs of a correct runtime; `real` sources have the targets that it finds, others random ones.
 
+    `logits_of(sources, targets)` returns the runtime's logits before each token of each target, (T, V) per target.
     `errors_of(sources, targets)` returns the error of the best kernels in each target. `noise_of(largest, error)`
     returns the allowed change of a logit. `size` defaults to `Size(LONGEST)`.
     """
@@ -146,7 +147,7 @@ def record(
     for length in lengths:
         tokens = rng.integers(0, facts.writes.size, min(length, longest))
         targets.append(tuple(tokens.tolist()))
-    values = logits(runtime, sources, targets, facts)
+    values = logits_of(sources, targets)
     errors = errors_of(sources, targets)
     noises = [noise_of(largest_of(each), error) for each, error in zip(values, errors, strict=True)]
     stored = [shorten(each, noise) for each, noise in zip(values, noises, strict=True)]
@@ -161,7 +162,7 @@ def record(
 
 def _lengths(facts: Facts, size: Size) -> tuple[int, ...]:
     """Return the lengths of the random sources; one exceeds the largest window of up to `WINDOWED` tokens that fits."""
-    most = 0 if size is LEAST else min(WINDOWED, sides(facts)[0] - DRAWN[1])
+    most = min(WINDOWED, sides(facts)[0] - DRAWN[1])
     beyond = max((each for each in facts.windows if each <= most), default=0) + DRAWN[1]
     more = (beyond,) if beyond > max(size.drawn) else ()
     return (*size.drawn, *more)[: most_rows(facts)]
