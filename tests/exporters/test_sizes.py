@@ -117,18 +117,17 @@ def test_a_streamed_export_has_the_same_bytes(
     ("name", "target", "precision"),
     [("gpt2-tiny", "cpu", "int8"), ("tiny", "cpu", "fp32"), ("gpt2-tiny", "portable", "fp16")],
 )
-def test_a_huge_model_is_proven_as_far_as_its_report_says(
+def test_a_streamed_model_is_proven_as_far_as_its_report_says(
     name: str, target: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "STREAMED_ABOVE", 0)
-    monkeypatch.setattr(check, "HUGE", 0)
     monkeypatch.setattr(check, "LARGE", 0)
     loaded = load_checkpoint(f"preset:{name}")
     bundle, report = prove(write(loaded, tmp_path, target=target, precision=precision), loaded)
     assert report.passed, report.describe_worst()
-    assert {each.case for each in report.tensors} == {"weights", "one row", "padded rows"}
-    assert {each.case for each in report.tokens} == {"one row"}
-    assert any(line.startswith("the cases length 1") for line in bundle.manifest.parity["left_out"])
+    assert {"weights", "one row", "padded rows", "longest"} <= {each.case for each in report.tensors}
+    assert "one row" in {each.case for each in report.tokens}
+    assert any(line.startswith("search beyond") for line in bundle.manifest.parity["left_out"])
 
     def spoil(model: onnx.ModelProto) -> None:
         norm = next(node for node in model.graph.node if node.op_type == "LayerNormalization")

@@ -14,17 +14,19 @@ from txport.models.facts import Facts
 from txport.proof.parity.cases import (
     BEYOND,
     FEW_SOURCES,
-    LONG,
+    LEAST_REACH,
+    MOST_LOGITS,
+    REACH,
     Case,
     Draw,
     _long_prompts,
     draw_cases,
     lighten,
-    lightest,
     not_reached,
+    reach_of,
 )
 from txport.proof.parity.tokens import search_all, search_together
-from txport.proof.verify.golden import DRAWN, LEAST, Size, _lengths
+from txport.proof.verify.golden import DRAWN, Size, _lengths
 from txport.runtimes.base import Ints
 
 PAD, START, END = 0, 1, 2
@@ -75,60 +77,46 @@ def cases_of(facts: Facts) -> dict[str, Case]:
     return {case.name: case for case in draw_cases(bundle, 0)}
 
 
-def beyond_windows(cases: dict[str, Case]) -> dict[int, list[int]]:
-    """The lengths of the prompts that go beyond each window."""
-    found = {each.window: [len(source) for source in each.sources] for each in cases.values() if each.window}
-    assert all(cases[BEYOND.format(size)].window == size for size in found)
-    return found
-
-
 @pytest.mark.parametrize(
-    ("windows", "drawn", "tried"),
+    ("windows", "longest", "beyond"),
     [
-        ((4, 512), [512], [512]),
-        ((1024,), [1024], [1024]),  # that of Gemma 3
-        ((1025,), [1025], []),
-        ((4, 2000), [4, 2000], [4]),
-        ((128, 4096), [128], [128]),  # no sequence is longer than the other
-        ((128, 4090), [128], [128]),
-        ((4090,), [], []),
+        ((4,), 64, 4),
+        ((512, 0), 4096, 512),
+        ((512, 2000), 8192, 512),
+        ((2000,), 8192, None),
+        ((0,), 64, None),
+        ((60,), 64, None),
     ],
 )
-def test_a_huge_model_is_tried_beyond_its_windows_where_that_can_be_waited_for(
-    windows: tuple[int, ...], drawn: list[int], tried: list[int]
+def test_a_prompt_exceeds_the_largest_window_that_whole_graphs_reach_beyond(
+    windows: tuple[int, ...], longest: int, beyond: int | None
 ) -> None:
-    cases = cases_of(windowed(*windows, longest=4096))
-    assert beyond_windows(cases) == {size: [size + 9] for size in drawn}
-    kept, left_out = lightest([*cases.values()])
-    assert [case.window for case in kept if case.window] == tried
-    for size in drawn:
-        assert (BEYOND.format(size) in left_out[0]) == (size not in tried)
-        assert (BEYOND.format(size) in left_out[1]) == (size in tried)
+    cases = cases_of(windowed(*windows, longest=longest))
+    found = {
+        name: [len(source) for source in case.sources] for name, case in cases.items() if "beyond a window" in name
+    }
+    assert found == ({} if beyond is None else {BEYOND.format(beyond): [beyond + 9]})
 
 
-def test_without_windows_no_case_goes_beyond_them() -> None:
-    assert not beyond_windows(cases_of(windowed(0, longest=64)))
-    assert not beyond_windows(cases_of(windowed(60, longest=64)))
-
-
-def test_windows_that_nothing_goes_beyond_are_named() -> None:
-    assert "beyond windows" not in str(not_reached(windowed(4, LONG - 1, longest=4 * LONG)))
-    found = not_reached(windowed(4, LONG, 2 * LONG, 4 * LONG, longest=4 * LONG))
-    assert found[1:] == [f"what is beyond windows of {LONG} and {2 * LONG} tokens"]
-
-
-@pytest.mark.parametrize("longest", [LONG, LONG + 1, 1 << 20])
-def test_no_case_is_longer_than_memory_allows(longest: int) -> None:
+@pytest.mark.parametrize("longest", [REACH, REACH + 1, 1 << 20])
+def test_no_case_is_longer_than_whole_graphs_reach(longest: int) -> None:
     facts = windowed(4, longest=longest)
     most = max(len(source) + sum(case.steps) for case in cases_of(facts).values() for source in case.sources)
-    assert most == LONG
-    assert bool(not_reached(facts)) == (longest > LONG)
+    assert most == REACH
+    assert bool(not_reached(facts, by_part=True)) == (longest > REACH)
+
+
+@pytest.mark.parametrize(("size", "reach"), [(9, REACH), (1 << 18, MOST_LOGITS >> 18), (1 << 22, LEAST_REACH)])
+def test_logits_of_a_large_vocabulary_shorten_targets(size: int, reach: int) -> None:
+    sizes = {"vocab_size": size, "d_model": 8, "heads": 2, "decoder_layers": 1}
+    assert reach_of(llama.facts(llama.LlamaConfig(**sizes, max_length=4096)))[1] == reach
+    facts = tiny_facts(max_length=3000, target_vocab_size=size, tied="none")
+    assert reach_of(facts) == (REACH, reach)
 
 
 def test_goldens_go_beyond_windows_where_that_can_be_waited_for() -> None:
     usual = Size(8)
     assert _lengths(windowed(512, 0, longest=4096), usual) == (*DRAWN, 517)
-    assert _lengths(windowed(512, 0, longest=4096), LEAST) == LEAST.drawn
     assert _lengths(windowed(1024, longest=4096), usual) == (*DRAWN, 1029)
     assert _lengths(windowed(2000, longest=8192), usual) == DRAWN
     assert _lengths(windowed(512, 2000, longest=8192), usual) == (*DRAWN, 517)  # the largest that is waited for
