@@ -64,12 +64,12 @@ class Side:
         """The first so many that no rule leaves out."""
         return [line for line in odd_lines(5 * COUNT, 7) if self.why_not(line) is None][:COUNT]
 
-    def why_not(self, line: str) -> str | None:
-        """Return the rule by which a line is left out; None for a line that all readers take alike."""
+    def why_not(self, line: str, but: str | None = None) -> str | None:
+        """Return the rule by which a line is left out, `but` this one; None if all readers take the line alike."""
         encoding = self.tokenizer.encode(line)
         if len(encoding.ids) == sum(encoding.special_tokens_mask):
             return NOTHING
-        if self._by_bytes and any(token.startswith("<0x") for token in encoding.tokens):
+        if but != BYTES and self._by_bytes and any(token.startswith("<0x") for token in encoding.tokens):
             return BYTES
         if "ByteFallback" in json.dumps(self.parts["decoder"]) and "\ufeff" in line:
             return BOM
