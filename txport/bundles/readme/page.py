@@ -158,7 +158,8 @@ def _text(manifest: Manifest, files: Collection[str]) -> Iterator[str]:
     yield (
         f"{same or ', and '.join(filter(None, (reading, writing)))}. The `tokenizers` library reads such files in "
         f"Python, Rust and "
-        "JavaScript (`@huggingface/tokenizers`); there are ports to other languages."
+        "JavaScript (`@huggingface/tokenizers`); there are ports to other languages. The one in JavaScript reads "
+        "special tokens in a text as what they name, and gives other ids to a few rare characters."
     )
     if not heard:
         lines = ["from tokenizers import Tokenizer", "", f'ids = Tokenizer.from_file("{TOKENIZER}").encode("TEXT").ids']

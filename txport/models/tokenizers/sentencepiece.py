@@ -18,10 +18,17 @@ MOST_PIECES = 1 << 20
 LONGEST_PIECE = 1 << 9  # characters
 SPACE = "\u2581"  # the character that represents a space
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # kinds of pieces
+WORDS = f"{SPACE}[^{SPACE}]*|[^{SPACE}]+"  # transformers.js has no `MergedWithNext`
 KINDS = {1: "Unigram", 2: "BPE"}
 BYTE_SCORE = -1e5  # below all pieces: bytes are used only for text that has no pieces
 # entries of every character map that composes letters: Latin, Devanagari and Korean
 CANONICAL = {"e\u0301": "\u00e9", "\u0958": "\u0915\u093c", "\u1112\u1161\u11ab": "\ud55c"}
+# transformers.js applies one character map, SentencePiece's `nmt_nfkc`, in place of any. It makes spaces of these,
+SPACED = "\u200d\t\n\r\u200b\u200c\u200e\u200f\u2028\u2029\u2581\ufeff\ufffd"
+UNMAPPED = "\u061c"  # keeps this one, which `nmt_nfkc` maps,
+UNFOLDED = "\u0130\u1e9e\uff5e"  # and lowers no letters: these keep their form in maps that lower others
+SIGMAS = "\u03a3\u03c2"  # become an inner sigma in such maps; JavaScript's lower case depends on their place
+STAND_IN = 0xFDD0  # the first of 32 codes that no text has, since they are no characters
 HALF_WIDTH = range(0xFF66, 0xFF9E)  # half-width Japanese letters
 HALF_WIDTH_MARKS = "\uff9e\uff9f"  # with a letter before them, two characters for one sound
 
@@ -204,12 +211,11 @@ def normalizer_of(found: Pieces, prepends: bool) -> dict[str, Any]:
     parts: list[dict[str, Any]] = []
     if found.charsmap:
         try:
-            parts += _composing(found.charsmap)
+            parts += [*_composing(found.charsmap), *_mapping(found.charsmap)]
         except (struct.error, IndexError, ValueError) as error:
             raise CheckpointError(f"{found.path} has a map of characters that can't be read: {error}") from error
-        parts.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(found.charsmap).decode("ascii")})
-    if found.trims:
-        parts += [replace(" +", " ", regex=True), replace("^ +| +$", "", regex=True)]
+    if found.trims:  # not the ends of lines: `^` and `$` match there too
+        parts += [replace(" +", " ", regex=True), replace(rf"\A +|[ {SPACE}]+\z", "", regex=True)]
     if prepends:
         parts.append({"type": "Prepend", "prepend": SPACE})
     return {"type": "Sequence", "normalizers": [*parts, replace(" ", SPACE)]}
@@ -222,6 +228,26 @@ def _composing(charsmap: bytes) -> list[dict[str, Any]]:
     pairs = [chr(letter) + mark for letter in HALF_WIDTH for mark in HALF_WIDTH_MARKS]
     found = [(pair, other) for pair in pairs if (other := _mapped(charsmap, pair)) is not None]
     return [{"type": "NFC"}, *(replace(pair, other) for pair, other in found)]
+
+
+def _mapping(charsmap: bytes) -> list[dict[str, Any]]:
+    """Return normalizers that apply a character map, with the same result in transformers.js, which has its own map."""
+    lowers = _mapped(charsmap, "A") == "a"
+    guarded = SPACED + (UNFOLDED if lowers else "")
+    kept = {letter: chr(STAND_IN + at) for at, letter in enumerate(guarded) if _mapped(charsmap, letter) is None}
+    mark = _mapped(charsmap, UNMAPPED)
+    return [
+        *([] if mark is None else [replace(UNMAPPED, mark)]),
+        *(replace(letter, stand_in) for letter, stand_in in kept.items()),
+        *(_lowering() if lowers else []),
+        {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode("ascii")},
+        *(replace(stand_in, letter) for letter, stand_in in kept.items()),
+    ]
+
+
+def _lowering() -> list[dict[str, Any]]:
+    """Return normalizers that do what a map does to capital letters, those of compatibility characters included."""
+    return [{"type": "NFKC"}, *(replace(sigma, "\u03c3") for sigma in SIGMAS), {"type": "Lowercase"}]
 
 
 def _mapped(charsmap: bytes, text: str) -> str | None:
@@ -268,7 +294,7 @@ def splitter_of(found: Pieces, prepends_first: bool) -> dict[str, Any] | None:
         return {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": not whole}
     if whole:
         return None
-    return {"type": "Split", "pattern": {"String": SPACE}, "behavior": "MergedWithNext", "invert": False}
+    return {"type": "Split", "pattern": {"Regex": WORDS}, "behavior": "Isolated", "invert": False}
 
 
 def decoder_of(found: Pieces, adds_prefix: bool) -> dict[str, Any]:
@@ -277,7 +303,7 @@ def decoder_of(found: Pieces, adds_prefix: bool) -> dict[str, Any]:
     parts += [{"type": "ByteFallback"}] * found.byte_fallback
     parts.append({"type": "Fuse"})
     if found.trims:
-        parts.append(replace(r"^\s+|\s+$", "", regex=True))
+        parts.append(replace(r"\A\s+|\s+\z", "", regex=True))
     elif adds_prefix:
         parts.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {"type": "Sequence", "decoders": parts}

@@ -34,6 +34,10 @@ ROBERTA = {
     "mask_token": "<mask>",
 }
 MPNET = {**ROBERTA, "unk_token": "[UNK]"}
+CHINESE = (  # the characters that BertNormalizer sets apart
+    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0002a6df\U0002a700-\U0002b81f\U0002b920-\U0002ceaf\U0002f800-\U0002fa1f]"
+)
 QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -94,6 +98,8 @@ def _wordpiece(settings: Settings, defaults: dict[str, str], *special: Added) ->
     strips = settings.get("strip_accents")
     if strips is not None:
         strips = settings.flag("strip_accents", False)
+    lowers = settings.flag("do_lower_case", True)
+    splits = settings.flag("tokenize_chinese_chars", True)
     text = assemble(
         words,
         {
@@ -103,14 +109,8 @@ def _wordpiece(settings: Settings, defaults: dict[str, str], *special: Added) ->
             "max_input_chars_per_word": LONGEST_WORD,
             "vocab": words.ids,
         },
-        normalizer={
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": settings.flag("tokenize_chinese_chars", True),
-            "strip_accents": strips,
-            "lowercase": settings.flag("do_lower_case", True),
-        },
-        pre_tokenizer={"type": "BertPreTokenizer"},
+        normalizer=_bert_normalizer(lowers, splits, strips),
+        pre_tokenizer=_bert_splitter(splits),
         decoder={
             "type": "Sequence",
             "decoders": [
@@ -123,6 +123,25 @@ def _wordpiece(settings: Settings, defaults: dict[str, str], *special: Added) ->
         after=[words.named["sep_token"]],
     )
     return text, words
+
+
+def _bert_normalizer(lowers: bool, splits: bool, strips: bool | None) -> dict[str, Any]:
+    """Return BERT's normalizer. JavaScript has a sigma of its own at the end of words, so this is lowered before."""
+    own = {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": splits,
+        "strip_accents": strips,
+        "lowercase": lowers,
+    }
+    return {"type": "Sequence", "normalizers": [replace("\u03a3", "\u03c3"), own]} if lowers else own
+
+
+def _bert_splitter(splits: bool) -> dict[str, Any]:
+    """Return BERT's splitter; the normalizer of transformers.js sets apart Chinese characters of 16 bits only."""
+    own = {"type": "BertPreTokenizer"}
+    each = {"type": "Split", "pattern": {"Regex": CHINESE}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [own, each]} if splits else own
 
 
 def gpt2(settings: Settings) -> tuple[str, Vocabulary]:

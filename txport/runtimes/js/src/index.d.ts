@@ -14,11 +14,15 @@ export type Ability = "embed" | "classify" | "tag" | "fill";
  */
 export type Unknown = "auto" | "token" | "error" | "skip";
 
-/** A tokenizer of a library, such as `AutoTokenizer` of transformers.js. Of options it is given Hugging Face's. */
+/** A tokenizer of a library, such as `@huggingface/tokenizers`. Of options it is given Hugging Face's. */
 export interface ForeignTokenizer {
-  encode(text: string, options?: any): any; // ids, or an object with `ids`
+  encode(text: string, options?: any): any; // ids, or an object with `ids` and `tokens`
   decode(ids: any, options?: any): string;
+  tokenize?(text: string, options?: any): string[];
 }
+
+/** What makes a tokenizer of a library: it is given what a `tokenizer.json` of the bundle holds. */
+export type MakeTokenizer = (file: any) => ForeignTokenizer | Promise<ForeignTokenizer>;
 
 export interface LoadOptions {
   /** The module of onnxruntime-node or onnxruntime-web; without it, the one that is installed is imported. */
@@ -27,8 +31,11 @@ export interface LoadOptions {
   provider?: Provider;
   /** Threads for one operator; without it, as many as ONNX Runtime takes, or one where a page can't have more. */
   threads?: number;
-  /** In place of the bundle's `tokenizer.json`, where that is of a kind that this package does not read. */
-  tokenizer?: ForeignTokenizer | { source: ForeignTokenizer; target: ForeignTokenizer };
+  /**
+   * What reads a `tokenizer.json` of a kind that this package does not read: a function that makes a tokenizer of such
+   * a file, a tokenizer, or one for sources and one for targets.
+   */
+  tokenizer?: MakeTokenizer | ForeignTokenizer | { source: ForeignTokenizer; target: ForeignTokenizer };
 }
 
 /** How to search; names, meanings and defaults are those of txport in Python. */

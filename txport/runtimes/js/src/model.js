@@ -12,7 +12,8 @@ import { chosenOptions } from "./search/options.js";
 import { best, requireNumbers } from "./search/numbers.js";
 import { search } from "./search/search.js";
 import { Sessions } from "./sessions.js";
-import { specialOf, tokenizerOf } from "./tokenizer.js";
+import { tokenizerOf } from "./tokenizer.js";
+import { specialOf } from "./words.js";
 
 /**
  * @typedef {import("./index.js").Found} Found

@@ -4,12 +4,14 @@
  */
 
 import { abilityOf } from "./encoding.js";
-import { BundleError, TextError, UnknownTextError, UnsupportedError, brief, quoted } from "./errors.js";
+import { BundleError, UnknownTextError, UnsupportedError, brief, quoted } from "./errors.js";
 import { parse, readChecked } from "./files.js";
-import { largest } from "./search/numbers.js";
+import { foreign, pairOf } from "./foreign.js";
+import { SPACE, idsOf, outside, specialOf, vocabularyOf } from "./words.js";
 
 /**
  * @typedef {import("./index.js").Unknown} Unknown
+ * @typedef {import("./words.js").Vocabulary} Vocabulary
  * @typedef {object} Reader what a model does with texts
  * @property {(text: string, unknown: Unknown) => number[]} encode special tokens included
  * @property {(ids: number[]) => string} decode special tokens left out
@@ -18,9 +20,7 @@ import { largest } from "./search/numbers.js";
  * @property {(text: string) => number[]} ids of tokens as the vocabulary writes them, apart by spaces
  */
 
-const SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000"; // Unicode's White_Space
 const FORMS = ["NFC", "NFD", "NFKC", "NFKD"];
-const SHOWN = 10; // unknown characters that a message names
 
 /**
  * The tokenizer of a bundle, or the one that the caller gives in its place.
@@ -32,7 +32,6 @@ const SHOWN = 10; // unknown characters that a message names
  */
 export async function tokenizerOf(files, manifest, given) {
   const { facts } = manifest;
-  if (given !== undefined) requireTokenizer(given);
   const listed = (/** @type {string} */ name) => Object.hasOwn(manifest.files, name);
   const read = async (/** @type {string} */ name) => {
     return listed(name) ? parse(files, name, await readChecked(files, name, manifest.files[name])) : null;
@@ -41,10 +40,11 @@ export async function tokenizerOf(files, manifest, given) {
   const source = await read("tokenizer.json");
   const target = await read("target_tokenizer.json");
   if (given === undefined && source === null) return numbers(facts);
+  const pair = given === undefined ? null : await pairOf(given, { source, target }, files.where);
   try {
     const words = source === null ? null : vocabularyOf(target ?? source);
-    if (given === undefined) return own(files, facts, usage, source, target, /** @type {Vocabulary} */ (words));
-    const reader = foreign(given, facts, Boolean(usage?.clean_up), words);
+    if (pair === null) return own(files, facts, usage, source, target, /** @type {Vocabulary} */ (words));
+    const reader = foreign(pair, facts, Boolean(usage?.clean_up), { source, target });
     const why = `text.json of ${files.where} says the languages of a source by tokens, which this package does not do`;
     return usage?.languages ? { ...reader, encode: refused(why, facts, words).encode } : reader;
   } catch (error) {
@@ -102,31 +102,6 @@ function refused(why, facts, words) {
     ids: refuse,
     size: words?.size ?? Infinity,
   };
-}
-
-/**
- * @typedef {object} Vocabulary the tokens of a `tokenizer.json` of any kind
- * @property {Map<string, number>} ids
- * @property {number} size one more than the largest id
- * @property {(wanted: number[]) => string[]} tokens
- *
- * @param {any} parts
- * @returns {Vocabulary}
- */
-function vocabularyOf({ model, added_tokens: added = [] }) {
-  const { vocab } = model;
-  const isList = Array.isArray(vocab); // of tokens with their scores
-  const ids = new Map(isList ? vocab.map(([token], id) => [token, id]) : Object.entries(vocab));
-  for (const { content, id } of added) ids.set(content, id);
-  const names = new Map([...ids].map(([token, id]) => [id, token]));
-  return { ids, size: 1 + largest([...names.keys()]), tokens: (wanted) => wanted.map(nameOf) };
-
-  /** @param {number} id @returns {string} */
-  function nameOf(id) {
-    const token = names.get(id);
-    if (token !== undefined) return token;
-    throw new BundleError(`tokenizer.json has no token for id ${id}; export the checkpoint with its own tokenizer`);
-  }
 }
 
 /**
@@ -208,15 +183,6 @@ function unread(what) {
   return new UnsupportedError(`this package does not read a tokenizer with ${what}`);
 }
 
-/** @param {string} text @param {string[]} pieces */
-function outside(text, pieces) {
-  const more = pieces.length > SHOWN ? ` and ${pieces.length - SHOWN} more` : "";
-  const shown = pieces.slice(0, SHOWN).map(quoted).join(", ");
-  return new TextError(
-    `${quoted(text)} has characters outside the vocabulary: ${shown}${more}; unknown: "skip" leaves them out`,
-  );
-}
-
 /** @param {any} part @returns {(text: string) => string} */
 function normalizer(part) {
   if (part === null) return (text) => text;
@@ -272,68 +238,5 @@ function numbers(facts) {
     tokens: (ids) => ids.map(String),
     size: Infinity,
     ids: (text) => idsOf(text, number(writes.size)),
-  };
-}
-
-/** @param {string} text @param {(token: string) => number | undefined} idOf @returns {number[]} */
-function idsOf(text, idOf) {
-  const words = text.split(new RegExp(`[${SPACE}]+`, "u")).filter((word) => word !== "");
-  return words.map((word) => {
-    const id = idOf(word);
-    if (id === undefined) throw new TextError(`${quoted(word)} is not a token of the vocabulary`);
-    return id;
-  });
-}
-
-/** The tokens that are no text. @param {import("./index.js").Tokens | null} side @returns {Set<number>} */
-export function specialOf(side) {
-  if (side === null || "frames" in side) return new Set();
-  const ones = [side.pad, side.start, side.mask].filter((id) => id !== null);
-  return new Set([...ones, ...side.ends, ...side.before, ...side.after]);
-}
-
-/** @param {any} given */
-function sidesOf(given) {
-  return given?.source === undefined ? { source: given, target: given } : given;
-}
-
-/** @param {unknown} given in place of the bundle's tokenizer */
-function requireTokenizer(given) {
-  const { source, target } = sidesOf(given);
-  if (typeof source?.encode === "function" && typeof target?.decode === "function") return;
-  throw new UnsupportedError("tokenizer must have the methods encode and decode, or be { source, target } of such");
-}
-
-/**
- * A tokenizer of a library: `encode` gives ids, or an object with `ids`; `decode` takes them.
- *
- * @param {NonNullable<import("./index.js").LoadOptions["tokenizer"]>} given
- * @param {import("./index.js").Facts} facts
- * @param {boolean} cleansUp whether decoded text has no spaces before punctuation
- * @param {Vocabulary | null} words of the bundle, where it has a tokenizer
- * @returns {Reader}
- */
-function foreign(given, facts, cleansUp, words) {
-  const { source, target } = sidesOf(given);
-  const special = specialOf(facts.target ?? facts.source);
-  const encode = (
-    /** @type {import("./index.js").ForeignTokenizer} */ tokenizer,
-    /** @type {string} */ text,
-    plain = false,
-  ) => {
-    const found = tokenizer.encode(text, plain ? { add_special_tokens: false } : {});
-    const ids = Array.isArray(found) ? found : found?.ids;
-    if (!Array.isArray(ids))
-      throw new UnsupportedError("the tokenizer's encode must give token ids, or an object with ids");
-    return ids.map(Number);
-  };
-  const how = { skip_special_tokens: true, clean_up_tokenization_spaces: cleansUp };
-  const decode = (/** @type {number[]} */ ids) => (ids.length ? String(target.decode(ids, how)) : "");
-  return {
-    encode: (text) => encode(source, text),
-    decode: (ids) => decode(ids.filter((id) => !special.has(id))),
-    tokens: words?.tokens ?? ((ids) => ids.map((id) => String(target.decode([id], { skip_special_tokens: false })))),
-    size: words?.size ?? Infinity,
-    ids: (text) => encode(target, text, true),
   };
 }

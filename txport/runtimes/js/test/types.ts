@@ -7,6 +7,9 @@ const told: typeof load = own.load;
 
 async function caller(): Promise<string> {
   const model: Model = await told("bundle", { provider: "wasm", threads: 1 });
+  const reader = { encode: (text: string) => [text.length], decode: (ids: number[]) => String(ids) };
+  await told("bundle", { tokenizer: async (file: unknown) => (file ? reader : reader) });
+  await told("bundle", { tokenizer: { source: reader, target: reader } });
   const manifest: Manifest = model.manifest;
   const found: Generated = await model.generate("word", { beams: 4, nbest: 2, alignment: "soft", seed: 1n });
   for await (const { output, tokens } of model.stream("word", { signal: AbortSignal.timeout(1000) })) {

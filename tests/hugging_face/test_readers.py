@@ -1,0 +1,81 @@
+"""SentencePiece's maps of characters: our ids are SentencePiece's own, and those of readers in JavaScript."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import unicodedata
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.hugging_face.test_tokenizers import made, train
+from tests.tokenizers.odd import odd_lines
+from tests.tokenizers.readers import BYTES, COUNT, READERS, Side, differences, in_javascript, sides_of
+from txport.models.tokenizers.convert import companions_of
+
+MAPS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
+PIECES = ("t5", "t5-bytes", "pegasus", "marian", "marian-languages", "m2m100", "mbart", "nllb", "xlm-roberta")
+PIECES = (*PIECES, "camembert", "llama", "gemma")
+FEW = 30  # of a thousand
+SARA_AM = "\u0e33"  # a vowel of Thai that Unicode counts as a letter
+
+
+def t5_of(folder: Path, normalization: str) -> Path:
+    """The files of a T5 whose SentencePiece model normalises texts so."""
+    folder.mkdir()
+    train(folder / "spiece.model", normalization=normalization, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    (folder / "config.json").write_text(json.dumps({"model_type": "t5"}), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Side]:
+    pytest.importorskip("sentencepiece")
+    folder = tmp_path_factory.mktemp("models")
+    folders = {name: t5_of(folder / name, name) for name in MAPS}
+    for name in PIECES:
+        folders[name] = folder / name
+        made(name, folders[name], full=True)
+    out = tmp_path_factory.mktemp("sides")
+    files = {name: companions_of(each) for name, each in folders.items()}
+    return {side: each for name in files for side, each in sides_of(name, files[name], out).items()}
+
+
+@pytest.mark.filterwarnings("ignore:Recommended")  # see test_tokenizers
+def test_lines_have_the_same_ids_and_texts_in_javascript(sides: dict[str, Side]) -> None:
+    for name, found in in_javascript(sides).items():
+        side = sides[name]
+        assert len(side.lines) == COUNT
+        for reader in READERS:
+            assert differences(side.in_python(), found[reader], side.lines) == [], (name, reader)
+
+
+@pytest.mark.filterwarnings("ignore:Recommended")
+def test_few_lines_are_left_out(sides: dict[str, Side]) -> None:
+    for name, side in sides.items():
+        why = Counter(filter(None, map(side.why_not, odd_lines(COUNT, 7))))
+        assert sum(count for rule, count in why.items() if rule != BYTES) < FEW, (name, why)
+
+
+def is_dropping(line: str) -> bool:
+    """Whether a mark stands behind a blank or a compatibility character, where the library may drop it."""
+    return any(
+        (unicodedata.category(mark).startswith("M") or mark == SARA_AM)
+        and (letter.isspace() or unicodedata.normalize("NFKC", letter) != letter)
+        for letter, mark in itertools.pairwise(line)
+    )
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_ids_are_those_of_sentencepiece(name: str, tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    folder = t5_of(tmp_path / name, name)
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spiece.model"))
+    (ours,) = sides_of(name, companions_of(folder), tmp_path / "sides").values()
+    texts = [line for line in odd_lines(2 * COUNT, 3) if not is_dropping(line)]
+    assert len(texts) > COUNT
+    end = ours.tokenizer.encode("").ids
+    for line in texts:
+        assert ours.tokenizer.encode(line).ids == [*theirs.encode(line), *end], line

@@ -1,0 +1,61 @@
+"""Every kind of `tokenizer.json` that we write is read alike in Python, transformers.js and @huggingface/tokenizers.
+
+tests/hugging_face/test_readers.py has the same for the whole maps of characters that SentencePiece comes with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import VOCABULARY
+from tests.tokenizers.odd import odd_lines
+from tests.tokenizers.readers import BYTES, COUNT, MAP, READERS, Read, Side, differences, in_javascript, sides_of
+from tests.tokenizers.test_agreement import FOLDER, NAMES
+from tests.trainers.test_text import FILES
+from tests.trainers.test_text import folders as folders
+from txport.models.checkpoint import load_checkpoint
+from txport.models.names import TOKENIZER
+from txport.models.tokenizers.convert import companions_of
+from txport.models.tokenizers.spelling import spelling_tokenizer
+
+KINDS = (*NAMES, *(f"trainer {name}" for name in FILES), "letters")
+FEW, MANY = 20, 150  # of a thousand
+
+
+@pytest.fixture(scope="module")
+def sides(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Side]:
+    """Sources and targets of every kind, by its name; of targets, also their own."""
+    folder = tmp_path_factory.mktemp("sides")
+    files = {name: companions_of(FOLDER / name) for name in NAMES}
+    files |= {f"trainer {name}": load_checkpoint(str(folders / name)).companions for name in FILES}
+    files["letters"] = {TOKENIZER: spelling_tokenizer(VOCABULARY)}
+    return {side: each for name in KINDS for side, each in sides_of(name, files[name], folder).items()}
+
+
+@pytest.fixture(scope="module")
+def in_js(sides: dict[str, Side]) -> dict[str, dict[str, Read]]:
+    return in_javascript(sides)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lines_have_the_same_ids_and_texts(
+    kind: str, sides: dict[str, Side], in_js: dict[str, dict[str, Read]]
+) -> None:
+    for name in (each for each in sides if each.partition(",")[0] == kind):
+        lines = sides[name].lines
+        assert len(lines) == COUNT
+        for reader in READERS:
+            assert differences(sides[name].in_python(), in_js[name][reader], lines) == [], (name, reader)
+
+
+def test_few_lines_are_left_out(sides: dict[str, Side]) -> None:
+    """But for characters of SentencePiece's own maps, which these models have not, and those without a piece."""
+    texts = odd_lines(COUNT, 7)
+    for name, side in sides.items():
+        why = Counter(filter(None, map(side.why_not, texts)))
+        assert max((count for rule, count in why.items() if rule not in (MAP, BYTES)), default=0) < FEW, name
+        assert why[MAP] < MANY, name
+        assert (why[BYTES] > 0) == (name == "t5-bytes")

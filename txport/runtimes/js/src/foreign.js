@@ -1,0 +1,153 @@
+/**
+ * Tokenizers of libraries, which the caller gives for a `tokenizer.json` that this package does not read. Their ids
+ * become those that txport in Python finds: what the model has no id for is unknown, and may be refused or left out.
+ */
+
+import { BundleError, UnknownTextError, UnsupportedError, quoted } from "./errors.js";
+import { idsOf, outside, specialOf, vocabularyOf } from "./words.js";
+
+/**
+ * @typedef {import("./index.js").ForeignTokenizer} ForeignTokenizer
+ * @typedef {import("./words.js").Vocabulary} Vocabulary
+ * @typedef {{ source: ForeignTokenizer, target: ForeignTokenizer }} Pair
+ * @typedef {{ id: number, token: string | undefined }} Piece
+ * @typedef {object} Files the tokenizers of a bundle, or null
+ * @property {any} source of `tokenizer.json`
+ * @property {any} target of `target_tokenizer.json`
+ */
+
+const OUTSIDE = " outside the vocabulary"; // the model's ids end before this token
+const FOREIGN = " "; // before a token of the model that is a text without pieces
+
+/**
+ * The tokenizers that the caller gives: one, a pair, or a function that makes one of a `tokenizer.json`.
+ *
+ * @param {import("./index.js").LoadOptions["tokenizer"]} given
+ * @param {Files} files
+ * @param {string} where the bundle lies
+ * @returns {Promise<Pair>}
+ */
+export async function pairOf(given, files, where) {
+  if (typeof given !== "function" || "encode" in given) return required(sidesOf(given));
+  if (files.source === null) throw new BundleError(`${where} has no tokenizer.json; leave the option tokenizer out`);
+  const source = await given(files.source);
+  return required({ source, target: files.target === null ? source : await given(files.target) });
+}
+
+/** @param {any} given */
+function sidesOf(given) {
+  return given?.source === undefined ? { source: given, target: given } : given;
+}
+
+/** @param {any} pair @returns {Pair} */
+function required(pair) {
+  if (typeof pair.source?.encode === "function" && typeof pair.target?.decode === "function") return pair;
+  const others = "{ source, target } of such, or a function that makes one of a tokenizer.json";
+  throw new UnsupportedError(`tokenizer must have the methods encode and decode, or be ${others}`);
+}
+
+/**
+ * What a model does with texts by tokenizers of a library: `encode` gives ids, or an object with `ids`; `decode` takes
+ * them.
+ *
+ * @param {Pair} pair
+ * @param {import("./index.js").Facts} facts
+ * @param {boolean} cleansUp whether decoded text has no spaces before punctuation
+ * @param {Files} files
+ * @returns {import("./tokenizer.js").Reader}
+ */
+export function foreign({ source, target }, facts, cleansUp, files) {
+  const special = specialOf(facts.target ?? facts.source);
+  const how = { skip_special_tokens: true, clean_up_tokenization_spaces: cleansUp };
+  const reads = /** @type {import("./index.js").Tokens} */ (facts.source ?? facts.target);
+  const words = files.source === null ? null : vocabularyOf(files.target ?? files.source);
+  const known = files.source === null ? null : knownBy(files.source, reads);
+  const plain = (/** @type {string} */ text) => idsIn(target.encode(text, { add_special_tokens: false }));
+  const name = (/** @type {number} */ id) => String(target.decode([id], { skip_special_tokens: false }));
+  return {
+    encode(text, unknown) {
+      if (known !== null) return known(text, piecesOf(source, text), unknown);
+      if (unknown === "auto" || unknown === "token") return idsIn(source.encode(text, {}));
+      throw new UnsupportedError(`unknown ${quoted(unknown)} needs the bundle's tokenizer.json, and it has none`);
+    },
+    decode(ids) {
+      const kept = ids.filter((id) => !special.has(id));
+      words?.tokens(kept); // an id without a token is an error, which libraries pass over
+      return kept.length ? String(target.decode(kept, how)) : "";
+    },
+    tokens: words?.tokens ?? ((ids) => ids.map(name)),
+    size: words?.size ?? Infinity,
+    ids: words === null ? plain : (text) => idsOf(text, (token) => words.ids.get(token)),
+  };
+}
+
+/** @param {any} found what a library encodes @returns {number[]} */
+function idsIn(found) {
+  const ids = Array.isArray(found) ? found : found?.ids;
+  if (!Array.isArray(ids))
+    throw new UnsupportedError("the tokenizer's encode must give token ids, or an object with ids");
+  return ids.map(Number);
+}
+
+/**
+ * The pieces of a text, with the text of each where the library tells it.
+ *
+ * @param {ForeignTokenizer} tokenizer
+ * @param {string} text
+ * @returns {Piece[]}
+ */
+function piecesOf(tokenizer, text) {
+  const found = tokenizer.encode(text, {});
+  const tokens = found.tokens ?? tokenizer.tokenize?.(text, { add_special_tokens: true });
+  const ids = idsIn(found);
+  return ids.map((id, place) => ({ id, token: tokens?.length === ids.length ? tokens[place] : undefined }));
+}
+
+/**
+ * What turns pieces into ids of the model.
+ *
+ * @param {any} parts of `tokenizer.json`
+ * @param {import("./index.js").Tokens} reads
+ * @returns {(text: string, pieces: Piece[], unknown: import("./index.js").Unknown) => number[]}
+ */
+function knownBy(parts, reads) {
+  const { ids } = vocabularyOf(parts);
+  const { model } = parts;
+  const unknownId = model.unk_id ?? ids.get(model.unk_token);
+  const limit = Math.min(reads.size, ids.get(OUTSIDE) ?? Infinity);
+  const idOf = (/** @type {string} */ token) => {
+    const id = ids.get(token);
+    return id !== undefined && id < limit ? id : undefined;
+  };
+  const around = specialOf({ ...reads, mask: null });
+
+  /** The ids of a piece; none if it is unknown. @param {Piece} piece @returns {number[]} */
+  function idsFor({ id, token }) {
+    if (id !== unknownId && id < limit) return [id];
+    if (id !== unknownId || token === undefined) return [];
+    const whole = idOf(FOREIGN + token);
+    if (whole !== undefined) return [whole];
+    const bytes = model.type === "Unigram" && model.byte_fallback ? bytesOf(token).map(idOf) : [];
+    return /** @type {number[]} */ (bytes.includes(undefined) ? [] : bytes);
+  }
+
+  return (text, pieces, unknown) => {
+    const takes = (unknown === "token" || unknown === "auto") && unknownId !== undefined && unknownId < limit;
+    const found = pieces.map(idsFor);
+    const strange = pieces.filter((_, place) => found[place].length === 0);
+    if (strange.length && !takes && unknown !== "skip")
+      throw outside(text, [...new Set(strange.map(({ id, token }) => token ?? String(id)))]);
+    const known = found.flatMap((each) => (each.length === 0 && takes ? [unknownId] : each));
+    if (known.every((id) => around.has(id)))
+      throw new UnknownTextError(`${quoted(text)} has no character of the vocabulary`);
+    return known;
+  };
+}
+
+/** The tokens of a text's bytes. @param {string} text @returns {string[]} */
+function bytesOf(text) {
+  return Array.from(
+    new TextEncoder().encode(text),
+    (byte) => `<0x${byte.toString(16).toUpperCase().padStart(2, "0")}>`,
+  );
+}
