@@ -39,7 +39,7 @@ TAIL = 8  # new tokens after a full cache
 PADDING = 5  # masked positions at the end of a source
 FILLED = 0.75  # of a cache whose other positions must be ignored
 SCATTERED = 16  # random positions that are masked, where the graph has a mask, besides one beyond each power of two
-MOST_SCORES = 1 << 25  # numbers in a tensor of scores of a prompt or a source: 128 MB in fp32
+MOST_SCORES = 1 << 24  # numbers in a tensor of scores of a prompt or a source: 64 MB in fp32
 SMALLEST_POWER = 10  # kernels and masks may change at powers of two from 1,024 on
 
 

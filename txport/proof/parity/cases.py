@@ -19,15 +19,16 @@ from txport.search.options import SearchOptions
 Rules = Mapping[str, Any]  # options that are built into a graph
 NO_RULES: Rules = MappingProxyType({})
 
-FEW_TOKENS, FEW_CALLS = 8, 2  # tokens of a search in a large model, and calls of a graph after the first
+FEW_TOKENS, FEW_CALLS = 6, 2  # tokens of a search in a large model, and calls of a graph after the first
 FEW_SOURCES = 2  # of features per case of a large model: all have the same length, and two show if rows mix
 SEARCHED = ("one row", "every row padded", "real")  # cases of a large model that are searched even if they have targets
-DROPPED = "most padding"  # a case that a large model skips: others test padding and long prompts
+LONGEST_PROMPT = "longest prompt"
+DROPPED = ("longest", "most padding")  # cases of a causal model that a large one skips: others test what they do
 BRIEF = 512  # positions; larger batches have no whole runs in a large model, nor for PyTorch's own error
 # Positions up to which whole graphs are compared, and the numbers of logits of a target that fit into memory. What
 # depends on positions beyond is compared part by part (`proof.context`).
-REACH, LEAST_REACH = 1024, 64
-MOST_LOGITS = 1 << 26
+REACH, LEAST_REACH = 1024, 128
+MOST_LOGITS = 1 << 24
 BEYOND = "beyond a window of {}"  # a case whose prompt exceeds a sliding window
 WINDOWED = 1024  # tokens of the largest window that a golden source exceeds
 PAST = 9  # tokens by which a prompt exceeds a window
@@ -181,8 +182,8 @@ def _long_prompts(facts: Facts, draw: Draw) -> list[Case]:
     if facts.task != "causal" or longest <= sides(facts)[0]:
         return []
     return [
-        Case("longest prompt", draw.sources(longest), (1,), draw.targets(1), search_tokens=1),
-        Case(DROPPED, draw.sources(longest, 1), (1,), draw.targets(1, 1), search_tokens=1),
+        Case(LONGEST_PROMPT, draw.sources(longest), (1,), draw.targets(1), search_tokens=1),
+        Case(DROPPED[-1], draw.sources(longest, 1), (1,), draw.targets(1, 1), search_tokens=1),
     ]
 
 
@@ -234,20 +235,22 @@ def lighten(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     """
     if not any(case.search_tokens for case in cases):
         return list(cases), []
-    lighter = [_lightened(case) for case in cases if case.name != DROPPED]
+    dropped = DROPPED if any(case.name == LONGEST_PROMPT for case in cases) else ()
+    lighter = [_lightened(case) for case in cases if case.name not in dropped]
     unsearched = [case.name for case in lighter if not case.search_tokens]
     silent = [case.name for case in lighter if not case.targets and not case.search_tokens]
     left_out = [f"search beyond {FEW_TOKENS} tokens, and in the cases {', '.join(unsearched)}"]
     left_out += [f"whole targets in the cases {', '.join(silent)}"] if silent else []
-    left_out += [f"the case {case.name}" for case in cases if case.name == DROPPED]
-    left_out.append(f"calls of graphs beyond {FEW_CALLS} after the first")
+    left_out += [f"the case {case.name}" for case in cases if case.name in dropped]
+    left_out.append(f"calls of graphs beyond {FEW_CALLS} after the first, and whole targets beyond {FEW_TOKENS} tokens")
     if any(isinstance(case.sources[0], np.ndarray) and len(case.sources) > FEW_SOURCES for case in cases):
         left_out.append(f"batches of more than {FEW_SOURCES} sources of features")
     return lighter, left_out
 
 
 def _lightened(case: Case) -> Case:
-    case = replace(case, steps=case.steps[:FEW_CALLS])
+    targets = tuple(target[:FEW_TOKENS] for target in case.targets)
+    case = replace(case, steps=case.steps[:FEW_CALLS], targets=targets)
     if isinstance(case.sources[0], np.ndarray):
         case = replace(case, sources=case.sources[:FEW_SOURCES], targets=case.targets[:FEW_SOURCES])
     if case.places > BRIEF:
