@@ -51,7 +51,9 @@ def prove(
     the bundle does not reproduce the golden outputs on this machine.
     """
     runtime, provider = runtimes.home(bundle.manifest.target)
-    report = check(bundle, checkpoint, {runtime: provider}, seed, cases=cases, progress=within(progress, 0, 0.7))
+    searches = bundle.manifest.single or not is_large(checkpoint)  # golden outputs have searches of their own
+    how: dict[str, Any] = {"cases": cases, "searches": searches, "progress": within(progress, 0, 0.7)}
+    report = check(bundle, checkpoint, {runtime: provider}, seed, **how)
     if report.passed:
         progress(Stage("recording golden outputs", 0.7))
         with fitting_threads(checkpoint):
@@ -67,9 +69,10 @@ def prove(
 def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
     tokenizer = load_tokenizer(bundle.path, checkpoint.facts)
     real = [tokenizer.encode(text) for text in bundle.samples[: golden.REAL]]
-    size = golden.Size(golden.SHORT if is_large(checkpoint) else golden.LONGEST)
-    if is_large(checkpoint) and isinstance(checkpoint.facts.reads, Features):  # all sources have one length, a long one
-        size = golden.Size(golden.SHORT, golden.FEW)
+    size = golden.Size(golden.LONGEST)
+    if is_large(checkpoint):  # sources of features all have one length, a long one
+        drawn = golden.FEW if isinstance(checkpoint.facts.reads, Features) else golden.DRAWN
+        size = golden.Size(golden.SHORT, drawn, disturbed=1)
     tolerance = tolerance_of(bundle.manifest.arithmetic)
     RECORDERS[checkpoint.facts.task](bundle, exact_of(bundle, checkpoint), tolerance, real, size)
 

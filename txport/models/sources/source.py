@@ -111,12 +111,12 @@ def read_weights(folder: Path, at: str = "") -> Weights:
 
 def read_safetensors(path: Path) -> Weights:
     """Return the tensors of a safetensors file; raise `CheckpointError` if it is invalid."""
-    with _whole(path):
-        file: Any = safe_open(path, framework="pt")
+    with _whole(path), safe_open(path, framework="pt") as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
     def read(name: str) -> Tensor:
-        with _whole(path):
+        """Map the file anew: its pages in memory are given back with the tensor."""
+        with _whole(path), safe_open(path, framework="pt") as file:
             tensor: Tensor = file.get_tensor(name)
         return tensor
 

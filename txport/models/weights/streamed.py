@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from txport.models.config import Config
@@ -20,6 +21,7 @@ Read = Callable[[str], Tensor]  # the name of a weight -> its values, in any flo
 Module = TypeVar("Module", bound=nn.Module)
 
 FILLING = ("zero_", "fill_", "uniform_", "normal_", "kaiming_uniform_")
+MOST_ROOM = 1 << 25  # numbers of a linear layer that are converted at once: 256 MB in float64
 SOURCE = "streamed_from"  # the attribute of a streamed model with its outline and `Read`
 
 
@@ -76,7 +78,11 @@ def streamed(outline: Model, read: Read, dtype: torch.dtype = torch.float32) -> 
     room = Room(dtype)
     for module in model.modules():
         own = {names[id(each)]: each for each in module.parameters(recurse=False)}
-        if own:
+        if type(module) is nn.Embedding:
+            _look_up(module, names[id(module.weight)], read, dtype)
+        elif isinstance(module, nn.Linear) and module.weight.numel() > MOST_ROOM:
+            _project(module, names, read, dtype)
+        elif own:
             _stream(module, own, read, room, nothing)
     setattr(model, SOURCE, (outline, read))
     return model
@@ -113,6 +119,38 @@ class Room:
         """Give the room back if this module has it."""
         if self._holder is module:
             self._holder = None
+
+
+def _look_up(module: nn.Embedding, name: str, read: Read, dtype: torch.dtype) -> None:
+    """Make an embedding read its table when it runs, and convert only the rows that it looks up."""
+
+    def forward(ids: Tensor) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            table = read(name)
+        return F.embedding(ids, table).to(dtype)
+
+    module.forward = forward  # type: ignore[method-assign, assignment]
+
+
+def _project(module: nn.Linear, names: Mapping[int, str], read: Read, dtype: torch.dtype) -> None:
+    """Make a large linear layer read its weights when it runs, and convert some of its outputs at a time."""
+    weight, bias = names[id(module.weight)], None if module.bias is None else names[id(module.bias)]
+    count = max(1, MOST_ROOM // module.in_features)
+    room = Room(dtype)
+
+    def forward(x: Tensor) -> Tensor:
+        parts = []
+        with torch._C.DisableTorchFunction():
+            rows = read(weight).split(count)  # type: ignore[no-untyped-call]
+            added = [None] * len(rows) if bias is None else read(bias).to(dtype).split(count)  # type: ignore[no-untyped-call]
+        for some, more in zip(rows, added, strict=True):
+            with torch._C.DisableTorchFunction():
+                (held,) = room.hold(module, [some])
+            parts.append(F.linear(x, held, more))
+            room.leave(module)
+        return torch.cat(parts, -1)
+
+    module.forward = forward  # type: ignore[method-assign, assignment]
 
 
 def _stream(module: nn.Module, own: Mapping[str, nn.Parameter], read: Read, room: Room, nothing: Tensor) -> None:

@@ -46,6 +46,7 @@ from txport.version import __version__
 __all__ = ["Case", "Comparison", "Report", "check", "compare", "compare_graphs", "draw_cases", "tolerance_of"]
 
 FOREIGN_PARTS = "weights and graphs one by one, whose names and ports are not ours: whole runs are compared"
+GOLDEN_SEARCHES = "searches, which are compared in the golden outputs"
 ROUNDED = "the checkpoint's own weights, so that what rounding did to them counts too"
 Loaded = TypeVar("Loaded")
 
@@ -67,12 +68,14 @@ def check(
     atol: float | None = None,
     rtol: float | None = None,
     texts: Texts | None = None,
+    searches: bool = True,
     progress: Progress = silent,
 ) -> Report:
     """Compare a bundle with its checkpoint on each runtime of `providers` (runtime -> provider).
 
     `cases`: number of random cases, in addition to those that every bundle has to pass. `atol` and `rtol` tighten the
-    tolerances. `texts`: texts with their targets, to measure task quality. Raises `UnsupportedError` if the bundle was
+    tolerances. `texts`: texts with their targets, to measure task quality. Without `searches`, only logits and outputs
+    are compared, not the tokens that search finds. Raises `UnsupportedError` if the bundle was
     made from another checkpoint or a tolerance would be loosened, and `ParityError` if the manifest contradicts the
     checkpoint or a graph does not run.
     """
@@ -101,6 +104,9 @@ def check(
         left_out = list[str]()
         if is_large(checkpoint):
             drawn, left_out = lighten(drawn)
+        if not searches and any(case.search_tokens for case in drawn):
+            drawn = [replace(case, search_tokens=0) for case in drawn]
+            left_out = [GOLDEN_SEARCHES, *(line for line in left_out if not line.startswith("search beyond"))]
         if is_foreign:
             left_out.append(FOREIGN_PARTS)
             report.about.update({"reference": ROUNDED} if bundle.manifest.precision in ("int8", "int4") else {})

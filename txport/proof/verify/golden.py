@@ -58,15 +58,18 @@ MEMBERS: dict[str, Expected] = {  # the arrays of the file
     "longest": Expected("i", 0),
 }
 MOST_NUMBER = 1 << 16  # seeds of random features are less
-DISTURBED = 4  # number of beam searches with noise
 
 
 @dataclass(frozen=True)
 class Size:
-    """The amount that is recorded: the maximum tokens of a target, and the lengths of the random sources."""
+    """The amount that is recorded: the maximum tokens of a target, and the lengths of the random sources.
+
+    `disturbed` is the number of beam searches with noise.
+    """
 
     longest: int
     drawn: tuple[int, ...] = DRAWN
+    disturbed: int = 4
 
 
 FEW = (1, 5)  # lengths of the random sources of a large model that reads features
@@ -153,8 +156,8 @@ def record(
     stored = [shorten(each, noise) for each, noise in zip(values, noises, strict=True)]
     share = max(each.noise / max(each.largest, TINY) for each in stored)
     noisy = Noisy(Remembering(runtime), share, 0)
-    together = 1 if isinstance(facts.reads, Features) else DISTURBED
-    turns = range(DISTURBED // together)
+    together = 1 if isinstance(facts.reads, Features) else size.disturbed
+    turns = range(size.disturbed // together)
     tries = [each.tokens for _ in turns for each in find(noisy, facts, sources * together, BEAM, longest)]
     steady = [set(tries[row :: len(sources)]) == {each.tokens} for row, each in enumerate(found[BEAM])]
     return Golden([*known, *drawn], targets, stored, found, steady, longest)
