@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import txport
 from tests.architectures.seeded import bundle_of
+from tests.families.folders import FOLDER, is_recorded, names, whole
 from tests.tiny import without_metadata
 from txport import runtimes
 from txport.cli.commands import cli
@@ -26,8 +27,8 @@ from txport.models.tokenizers.numbers import NumberTokenizer
 from txport.runtimes.inputs import batch
 from txport.search.generate import first_tokens
 
-FOLDER = Path(__file__).parent
-FOLDERS = sorted(path.name for path in FOLDER.iterdir() if (path / CONFIG).is_file())
+FOLDERS = [name for name in names() if is_recorded(name)]
+OF_NEWEST = [name for name in names() if not is_recorded(name)]  # weights as of the folder of version 4.57
 TYPES = {json.loads((FOLDER / name / CONFIG).read_text())["model_type"]: name for name in reversed(FOLDERS)}
 EACH_TYPE = sorted(TYPES.values())  # a folder of each type
 OF_GRAPHS = (
@@ -40,6 +41,8 @@ OF_GRAPHS = (
     "phi3-longrope",
     "sentences-mean",
     "t5",
+    "transformers-5/flan-t5-tied",
+    "transformers-5/mt5-tied",
 )
 # Portable graphs of a folder of each type, and of what else changes a graph.
 GRAPHS = sorted((name, "portable") for name in {*EACH_TYPE, *OF_GRAPHS}) + [(name, "cpu") for name in FOLDERS]
@@ -54,6 +57,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
 }
 
 
+OF_FIVE = {"tie_word_embeddings": True, "transformers_version": "5.24.0"}
 TIES = {"gemma": 1}  # sources with two hypotheses that score alike, of which rounding decides
 
 
@@ -86,6 +90,15 @@ def test_the_graphs_say_what_transformers_says(name: str, target: str, tmp_path:
         np.testing.assert_allclose(scores, expected["scores"], rtol=1e-4, atol=1e-4)
         differing = sum(row != other for row, other in zip(rows, wanted, strict=True))
         assert differing <= TIES.get(name, 0), (rows, wanted)
+
+
+@pytest.mark.parametrize("name", OF_NEWEST)
+def test_a_folder_of_either_version_is_the_same_model(name: str, tmp_path: Path) -> None:
+    """The weights are the same, and tests/hugging_face holds both to the same outputs."""
+    found, expected = (load_checkpoint(str(whole(each, tmp_path / each))) for each in (name, Path(name).name))
+    assert json.loads((tmp_path / name / CONFIG).read_text())["transformers_version"].startswith("5.")
+    assert found.config == expected.config
+    assert found.generation == expected.generation
 
 
 def _check_outputs(model: Any, expected: dict[str, Any]) -> None:
@@ -472,6 +485,15 @@ def test_types_that_nothing_expresses_are_refused_with_the_reason(kind: str, cop
             },
             {"rotary_base": 5e5, "rotary_factor": 4.0, "rotary_local_base": 2e4, "rotary_local_layers": [0, 1]},
         ),
+        ("t5", {}, {"tied": True, "scaled": True}),
+        ("flan-t5", {}, {"tied": False, "scaled": False}),
+        ("mt5", {"tie_word_embeddings": True, "transformers_version": None}, {"tied": True, "scaled": True}),
+        ("mt5", {"tie_word_embeddings": True, "transformers_version": "4.57.6"}, {"tied": True, "scaled": True}),
+        ("mt5", {"tie_word_embeddings": True, "transformers_version": "5.0.0"}, {"tied": False, "scaled": False}),
+        ("flan-t5", {"scale_decoder_outputs": False, **OF_FIVE}, {"tied": False, "scaled": False}),
+        ("flan-t5", {"scale_decoder_outputs": True, **OF_FIVE}, {"tied": False, "scaled": True}),
+        ("flan-t5", OF_FIVE, {"tied": False, "scaled": True}),
+        ("t5", {"scale_decoder_outputs": False, **OF_FIVE}, {"tied": True, "scaled": False}),
         ("roberta-tokens", {"mask_token_id": None}, {"mask_id": 23}),
         ("roberta", {"mask_token_id": None}, {"mask_id": 1}),
     ],

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from txport.errors import ConfigError, quoted
+from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import families
 from txport.models.weights.rules import Rule
+from txport.models.weights.values import Weights
 
 TYPE = "model_type"
 SPECIAL = (
@@ -53,14 +54,20 @@ BARE = r"(?<!Head)(?<!Heads)Model"  # matches the end of the name of a class wit
 class Published:
     """The values of a published `config.json`, with the defaults of its class for missing values.
 
-    `special` are the special tokens of its `tokenizer.json`, if there is one: token text -> id.
+    `special` are the special tokens of its `tokenizer.json`, if there is one: token text -> id. `weights` opens the
+    tensors of its files, for keys whose meaning depends on them; None if there are none.
     """
 
     def __init__(
-        self, values: Mapping[str, Any], defaults: Mapping[str, Any], special: Mapping[str, int] | None = None
+        self,
+        values: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        special: Mapping[str, int] | None = None,
+        weights: Callable[[], Weights | None] = lambda: None,
     ) -> None:
         self._values = {**defaults, **values}
         self.special = special
+        self.weights = weights
 
     @property
     def type(self) -> str:
@@ -72,6 +79,12 @@ class Published:
         """The class names in `architectures`, of the models that the checkpoint was saved from."""
         found = self.get("architectures", [])
         return tuple(map(str, found)) if isinstance(found, list) else ()
+
+    @property
+    def version(self) -> int:
+        """The major version of transformers that wrote the file; 4 if it is not named."""
+        found = re.match(r"\d{1,3}", str(self.get("transformers_version", "")))
+        return 4 if found is None else int(found[0])
 
     def all(self) -> dict[str, Any]:
         """Return all values, defaults included."""
@@ -89,7 +102,7 @@ class Published:
 
     def changed(self, **values: Any) -> Published:
         """Return a copy with some values replaced."""
-        return Published({**self._values, **values}, {}, self.special)
+        return Published({**self._values, **values}, {}, self.special, self.weights)
 
     def word(self, name: str, meanings: Mapping[str, str]) -> str:
         """Translate a string value by `meanings`; raise `ConfigError` if it is not among them."""
@@ -135,20 +148,25 @@ class Family:
     weights: tuple[Rule, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
 
-    def read(self, values: Mapping[str, Any], special: Mapping[str, int] | None) -> dict[str, Any]:
+    def read(
+        self,
+        values: Mapping[str, Any],
+        special: Mapping[str, int] | None,
+        weights: Callable[[], Weights | None] = lambda: None,
+    ) -> dict[str, Any]:
         """Return the values of the architecture's config; raise `ConfigError` for values that it does not support."""
         values, kind = dict(values), values[TYPE]
         for alias, name in self.aliases.items():
             if alias in values and values.setdefault(name, values[alias]) != values[alias]:
                 raise ConfigError(f"{alias} {quoted(values[alias])} and {name} {quoted(values[name])} must be the same")
-        published = Published(values, self.defaults[kind], special)
+        published = Published(values, self.defaults[kind], special, weights)
         if strange := [name for name in published.classes if not re.search(f"({self.classes})$", name)]:
             raise ConfigError(f"the class {quoted(strange[0])} of a {kind} is not supported")
         try:
             found = self.config(published)
             _require_special(values, published, found)
             return found
-        except ConfigError:
+        except (ConfigError, CheckpointError):
             raise
         except (TypeError, LookupError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigError(f"it is not the config of a {kind}: {error!r}") from error
