@@ -15,6 +15,7 @@ from typing import Any
 
 from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import families
+from txport.models.generation import version_of
 from txport.models.weights.rules import Rule
 from txport.models.weights.values import Weights
 
@@ -83,8 +84,7 @@ class Published:
     @property
     def version(self) -> int:
         """The major version of transformers that wrote the file; 4 if it is not named."""
-        found = re.match(r"\d{1,3}", str(self.get("transformers_version", "")))
-        return 4 if found is None else int(found[0])
+        return version_of(self._values)
 
     def all(self) -> dict[str, Any]:
         """Return all values, defaults included."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,12 @@ NAMES = {  # name in transformers -> name in `SearchOptions`
 }
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # ignored by greedy and beam search
 TOP_K = 50  # default of transformers for sampling
+
+
+def version_of(values: Mapping[str, Any]) -> int:
+    """Return the major version of transformers that wrote a file; 4 if it is not named."""
+    found = re.match(r"\d{1,3}", str(values.get("transformers_version")))
+    return 4 if found is None else int(found[0])
 
 
 def search_defaults(values: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
