@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from txport.models.families.marian import ALIASES, CLASSES, COMMON, LAYERS, common
+from txport.models.families.marian import ALIASES, CLASSES, COMMON, LAYERS, OFF, UNUSED, common
 from txport.models.family import Family, Published
 from txport.models.weights.rules import Constant, Rename, Rule
 
@@ -43,4 +43,6 @@ FAMILY = Family(
     classes=rf"{CLASSES}|BartModel",
     config=config,
     weights=WEIGHTS,
+    unused=UNUSED,
+    off=OFF,
 )

@@ -8,6 +8,7 @@ import torch
 
 from txport.errors import ConfigError, quoted
 from txport.models.family import ACTIVATIONS, Family, Published
+from txport.models.keys import IN_FILE
 
 GATED = "gated-"
 DEFAULTS = {
@@ -98,10 +99,15 @@ def _is_scaled(values: Published) -> bool:
     return bool(values.get("scale_decoder_outputs", values.get("tie_word_embeddings")))
 
 
+UNUSED = {
+    "tie_word_embeddings": IN_FILE,
+    "scale_decoder_outputs": "the classes of mT5 do not scale since version 5",
+}
 FAMILY = Family(
     defaults={"t5": DEFAULTS, "mt5": MT5},
     aliases=ALIASES,
     architecture="t5",
     classes="ForConditionalGeneration",
     config=config,
+    unused=UNUSED,
 )

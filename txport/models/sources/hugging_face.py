@@ -12,9 +12,10 @@ from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import architecture, family
 from txport.models.config import Config, read_config
 from txport.models.facts import Facts
+from txport.models.generation import require_known_options, search_defaults, warn_of_options
 from txport.models.names import CONFIG, GENERATION, INDEX, MODULES, PREPROCESSOR, TOKENIZER, WEIGHTS
 from txport.models.pooling import is_of_sentences, longest_sentence, pooling_defaults
-from txport.models.sources.source import Format, Source, generation, place_of, read_weights
+from txport.models.sources.source import Format, Source, place_of, read_weights
 from txport.models.tokenizers.convert import companions_of
 from txport.models.weights.values import Weights
 from txport.system.documents import DocumentError, read_json
@@ -76,7 +77,15 @@ def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
 
 def defaults(folder: Path, facts: Facts) -> Mapping[str, Any]:
     """Return the default search options, or the pooling of an encoder-only model."""
-    return pooling_defaults(folder, facts) if facts.task == "encode" else generation(folder, facts)
+    if facts.task == "encode":
+        return pooling_defaults(folder, facts)
+    own = folder / GENERATION
+    path = own if own.is_file() else folder / CONFIG
+    values = read_config(path)
+    if path == own:
+        require_known_options(values, path)
+    warn_of_options(values, path)
+    return search_defaults(values, facts)
 
 
 def _special_tokens(folder: Path) -> dict[str, int] | None:
