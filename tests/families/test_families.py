@@ -488,7 +488,7 @@ def test_a_special_token_beyond_the_vocabulary_is_told_by_its_name_in_the_folder
     config = json.loads((folder / CONFIG).read_text())
     inner = config.get("text_config", config)
     size = inner["vocab_size"]
-    key = "sep_token_id" if config["model_type"] in ("bert", "distilbert", "electra") else "eos_token_id"
+    key = "sep_token_id" if config["model_type"] in ("bert", "distilbert", "electra", "ernie") else "eos_token_id"
     config[key] = inner[key] = size + 5
     (folder / CONFIG).write_text(json.dumps(config))
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""BERT and related models as transformers saves them: RoBERTa, XLM-R, CamemBERT, DistilBERT, sentence encoders.
+"""BERT and related models as transformers saves them: RoBERTa, XLM-R, CamemBERT, data2vec, ERNIE, DistilBERT.
 
 The outputs are those of the class that a checkpoint was saved from: hidden states, logits over the vocabulary, or
 labels of texts or tokens.
@@ -28,7 +28,7 @@ BERT: dict[str, Any] = {
     "pad_token_id": 0,
 }
 ROBERTA = {**BERT, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-ROBERTAS = ("roberta", "xlm-roberta", "camembert")
+ROBERTAS = ("roberta", "xlm-roberta", "camembert", "data2vec-text")
 DISTILBERT = {
     "vocab_size": 30522,
     "dim": 768,
@@ -40,7 +40,7 @@ DISTILBERT = {
     "max_position_embeddings": 512,
     "pad_token_id": 0,
 }
-DEFAULTS = {"bert": BERT, **dict.fromkeys(ROBERTAS, ROBERTA), "distilbert": DISTILBERT}
+DEFAULTS = {"bert": BERT, "ernie": BERT, **dict.fromkeys(ROBERTAS, ROBERTA), "distilbert": DISTILBERT}
 HEADS = {  # by the end of a class's name
     "ForMaskedLM": "tokens",
     "ForPreTraining": "tokens",
@@ -162,19 +162,20 @@ def labels_of(values: Published) -> tuple[str, ...]:
 
 UNUSED = {
     **dict.fromkeys(("type_vocab_size", "tie_word_embeddings"), IN_FILE),
+    "task_type_vocab_size": "only use_task_id uses it",
     **dict.fromkeys(("qa_dropout", "seq_classif_dropout", "summary_last_dropout"), TRAINING),
     **dict.fromkeys(("sinusoidal_pos_embds",), STARTING),
     **dict.fromkeys(("summary_type", "summary_use_proj", "summary_activation"), OTHER_HEAD),
     **dict.fromkeys(("directionality", "pooler_fc_size", "pooler_num_attention_heads", "tie_weights_"), NOTHING),
     **dict.fromkeys(("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"), NOTHING),
 }
-OFF = {"position_embedding_type": ("absolute",)}
+OFF = {"position_embedding_type": ("absolute",), "use_task_id": (False,)}
 
 
 LAYER = r"^(encoder\.\d+)\."
 BEFORE: tuple[Rule, ...] = (
-    Drop(r"(roberta|mpnet)\.pooler\."),  # classes with a head replace the pooler
-    Rename(r"^(bert|roberta|distilbert|mpnet|electra|albert)\.", ""),
+    Drop(r"(roberta|mpnet|data2vec_text)\.pooler\."),  # classes with a head replace the pooler
+    Rename(r"^(bert|ernie|roberta|data2vec_text|distilbert|mpnet|electra|albert)\.", ""),
 )
 WEIGHTS: tuple[Rule, ...] = (
     *BEFORE,
