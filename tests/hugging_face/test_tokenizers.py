@@ -15,8 +15,10 @@ import transformers
 
 from tests.hugging_face.record_tokenizers import EXPECTED, FOLDER, ids_of, unknown_of, written
 from tests.tokenizers.corpus import lines
+from txport.models.names import TEXT
 from txport.models.tokenizers.convert import companions_of
 from txport.models.tokenizers.file import FileTokenizer
+from txport.models.tokenizers.usage import read_usage
 
 MANY = 300  # lines of each kind
 NAMES = sorted(path.parent.name for path in FOLDER.glob(f"*/{EXPECTED}"))
@@ -48,6 +50,15 @@ def test_ours_agree(name: str, tmp_path: Path) -> None:
     pytest.importorskip("sentencepiece")
     theirs = saved_again(name, tmp_path)
     assert differences(theirs, *ours(tmp_path / "new"), lines(MANY, 1)) == []
+
+
+@pytest.mark.parametrize("name", ["nllb", "mbart", "mbart50", "m2m100"])
+def test_languages_are_those_of_the_older_folder(name: str, tmp_path: Path) -> None:
+    saved_again(name, tmp_path)
+    found, expected = (
+        read_usage(folder / TEXT, companions_of(folder)[TEXT]).languages for folder in (tmp_path / "new", FOLDER / name)
+    )
+    assert found == expected is not None
 
 
 def differences(theirs: Any, source: FileTokenizer, target: FileTokenizer, texts: list[str]) -> list[Any]:
