@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import families
@@ -20,7 +20,9 @@ from txport.models.generation import version_of
 from txport.models.keys import require_known
 from txport.models.names import GENERATION, PREPROCESSOR
 from txport.models.weights.rules import Rule
-from txport.models.weights.values import Weights
+
+if TYPE_CHECKING:
+    from txport.models.weights.values import Weights  # imports torch, and reading a config does not need it
 
 TYPE = "model_type"
 FILES = tuple(Path(name).stem for name in (GENERATION, PREPROCESSOR))  # files next to the config, which it contains

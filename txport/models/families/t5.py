@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from txport.errors import ConfigError, quoted
 from txport.models.family import ACTIVATIONS, Family, Published
 from txport.models.keys import IN_FILE
@@ -85,7 +83,7 @@ def _is_tied(values: Published) -> bool:
     weights = values.weights() if values.version >= TIED_SINCE else None
     if weights is None or not {EMBEDDING, HEAD} <= weights.shapes.keys():
         return bool(values.get("tie_word_embeddings"))
-    return torch.equal(weights[EMBEDDING], weights[HEAD])
+    return weights.are_equal(EMBEDDING, HEAD)
 
 
 def _is_scaled(values: Published) -> bool:
