@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import txport
 from tests.architectures.seeded import bundle_of
+from tests.families.folders import FOLDER, is_recorded, names, whole
 from tests.tiny import without_metadata
 from txport import runtimes
 from txport.cli.commands import cli
@@ -26,8 +27,8 @@ from txport.models.tokenizers.numbers import NumberTokenizer
 from txport.runtimes.inputs import batch
 from txport.search.generate import first_tokens
 
-FOLDER = Path(__file__).parent
-FOLDERS = sorted(path.name for path in FOLDER.iterdir() if (path / CONFIG).is_file())
+FOLDERS = [name for name in names() if is_recorded(name)]
+OF_NEWEST = [name for name in names() if not is_recorded(name)]  # weights as of the folder of version 4.57
 TYPES = {json.loads((FOLDER / name / CONFIG).read_text())["model_type"]: name for name in reversed(FOLDERS)}
 EACH_TYPE = sorted(TYPES.values())  # a folder of each type
 OF_GRAPHS = (
@@ -40,6 +41,8 @@ OF_GRAPHS = (
     "phi3-longrope",
     "sentences-mean",
     "t5",
+    "transformers-5/flan-t5-tied",
+    "transformers-5/mt5-tied",
 )
 # Portable graphs of a folder of each type, and of what else changes a graph.
 GRAPHS = sorted((name, "portable") for name in {*EACH_TYPE, *OF_GRAPHS}) + [(name, "cpu") for name in FOLDERS]
@@ -54,6 +57,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
 }
 
 
+OF_FIVE = {"tie_word_embeddings": True, "transformers_version": "5.24.0"}
 TIES = {"gemma": 1}  # sources with two hypotheses that score alike, of which rounding decides
 
 
@@ -86,6 +90,15 @@ def test_the_graphs_say_what_transformers_says(name: str, target: str, tmp_path:
         np.testing.assert_allclose(scores, expected["scores"], rtol=1e-4, atol=1e-4)
         differing = sum(row != other for row, other in zip(rows, wanted, strict=True))
         assert differing <= TIES.get(name, 0), (rows, wanted)
+
+
+@pytest.mark.parametrize("name", OF_NEWEST)
+def test_a_folder_of_either_version_is_the_same_model(name: str, tmp_path: Path) -> None:
+    """The weights are the same, and tests/hugging_face holds both to the same outputs."""
+    found, expected = (load_checkpoint(str(whole(each, tmp_path / each))) for each in (name, Path(name).name))
+    assert json.loads((tmp_path / name / CONFIG).read_text())["transformers_version"].startswith("5.")
+    assert found.config == expected.config
+    assert found.generation == expected.generation
 
 
 def _check_outputs(model: Any, expected: dict[str, Any]) -> None:
@@ -217,6 +230,19 @@ def test_modules_that_nothing_expresses_are_refused(modules: Any, message: str, 
         ),
         ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case is not supported"),
         ("sentence_bert_config.json", {"max_seq_length": 0}, "max_seq_length must be a whole number of tokens, got 0"),
+        (
+            "1_Pooling/config.json",
+            {"scale": 2.0},
+            "the key 'scale', here 2.0, is not supported: vectors may depend on it",
+        ),
+        ("sentence_bert_config.json", {"query_length": 9}, "the key 'query_length', here 9, is not supported"),
+        (
+            "sentence_bert_config.json",
+            {"transformer_task": "fill-mask"},
+            "transformer_task 'fill-mask' is not supported",
+        ),
+        ("config_sentence_transformers.json", {"truncate_dim": 8}, "the key 'truncate_dim', here 8, is not supported"),
+        ("2_Normalize/config.json", {"module_input_name": "x"}, "module_input_name 'x' is not supported; it must be"),
         ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "default_prompt_name 'query' is not"),
     ],
 )
@@ -224,9 +250,37 @@ def test_a_pooling_that_nothing_expresses_is_refused(
     file: str, values: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(FOLDER / "sentences-mean", tmp_path / "x"))
+    (folder / file).parent.mkdir(exist_ok=True)
+    if not (folder / file).is_file():
+        (folder / file).write_text("{}")
     rewrite(folder / file, **values)
     with pytest.raises(ConfigError, match=message):
         load_checkpoint(str(folder))
+
+
+def test_a_folder_of_the_newest_sentence_transformers_is_read_as_an_older_one(tmp_path: Path) -> None:
+    """Version 6 names modules, the pooling and the longest text otherwise."""
+    old, new = (Path(shutil.copytree(FOLDER / "sentences-mean", tmp_path / name)) for name in ("old", "new"))
+    kinds = {"": "base.modules.transformer.Transformer", "1_Pooling": "sentence_transformer.modules.pooling.Pooling"}
+    kinds |= {"2_Normalize": "base.modules.normalize.Normalize"}
+    modules = [
+        {"idx": 0, "name": "0", "path": path, "type": f"sentence_transformers.{kind}"} for path, kind in kinds.items()
+    ]
+    files: dict[str, Any] = {
+        "modules.json": modules,
+        "1_Pooling/config.json": {"embedding_dimension": 32, "pooling_mode": "mean", "include_prompt": True},
+        "2_Normalize/config.json": {"module_input_name": "sentence_embedding"},
+        "sentence_bert_config.json": {
+            "transformer_task": "feature-extraction",
+            "module_output_name": "token_embeddings",
+        },
+        "tokenizer_config.json": {"model_max_length": 12},
+    }
+    for name, values in files.items():
+        (new / name).parent.mkdir(exist_ok=True)
+        (new / name).write_text(json.dumps(values))
+    found, expected = (load_checkpoint(str(each)) for each in (new, old))
+    assert (found.config, found.generation) == (expected.config, expected.generation)
 
 
 def test_encoders_of_sentences_are_encoders(tmp_path: Path) -> None:
@@ -267,6 +321,45 @@ def test_a_generation_config_that_no_search_can_follow_is_refused(
         bundle_of(load_checkpoint(str(copied)), tmp_path / "bundle", "portable")
 
 
+def test_a_generation_option_that_is_unknown_is_refused_by_name(copied: Path) -> None:
+    (copied / GENERATION).write_text(json.dumps({"num_beams": 2, "mirostat": 2}))
+    with pytest.raises(ConfigError, match=r"generation_config\.json: the key 'mirostat', here 2, is not supported"):
+        load_checkpoint(str(copied))
+
+
+def test_a_generation_option_that_is_not_followed_is_told(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (copied / GENERATION).write_text(json.dumps({"min_length": 3, "typical_p": 1.0, "top_h": None, "use_cache": False}))
+    assert load_checkpoint(str(copied)).generation == {}
+    assert [each.message for each in caplog.records] == [
+        f"{copied / GENERATION}: min_length 3 is not followed; outputs may differ for it"
+    ]
+
+
+def test_old_files_of_bart_force_their_first_token(tmp_path: Path) -> None:
+    folder = whole("bart", tmp_path)
+    (folder / GENERATION).unlink()
+    change(folder, force_bos_token_to_be_generated=True)
+    assert load_checkpoint(str(folder)).generation["forced_bos_token_id"] == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        ("helium", {}, r"line 1: a 'helium' is not computed as a llama: its rotary positions turn neighbouring"),
+        ("granite", {}, r"line 1: a 'granite' is not computed as a llama: it multiplies embeddings"),
+        ("other", {"logits_scaling": 8.0}, r"the key 'logits_scaling', here 8.0, is not supported: no llama of"),
+    ],
+)
+def test_a_base_that_computes_otherwise_is_refused(
+    kind: str, values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = whole("llama", tmp_path)
+    change(folder, model_type=kind, **values)
+    (folder / "txport.toml").write_text('base = "hugging-face:llama"\n')
+    with pytest.raises(ConfigError, match=message):
+        load_checkpoint(str(folder))
+
+
 def test_every_type_has_a_folder() -> None:
     assert {*TYPES, "camembert"} == set(all_families())
 
@@ -285,7 +378,7 @@ def change(folder: Path, **values: Any) -> None:
     ("values", "message"),
     [
         ({"model_type": "xyz"}, r"unknown model_type 'xyz'; there are albert, bart, .*, xlm-roberta"),
-        ({"model_type": 3}, r"unknown model_type 3; .*; a txport.toml with base = \"hugging-face:llama\" reads one"),
+        ({"model_type": 3}, r"unknown model_type 3; .*; if it computes the same as one of these, docs/own-checkpoint"),
         ({"architectures": ["GPT2ForSequenceClassification"]}, "the class 'GPT2ForSequenceClassification' of a"),
         ({"architectures": ["GPT2DoubleHeadsModel"]}, "the class 'GPT2DoubleHeadsModel' of a gpt2 is not supported"),
         ({"num_attention_heads": 8}, "num_attention_heads 8 and n_head 4 must be the same"),
@@ -295,6 +388,12 @@ def change(folder: Path, **values: Any) -> None:
             {"scale_attn_by_inverse_layer_idx": True},
             "scale_attn_by_inverse_layer_idx True is not supported; it must be",
         ),
+        (
+            {"alibi": True},
+            "the key 'alibi', here True, is not supported: no gpt2 of transformers that is known has this",
+        ),
+        ({"scale_attn_weights": False}, "scale_attn_weights False is not supported; it must be True"),
+        ({"pruned_heads": {"0": [1]}}, r"pruned_heads {'0': \[1\]} is not supported; it must be {}"),
         ({"n_head": 3}, "heads must divide d_model, got 3 for 32"),
         ({"n_layer": "2"}, "decoder_layers must be int, got '2'"),
     ],
@@ -389,7 +488,7 @@ def test_a_special_token_beyond_the_vocabulary_is_told_by_its_name_in_the_folder
     config = json.loads((folder / CONFIG).read_text())
     inner = config.get("text_config", config)
     size = inner["vocab_size"]
-    key = "sep_token_id" if config["model_type"] in ("bert", "distilbert", "electra") else "eos_token_id"
+    key = "sep_token_id" if config["model_type"] in ("bert", "distilbert", "electra", "ernie") else "eos_token_id"
     config[key] = inner[key] = size + 5
     (folder / CONFIG).write_text(json.dumps(config))
     with pytest.raises(
@@ -472,6 +571,15 @@ def test_types_that_nothing_expresses_are_refused_with_the_reason(kind: str, cop
             },
             {"rotary_base": 5e5, "rotary_factor": 4.0, "rotary_local_base": 2e4, "rotary_local_layers": [0, 1]},
         ),
+        ("t5", {}, {"tied": True, "scaled": True}),
+        ("flan-t5", {}, {"tied": False, "scaled": False}),
+        ("mt5", {"tie_word_embeddings": True, "transformers_version": None}, {"tied": True, "scaled": True}),
+        ("mt5", {"tie_word_embeddings": True, "transformers_version": "4.57.6"}, {"tied": True, "scaled": True}),
+        ("mt5", {"tie_word_embeddings": True, "transformers_version": "5.0.0"}, {"tied": False, "scaled": False}),
+        ("flan-t5", {"scale_decoder_outputs": False, **OF_FIVE}, {"tied": False, "scaled": False}),
+        ("flan-t5", {"scale_decoder_outputs": True, **OF_FIVE}, {"tied": False, "scaled": True}),
+        ("flan-t5", OF_FIVE, {"tied": False, "scaled": True}),
+        ("t5", {"scale_decoder_outputs": False, **OF_FIVE}, {"tied": True, "scaled": False}),
         ("roberta-tokens", {"mask_token_id": None}, {"mask_id": 23}),
         ("roberta", {"mask_token_id": None}, {"mask_id": 1}),
     ],

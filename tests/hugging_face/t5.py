@@ -40,6 +40,9 @@ LENGTH, BEAMS, BEST = 30, 4, 2  # of the target; more tokens than there are buck
 def model_of(variant: str) -> Any:
     """Weights so large that tokens differ clearly, in the order of their names: the same on every machine."""
     model = T5ForConditionalGeneration(T5Config(**{**SIZES, **BUCKETS, **VARIANTS[variant]}, dropout_rate=0.0)).eval()
+    is_tied = VARIANTS[variant]["tie_word_embeddings"]
+    if not is_tied:  # as from a file with two matrices; a new model of transformers 5 always has one
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
     rng = np.random.default_rng(len(variant))
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -47,8 +50,7 @@ def model_of(variant: str) -> Any:
             if parameter.dim() == 1:
                 values = 1 + 0.2 * values
             elif "relative" not in name:
-                tied = name == "shared.weight" and model.config.tie_word_embeddings
-                values *= 1.2 if tied else 1.5 / parameter.shape[-1] ** 0.5
+                values *= 1.2 if name == "shared.weight" and is_tied else 1.5 / parameter.shape[-1] ** 0.5
             parameter.copy_(torch.from_numpy(values))
     return model
 

@@ -1,7 +1,8 @@
 """What transformers says through small models of every family that a checkpoint can be of.
 
-tests/families holds a folder for each, as `save_pretrained` wrote it, and what the model says, which our graphs are
-held to. `python -m tests.hugging_face.test_families [NAME ...]` records them anew.
+tests/families holds a folder for each, as `save_pretrained` of transformers 4.57.6 wrote it, and what the model says,
+which our graphs are held to. tests/families/transformers-5 holds what version 5 writes otherwise of the same models.
+`python -m tests.hugging_face.test_families [NAME ...]` records that anew, and models that only version 5 makes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from filecmp import cmp
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,8 +21,8 @@ import torch
 import transformers
 from transformers import GenerationConfig, GenerationMixin
 
-FOLDER = Path(__file__).parents[1] / "families"
-EXPECTED = "expected.npz"
+from tests.families.folders import EXPECTED, FOLDER, NEWEST, names, whole
+
 VOCABULARY, LONGEST, NEW, GIVEN = 24, 40, 8, 5
 WINDOW = 4  # tokens, of which prompts and what follows them have several times as many
 IDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -222,6 +225,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "t5": ("T5ForConditionalGeneration", T5),
     "flan-t5": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "mt5": ("MT5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "flan-t5-tied": ("T5ForConditionalGeneration", {**T5, "tie_word_embeddings": False}),
+    "mt5-tied": ("MT5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-silu"}),
     "marian": ("MarianMTModel", {**MARIAN, "activation_function": "swish", "scale_embedding": True}),
     "marian-defaults": (
         "MarianMTModel",
@@ -243,6 +248,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
         "MBartForConditionalGeneration",
         {**BART, "scale_embedding": True, "forced_bos_token_id": 20, "forced_eos_token_id": 2, "max_length": 7},
     ),
+    "plbart": ("PLBartForConditionalGeneration", {**BART, "scale_embedding": True}),
+    "mvp": ("MvpForConditionalGeneration", BART),
     "m2m_100": ("M2M100ForConditionalGeneration", {**M2M, "scale_embedding": True}),
     "m2m_100-language": (
         "M2M100ForConditionalGeneration",
@@ -264,6 +271,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "roberta-tokens": ("RobertaForMaskedLM", ROBERTA),
     "roberta-labels": ("RobertaForSequenceClassification", ROBERTA),
     "xlm-roberta": ("XLMRobertaModel", ROBERTA),
+    "data2vec": ("Data2VecTextModel", ROBERTA),
+    "data2vec-tokens": ("Data2VecTextForMaskedLM", ROBERTA),
+    "data2vec-labels": ("Data2VecTextForSequenceClassification", ROBERTA),
+    "ernie": ("ErnieModel", BERT),
+    "ernie-tokens": ("ErnieForMaskedLM", BERT),
+    "ernie-labels": ("ErnieForSequenceClassification", BERT),
     "sentences-mean": ("BertModel", BERT),
     "sentences-first": ("RobertaModel", ROBERTA),
     "distilbert": ("DistilBertModel", DISTIL),
@@ -286,6 +299,17 @@ SENTENCES: dict[str, dict[str, Any]] = {  # folder -> its files, as sentence-tra
     "sentences-first": {"mode": "cls_token", "normalize": False, "longest": 4 * LONGEST},
     "sentences-mpnet": {"mode": "mean_tokens", "normalize": True, "longest": LONGEST},
 }
+SEARCHED = {  # keys of CASES that belong to generation_config.json
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "num_beams",
+    "length_penalty",
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+    "max_length",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+}
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"max_new_tokens": NEW, "num_beams": 1},
     "beams": {"max_new_tokens": NEW, "num_beams": 4, "num_return_sequences": 2},
@@ -300,7 +324,8 @@ def make(name: str) -> Any:
     """A model with weights so large that tokens differ clearly, in the order of their names."""
     kind, values = CASES[name]
     build = getattr(transformers, kind)
-    model = build(build.config_class(**values, **attention(name))).eval()
+    sizes = {key: each for key, each in values.items() if key not in SEARCHED}
+    model = build(build.config_class(**sizes, **attention(name))).eval()
     rng = np.random.default_rng(7)
     with torch.no_grad():
         for key, parameter in sorted(model.named_parameters()):
@@ -318,6 +343,7 @@ def make(name: str) -> Any:
         if hasattr(model, "final_logits_bias"):
             model.final_logits_bias.copy_(torch.from_numpy(rng.standard_normal(model.final_logits_bias.shape)))
     model.generation_config = GenerationConfig.from_model_config(model.config)
+    model.generation_config.update(**{key: each for key, each in values.items() if key in SEARCHED})
     if name == "gpt2-untied-relu":
         model.generation_config.update(
             do_sample=False, repetition_penalty=1.3, suppress_tokens=[5, 9], max_new_tokens=6
@@ -391,7 +417,7 @@ def from_features(model: Any) -> dict[str, Any]:
 def searched(model: Any, inputs: list[list[int]]) -> dict[str, Any]:
     """New tokens, padded: greedy (B, T), and two of four beams (B, 2, T) with their scores (B, 2)."""
     found: dict[str, Any] = {}
-    has_own = model.generation_config.max_new_tokens or model.generation_config.max_length != 20
+    has_own = model.generation_config.max_new_tokens or model.generation_config.max_length not in (None, 20)
     for name, how in (SEARCHES | (OWN if has_own else {})).items():
         rows, scores = zip(*(generated(model, ids, **how) for ids in inputs), strict=True)
         found[name] = np.array(rows) if name == "beams" else np.array(rows)[:, 0]
@@ -459,13 +485,19 @@ def write_sentences(folder: Path, mode: str, normalize: bool, longest: int) -> N
 
 
 def record(name: str) -> None:
-    folder = FOLDER / name
+    """Write what this version saves of a model: all of it with version 4, with version 5 what that did not write."""
+    is_old = transformers.__version__.startswith("4.")
+    folder = FOLDER / name if is_old else FOLDER / NEWEST / name
     shutil.rmtree(folder, ignore_errors=True)
-    model = make(name)
+    model = loaded(name) if (FOLDER / name).is_dir() else make(name)
     model.save_pretrained(folder)
-    if name in SENTENCES:
+    if name in SENTENCES and is_old:
         write_sentences(folder, **SENTENCES[name])
-    np.savez(folder / EXPECTED, **all_said(model, name))
+    for path in [*folder.iterdir()]:
+        if not is_old and (FOLDER / name / path.name).is_file() and cmp(path, FOLDER / name / path.name, shallow=False):
+            path.unlink()
+    if (folder / "model.safetensors").is_file():
+        np.savez(folder / EXPECTED, **all_said(model, name))
 
 
 def all_said(model: Any, name: str) -> dict[str, Any]:
@@ -478,17 +510,19 @@ LAST_BITS = 64  # of the largest number
 
 
 def loaded(name: str) -> Any:
-    kind = CASES[name][0]
-    return getattr(transformers, kind).from_pretrained(FOLDER / name, **attention(name)).eval()
+    case = Path(name).name
+    build = getattr(transformers, CASES[case][0])
+    with TemporaryDirectory() as folder:
+        return build.from_pretrained(whole(name, Path(folder)), **attention(case)).eval()
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_what_our_graphs_are_held_to_is_what_transformers_says(name: str) -> None:
+@pytest.mark.parametrize("name", names())
+def test_what_our_graphs_are_held_to_is_what_transformers_says(name: str, tmp_path: Path) -> None:
     """To the last bits of fp32, which another processor's kernels sum otherwise: those also choose between two beams
     of one score.
     """
-    found = all_said(loaded(name), name)
-    with np.load(FOLDER / name / EXPECTED) as stored:
+    found = all_said(loaded(name), Path(name).name)
+    with np.load(whole(name, tmp_path) / EXPECTED) as stored:
         assert set(stored) == set(found)
         for key in stored:
             if stored[key].dtype.kind == "f":

@@ -30,9 +30,13 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=made, **names, mask_token="[MASK]")  # noqa: S106 - no password
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize(
-    "problem", [None, "single_label_classification", "multi_label_classification", "regression"], ids=str
+    ("problem", "count"),
+    [
+        *((problem, count) for problem in (None, "multi_label_classification", "regression") for count in (1, 2, 4)),
+        *(("single_label_classification", count) for count in (2, 4)),  # transformers 5 refuses one label
+    ],
+    ids=str,
 )
 def test_scores_are_those_of_the_pipeline(problem: str | None, count: int, tmp_path: Path) -> None:
     torch.manual_seed(count)

@@ -68,8 +68,9 @@ def test_samples_are_as_recorded(variant: str) -> None:
 def test_transformers_reads_our_config_json(changes: dict[str, Any]) -> None:
     config = T5Config(vocab_size=30, d_model=16, heads=2, head_size=8, **changes)
     theirs = TheirConfig(**hugging_face(config))
-    assert (theirs.is_gated_act, theirs.tie_word_embeddings) == (config.gated, config.tied)
+    assert (theirs.is_gated_act, theirs.scale_decoder_outputs) == (config.gated, config.scale != 1)
     assert theirs.dense_act_fn == {"gelu_tanh": "gelu_new"}.get(config.activation, config.activation)
     own = {name: each.shape for name, each in build(config).named_parameters()}
+    own.pop("projection.weight", None)  # a new model of transformers 5 always has one matrix
     assert len(own) == len(t5.tensors(t5.T5ForConditionalGeneration(theirs)))
     assert ARCHITECTURE.config is T5Config

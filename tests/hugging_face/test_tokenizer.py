@@ -92,11 +92,9 @@ def test_special_tokens_that_the_file_does_not_tell(facts: Facts, tmp_path: Path
     assert_agree(folder, load_tokenizer(folder, facts), ["a b", "hello </s> a", "AA don 't ."])
 
 
-def test_each_vocabulary_has_a_folder_and_no_pipeline_takes_one_for_both(facts: Facts, tmp_path: Path) -> None:
+def test_each_vocabulary_has_a_folder(facts: Facts, tmp_path: Path) -> None:
     other = spelling_tokenizer((*VOCABULARY[:4], *reversed(VOCABULARY[4:])))
     bundled(tmp_path, facts, tokenizer=spelling_tokenizer(VOCABULARY), target_tokenizer=other)
     for file, name in {TOKENIZER: "source_tokenizer", TARGET_TOKENIZER: "target_tokenizer"}.items():
         assert_agree(tmp_path / name, FileTokenizer(tmp_path / file, (0, 1, 2)), ["hello", "bad"])
     assert AutoTokenizer.from_pretrained(tmp_path, subfolder="target_tokenizer").eos_token == "</s>"  # noqa: S105
-    with pytest.raises((ValueError, OSError, TypeError)):
-        AutoTokenizer.from_pretrained(tmp_path)

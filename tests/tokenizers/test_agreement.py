@@ -1,6 +1,6 @@
 """Tokenizers that we make of others' files: they read and write what transformers' tokenizers do.
 
-tests/hugging_face/test_tokenizers.py recorded what these say, over vocabularies that it trained on our own sentences.
+tests/hugging_face/record_tokenizers.py recorded what these say, over vocabularies that it trained on our own sentences.
 """
 
 from __future__ import annotations

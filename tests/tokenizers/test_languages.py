@@ -78,6 +78,30 @@ def test_the_first_nllb_puts_it_behind_a_source(tmp_path: Path) -> None:
     assert reader_of(folder).encode(LINE) == [*middle, end, first]
 
 
+@pytest.mark.parametrize("name", ["nllb", "mbart", "mbart50", "m2m100"])
+def test_transformers_5_names_languages_by_another_key(name: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(TOKENIZERS / name, tmp_path / name))
+    values = json.loads((folder / TOKENIZER_CONFIG).read_text(encoding="utf-8"))
+    values["extra_special_tokens"] = values.pop("additional_special_tokens")
+    (folder / TOKENIZER_CONFIG).write_text(json.dumps(values), encoding="utf-8")
+    (folder / "special_tokens_map.json").unlink()
+    assert reader_of(folder).languages == reader_of(TOKENIZERS / name).languages
+
+
+def test_a_token_that_a_user_added_is_a_language(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(TOKENIZERS / "nllb", tmp_path / "nllb"))
+    values = json.loads((folder / TOKENIZER_CONFIG).read_text(encoding="utf-8"))
+    size = 1 + max(map(int, values["added_tokens_decoder"]))
+    values["added_tokens_decoder"][str(size)] = {"content": "tyv_Cyrl", "special": True}
+    (folder / TOKENIZER_CONFIG).write_text(json.dumps(values), encoding="utf-8")
+    reader = reader_of(folder)
+    assert "tyv_Cyrl" not in reader.languages.tokens
+    assert reader.between("tyv_Cyrl", None).encode(LINE)[0] == size
+    assert reader.between(None, "tyv_Cyrl").forced == size
+    with pytest.raises(UnsupportedError, match="there is no language 'tyv_Latn'"):
+        reader.between("tyv_Latn", None)
+
+
 def test_a_folder_that_names_no_languages_is_refused(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(TOKENIZERS / "nllb", tmp_path / "nllb"))
     for name in (TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json"):
@@ -120,6 +144,9 @@ def test_a_bundle_is_told_languages(spoken: Path) -> None:
     assert shown.output.rstrip("\n") == expected
     streamed = CliRunner().invoke(cli, [*run, "--stream", "--source-language", "en_XX", "--target-language", "zh_CN"])
     assert streamed.output == shown.output
+    assert "no target language" not in shown.stderr
+    chosen = CliRunner().invoke(cli, run)
+    assert chosen.stderr == "txport: no target language is given, so the model chooses one; --target-language sets it\n"
     refused = CliRunner().invoke(cli, [*run, "--target-language", "xx"])
     assert isinstance(refused.exception, UnsupportedError)
 

@@ -234,8 +234,8 @@ def test_any_bytes_are_refused_or_read(seed: int, copied: Path) -> None:
         ),
         (
             "t5",
-            {"decoder/scale_outputs": torch.tensor(1.0)},
-            "decoder/scale_outputs 1.0 is not supported; it must be",
+            {"decoder/scale_outputs": torch.tensor(0.7)},
+            "decoder/scale_outputs 0.699999988079071 is not supported; it must be 1.0 or 0.25",
         ),
         ("t5", {"encoder/num_heads": torch.tensor(5, dtype=torch.int16)}, "heads must be alike, got 5 and 2"),
         (

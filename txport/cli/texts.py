@@ -12,6 +12,7 @@ from txport.cli.guard import echo
 from txport.cli.options import F, is_given
 from txport.errors import UnsupportedError
 from txport.models.tokenizers.base import Reader, TokenizerPair, Unknown
+from txport.models.tokenizers.languages import LanguageReader
 
 FLAGS = {"source_language": "--source-language", "target_language": "--target-language", "as_chat": "--chat"}
 SPECIAL = {"special_tokens": "--special-tokens"}
@@ -45,8 +46,19 @@ def told(model: Any, options: dict[str, Any]) -> Any:
         raise UnsupportedError(f"--ids gives all tokens as numbers; it can't be combined with {', '.join(given)}")
     if any(each is not None for each in languages.values()):
         model = model.between(**languages)
+    _tell_choice(model)
     model = model.reading_chats() if as_chat else model
     return model.writing_special_tokens() if special else model
+
+
+def _tell_choice(model: Any) -> None:
+    """Print on standard error that the model chooses the language of its targets, if no option and no default does."""
+    pair = model.tokenizer
+    reader = pair.source if isinstance(pair, TokenizerPair) else None
+    if not isinstance(reader, LanguageReader) or not reader.chooses or "forced_bos_token_id" in model.defaults:
+        return
+    if not any(map(is_given, ("as_ids", "forced_bos_token", "prefixes"))):
+        echo("txport: no target language is given, so the model chooses one; --target-language sets it", err=True)
 
 
 class Counted:

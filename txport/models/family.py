@@ -11,13 +11,21 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from txport.errors import ConfigError, quoted
+from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import families
+from txport.models.generation import version_of
+from txport.models.keys import require_known
+from txport.models.names import GENERATION, PREPROCESSOR
 from txport.models.weights.rules import Rule
 
+if TYPE_CHECKING:
+    from txport.models.weights.values import Weights  # imports torch, and reading a config does not need it
+
 TYPE = "model_type"
+FILES = tuple(Path(name).stem for name in (GENERATION, PREPROCESSOR))  # files next to the config, which it contains
 SPECIAL = (
     "eos_token_id",
     "bos_token_id",
@@ -41,6 +49,7 @@ REFUSED = {  # well-known types that are not supported -> reason
     **dict.fromkeys(("gptj", "phi", "cohere"), _PARALLEL),
     **dict.fromkeys(("gpt_neox", "stablelm", "starcoder2"), _LAYER_NORM),
     **dict.fromkeys(("glm", "glm4"), _PARTIAL),
+    "helium": "its rotary positions turn neighbouring numbers of a head, and only those that turn its halves are known",
     "bloom": "its scores fall with the distance (ALiBi)",
     **dict.fromkeys(("modernbert", "led", "longt5", "longformer"), _WINDOWS),
     "umt5": "each of its layers has its own biases of distances, and only those of T5, which share them, are known",
@@ -53,14 +62,21 @@ BARE = r"(?<!Head)(?<!Heads)Model"  # matches the end of the name of a class wit
 class Published:
     """The values of a published `config.json`, with the defaults of its class for missing values.
 
-    `special` are the special tokens of its `tokenizer.json`, if there is one: token text -> id.
+    `special` are the special tokens of its `tokenizer.json`, if there is one: token text -> id. `weights` opens the
+    tensors of its files, for keys whose meaning depends on them; None if there are none.
     """
 
     def __init__(
-        self, values: Mapping[str, Any], defaults: Mapping[str, Any], special: Mapping[str, int] | None = None
+        self,
+        values: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        special: Mapping[str, int] | None = None,
+        weights: Callable[[], Weights | None] = lambda: None,
     ) -> None:
         self._values = {**defaults, **values}
         self.special = special
+        self.weights = weights
+        self.read: set[str] = set()  # the names that were asked for
 
     @property
     def type(self) -> str:
@@ -73,23 +89,32 @@ class Published:
         found = self.get("architectures", [])
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
+    @property
+    def version(self) -> int:
+        """The major version of transformers that wrote the file; 4 if it is not named."""
+        return version_of(self._values)
+
     def all(self) -> dict[str, Any]:
         """Return all values, defaults included."""
         return dict(self._values)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return one value; `default` if it is null, or if it is missing and its class has no default."""
+        self.read.add(name)
         value = self._values.get(name)
         return default if value is None else value
 
     def beside(self, name: str) -> Mapping[str, Any]:
         """Return a nested object: another file (`generation_config`) or a part (`text_config`); empty if missing."""
+        self.read.add(name)
         found = self._values.get(name)
         return found if isinstance(found, Mapping) else {}
 
     def changed(self, **values: Any) -> Published:
-        """Return a copy with some values replaced."""
-        return Published({**self._values, **values}, {}, self.special)
+        """Return a copy with some values replaced, whose reads count as this one's."""
+        made = Published({**self._values, **values}, {}, self.special, self.weights)
+        made.read = self.read
+        return made
 
     def word(self, name: str, meanings: Mapping[str, str]) -> str:
         """Translate a string value by `meanings`; raise `ConfigError` if it is not among them."""
@@ -125,7 +150,9 @@ class Family:
     `defaults` are the defaults of the classes of transformers, per `model_type`. `aliases` are other names of keys that
     transformers accepts too. `config` returns the values of the architecture's config. `weights` are rules that run
     before those of the architecture. `classes` is a regular expression that must match the end of the names of the
-    classes that a checkpoint was saved from.
+    classes that a checkpoint was saved from. `unused` are keys that `config` does not read and why they change no
+    output, `off` the only values of others that are supported, next to the tables of `keys`. `part` is the key of the
+    object that has the keys of a multimodal model's text model.
     """
 
     defaults: Mapping[str, Mapping[str, Any]]
@@ -134,24 +161,40 @@ class Family:
     config: Callable[[Published], dict[str, Any]]
     weights: tuple[Rule, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
+    unused: Mapping[str, str] = field(default_factory=dict)
+    off: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    part: str = ""
 
-    def read(self, values: Mapping[str, Any], special: Mapping[str, int] | None) -> dict[str, Any]:
+    def read(
+        self,
+        values: Mapping[str, Any],
+        special: Mapping[str, int] | None,
+        weights: Callable[[], Weights | None] = lambda: None,
+    ) -> dict[str, Any]:
         """Return the values of the architecture's config; raise `ConfigError` for values that it does not support."""
         values, kind = dict(values), values[TYPE]
         for alias, name in self.aliases.items():
             if alias in values and values.setdefault(name, values[alias]) != values[alias]:
                 raise ConfigError(f"{alias} {quoted(values[alias])} and {name} {quoted(values[name])} must be the same")
-        published = Published(values, self.defaults[kind], special)
+        published = Published(values, self.defaults[kind], special, weights)
         if strange := [name for name in published.classes if not re.search(f"({self.classes})$", name)]:
             raise ConfigError(f"the class {quoted(strange[0])} of a {kind} is not supported")
         try:
             found = self.config(published)
             _require_special(values, published, found)
+            self._require_known(values, published)
             return found
-        except ConfigError:
+        except (ConfigError, CheckpointError):
             raise
         except (TypeError, LookupError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigError(f"it is not the config of a {kind}: {error!r}") from error
+
+    def _require_known(self, values: Mapping[str, Any], published: Published) -> None:
+        """Raise `ConfigError` for a key that is not read and may change outputs."""
+        read = {*published.read, *self.aliases, *FILES}
+        part = values.get(self.part, {})
+        for each in (values, part if isinstance(part, Mapping) else {}):
+            require_known(each, read, self.unused, self.off, published.type)
 
 
 def _require_special(values: Mapping[str, Any], published: Published, found: Mapping[str, Any]) -> None:
@@ -188,7 +231,7 @@ def find(model_type: object) -> Family:
     if isinstance(model_type, str) and model_type in REFUSED:
         raise ConfigError(f"the {TYPE} {quoted(model_type)} is not supported: {REFUSED[model_type]}")
     if not isinstance(model_type, str) or model_type not in known:
-        more = 'a txport.toml with base = "hugging-face:llama" reads one that computes what Llama does'
+        more = "if it computes the same as one of these, docs/own-checkpoint.md shows how to say and to check it"
         raise ConfigError(f"unknown {TYPE} {quoted(model_type)}; there are {', '.join(known)}; {more}")
     return known[model_type]
 

@@ -9,12 +9,26 @@ from typing import Any, get_args
 from txport.errors import ConfigError, UnsupportedError, quoted
 from txport.models.config import read_config
 from txport.models.facts import Facts, Pooling
-from txport.models.names import CONFIG, MODULES, POOLING, SENTENCES, SENTENCES_TOO
+from txport.models.names import CONFIG, MODULES, POOLING, SENTENCES, SENTENCES_TOO, TOKENIZER_CONFIG
 from txport.system.documents import DocumentError, read_json_list
 
 PACKAGE = "sentence_transformers."
 FLAG = "pooling_mode_"
 MODES = {"cls": "first", "cls_token": "first", "mean": "mean", "mean_tokens": "mean"}
+TASK = "feature-extraction"
+LISTED = ("idx", "name", "path", "type")
+UNLIMITED = 10**9  # tokenizers without a maximum length have a much larger number
+LOADING = (  # keys of sentence_bert_config.json that say how Python loads and calls the model
+    "backend",
+    "modality_config",
+    "module_output_name",
+    "transformer_task",
+    "trust_remote_code",
+    "unpad_inputs",
+)
+OTHERS = ("__version__", "model_type", "prompts", "similarity_fn_name")  # prompts are added if a call names one
+UNPOOLED = ("include_prompt",)  # for prompts, which are never added
+NORMALIZED, VECTOR = ("module_input_name", "module_output_name"), "sentence_embedding"
 DEFAULT_MODE = "mean_tokens"  # if the file does not set it
 
 
@@ -37,6 +51,8 @@ def pooling_defaults(folder: Path, facts: Facts) -> dict[str, Any]:
         raise ConfigError(f"{folder / MODULES}: the Transformer must lie beside it, got the path {quoted(own)}")
     if not Path(pooling).match(POOLING):
         raise ConfigError(f"{folder / MODULES}: the Pooling must lie in N_Pooling, got the path {quoted(pooling)}")
+    for _, name in modules[2:]:
+        _require_normalize(folder / name / CONFIG)
     return {"pooling": _pooling(folder / pooling / CONFIG, facts), "normalize": len(kinds) > 2}
 
 
@@ -45,18 +61,39 @@ def longest_sentence(folder: Path) -> int | None:
 
     Raises `ConfigError` for settings that are not supported.
     """
-    if (folder / SENTENCES_TOO).is_file() and (name := read_config(folder / SENTENCES_TOO).get("default_prompt_name")):
-        raise ConfigError(f"{folder / SENTENCES_TOO}: default_prompt_name {quoted(name)} is not supported")
+    path = folder / SENTENCES_TOO
+    more = read_config(path) if path.is_file() else {}
+    _require_known(more, ("default_prompt_name", *OTHERS), path)
+    if name := more.get("default_prompt_name"):
+        raise ConfigError(f"{path}: default_prompt_name {quoted(name)} is not supported")
     if not (folder / SENTENCES).is_file():
         return None
     path = folder / SENTENCES
     values = read_config(folder / SENTENCES)
+    _require_known(values, ("do_lower_case", "max_seq_length", *LOADING), path)
     if values.get("do_lower_case"):
         raise ConfigError(f"{path}: do_lower_case is not supported; set it in the tokenizer")
-    longest = values.get("max_seq_length")
+    if (task := values.get("transformer_task", TASK)) != TASK:
+        raise ConfigError(f"{path}: transformer_task {quoted(task)} is not supported; it must be {TASK!r}")
+    longest = values.get("max_seq_length", _longest_of_tokenizer(folder))
     if longest is not None and (type(longest) is not int or longest < 1):
         raise ConfigError(f"{path}: max_seq_length must be a whole number of tokens, got {quoted(longest)}")
     return longest
+
+
+def _longest_of_tokenizer(folder: Path) -> int | None:
+    """Return the maximum length that the tokenizer sets, as sentence-transformers does since version 6."""
+    path = folder / TOKENIZER_CONFIG
+    longest = read_config(path).get("model_max_length") if path.is_file() else None
+    return longest if type(longest) is int and longest < UNLIMITED else None
+
+
+def _require_known(values: Mapping[str, Any], known: Sequence[str], path: Path) -> None:
+    """Raise `ConfigError` for a key that may change vectors and is not read; flags of pooling modes are read."""
+    strange = [name for name, value in values.items() if name not in known and value not in (None, {}, [])]
+    if strange := [name for name in strange if not name.startswith(FLAG)]:
+        told = f"the key {quoted(strange[0])}, here {quoted(values[strange[0]])}"
+        raise ConfigError(f"{path}: {told}, is not supported: vectors may depend on it")
 
 
 def is_of_sentences(folder: Path) -> bool:
@@ -77,7 +114,10 @@ def require_pooling(values: Mapping[str, Any], facts: Facts) -> None:
 def _modules(path: Path) -> Sequence[tuple[str, str]]:
     """Return the kind and the folder of each module, in order."""
     try:
-        found = [(str(each["type"]), each["path"]) for each in read_json_list(path)]
+        listed = read_json_list(path)
+        found = [(str(each["type"]), each["path"]) for each in listed]
+        for each in listed:
+            _require_known(each, LISTED, path)
     except (DocumentError, LookupError, TypeError) as error:
         raise ConfigError(f"{path} must list modules with a type and a path each") from error
     if strange := [kind for kind, _ in found if not kind.startswith(PACKAGE)]:
@@ -87,9 +127,19 @@ def _modules(path: Path) -> Sequence[tuple[str, str]]:
     return [(kind.rpartition(".")[2], name) for kind, name in found]
 
 
+def _require_normalize(path: Path) -> None:
+    """Raise `ConfigError` for a Normalize of anything but the vector of a text."""
+    values = read_config(path) if path.is_file() else {}
+    _require_known(values, NORMALIZED, path)
+    for name in NORMALIZED:
+        if values.get(name) not in (None, VECTOR):
+            raise ConfigError(f"{path}: {name} {quoted(values[name])} is not supported; it must be {VECTOR!r}")
+
+
 def _pooling(path: Path, facts: Facts) -> str:
     """Return the only pooling mode that is enabled; raise `ConfigError` for none, several or unsupported ones."""
     values = read_config(path)
+    _require_known(values, ("word_embedding_dimension", "embedding_dimension", "pooling_mode", *UNPOOLED), path)
     width = values.get("word_embedding_dimension", values.get("embedding_dimension", facts.width))
     if width != facts.width:
         raise ConfigError(f"{path}: word_embedding_dimension {quoted(width)} is not the model's {facts.width}")

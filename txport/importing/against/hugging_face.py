@@ -36,6 +36,7 @@ def load_transformers(folder: Path, weights: Weights, facts: Facts) -> Original:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     with needed("txport[hf]", "--against transformers"):
         import transformers
+    transformers.utils.logging.disable_progress_bar()
     kind = _class(transformers, folder, facts)
     how = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
     try:
@@ -51,8 +52,16 @@ def load_transformers(folder: Path, weights: Weights, facts: Facts) -> Original:
         names = ", ".join(sorted(told["missing_keys"])[:NAMED])
         raise CheckpointError(f"{folder} lacks {names}, which transformers' {type(module).__name__} has")
     module = module.cpu().float().eval()
+    _restore_scales(module)
     name = f"transformers' {type(module).__name__}"
     return Original(name, module, _run(facts), _names(module, weights, name, folder), masks=facts.task != "causal")
+
+
+def _restore_scales(module: nn.Module) -> None:
+    """Replace the scales of Gemma's embeddings, which are buffers rounded to float32, by the exact numbers."""
+    for each in module.modules():
+        if isinstance(scale := getattr(each, "scalar_embed_scale", None), float):
+            each.embed_scale = torch.tensor(scale, dtype=torch.float64)
 
 
 def _class(transformers: Any, folder: Path, facts: Facts) -> Any:

@@ -39,8 +39,9 @@ class T5Config(Config):
 
     Distances share buckets from `buckets` / 2 on (`buckets` / 4 in the encoder, which is bidirectional), and all
     distances from `farthest` on have the last bucket. `gated`: the feed-forward is `GatedFeedForward`. `tied`:
-    projection and embedding share one matrix, and the decoder's states are scaled by 1 / sqrt(d_model). The model has
-    no maximum length: `max_length` is the longest sequence that is exported, at no cost.
+    projection and embedding share one matrix. `scaled`: the decoder's states are scaled by 1 / sqrt(d_model) before the
+    projection; None means if `tied`. The model has no maximum length: `max_length` is the longest sequence that is
+    exported, at no cost.
     """
 
     vocab_size: int = size(32128)
@@ -56,10 +57,17 @@ class T5Config(Config):
     activation: str = choice("relu", "gelu_tanh", "gelu", "silu")
     gated: bool = False
     tied: bool = True
+    scaled: bool | None = None
     norm_epsilon: float = real(1e-6, above=0, below=1)
     dropout: float = real(0.1, least=0, below=1)
     pad_id: int = 0
     eos_id: int = 1
+
+    @property
+    def scale(self) -> float:
+        """The factor of the decoder's states before the projection."""
+        is_scaled = self.tied if self.scaled is None else self.scaled
+        return float(self.d_model**-0.5) if is_scaled else 1.0
 
     def problems(self) -> Iterator[str]:
         """See `Config.problems`."""
@@ -101,7 +109,7 @@ def build(config: T5Config) -> Model:
         final_norm=lambda: RMSNorm(config.d_model, config.norm_epsilon),
         layers=(config.encoder_layers, config.decoder_layers),
         tied="all" if config.tied else "embeddings",
-        scale=config.d_model**-0.5 if config.tied else 1.0,
+        scale=config.scale,
     )
 
 
@@ -137,6 +145,7 @@ def hugging_face(config: T5Config) -> dict[str, Any]:
         "feed_forward_proj": f"gated-{activation}" if config.gated else activation,
         "layer_norm_epsilon": config.norm_epsilon,
         "tie_word_embeddings": config.tied,
+        "scale_decoder_outputs": config.scale != 1,
         "n_positions": config.max_length,
     }
 
@@ -158,6 +167,7 @@ def draw(rng: np.random.Generator) -> T5Config:
         activation=str(rng.choice(T5Config.choices()["activation"])),
         gated=bool(rng.integers(2)),
         tied=bool(rng.integers(2)),
+        scaled=(None, False, True)[rng.integers(3)],
     )
 
 

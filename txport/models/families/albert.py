@@ -7,6 +7,7 @@ from typing import Any
 from txport.errors import ConfigError
 from txport.models.families import bert
 from txport.models.family import Family, Published
+from txport.models.keys import NOTHING
 from txport.models.weights.rules import Drop, Rename
 
 DEFAULTS = {
@@ -66,6 +67,17 @@ WEIGHTS = (
     Rename(r"^predictions\.bias$", "projection.bias"),
     *bert.WEIGHTS,
 )
+UNUSED = {
+    **bert.UNUSED,
+    **dict.fromkeys(("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"), NOTHING),
+    **dict.fromkeys(("layers_to_keep",), NOTHING),
+}
 FAMILY = Family(
-    defaults={"albert": DEFAULTS}, architecture="bert", classes="|".join(bert.HEADS), config=config, weights=WEIGHTS
+    defaults={"albert": DEFAULTS},
+    architecture="bert",
+    classes="|".join(bert.HEADS),
+    config=config,
+    weights=WEIGHTS,
+    unused=UNUSED,
+    off=bert.OFF,
 )

@@ -1,10 +1,10 @@
-"""BART and mBART, as transformers saves them."""
+"""BART, mBART, PLBart and MVP, as transformers saves them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from txport.models.families.marian import ALIASES, CLASSES, COMMON, LAYERS, common
+from txport.models.families.marian import ALIASES, CLASSES, COMMON, LAYERS, OFF, UNUSED, common
 from txport.models.family import Family, Published
 from txport.models.weights.rules import Constant, Rename, Rule
 
@@ -12,7 +12,24 @@ UNUSED_POSITIONS = 2  # rows at the start of the position tables that no token u
 
 
 BART = {**COMMON, "vocab_size": 50265, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-DEFAULTS = {"bart": {**BART, "decoder_start_token_id": 2}, "mbart": BART}
+PLBART = {
+    **BART,
+    "vocab_size": 50005,
+    "d_model": 768,
+    "encoder_layers": 6,
+    "encoder_ffn_dim": 3072,
+    "encoder_attention_heads": 12,
+    "decoder_layers": 6,
+    "decoder_ffn_dim": 3072,
+    "decoder_attention_heads": 12,
+    "scale_embedding": True,
+}
+DEFAULTS = {
+    "bart": {**BART, "decoder_start_token_id": 2},
+    "mbart": BART,
+    "plbart": PLBART,
+    "mvp": {**BART, "vocab_size": 50267, "decoder_start_token_id": 2},
+}
 
 
 def config(values: Published) -> dict[str, Any]:
@@ -26,7 +43,7 @@ def config(values: Published) -> dict[str, Any]:
         "embedding_norm": True,
         "bos_id": values.get("bos_token_id"),
         "start_id": values.get("decoder_start_token_id", found["eos_id"]),
-        "add_source_bos": values.type == "bart",
+        "add_source_bos": values.type in ("bart", "mvp"),
     }
 
 
@@ -36,11 +53,14 @@ WEIGHTS: tuple[Rule, ...] = (
     *LAYERS,
     Constant(r"projection\.bias"),  # missing in a model saved without a head
 )
+KEYS = {**UNUSED, **dict.fromkeys(("prompt_length", "prompt_mid_dim"), "only prompts of MVP use it")}
 FAMILY = Family(
     defaults=DEFAULTS,
     aliases=ALIASES,
     architecture="transformer",
-    classes=rf"{CLASSES}|BartModel",
+    classes=rf"{CLASSES}|BartModel|MvpModel",
     config=config,
     weights=WEIGHTS,
+    unused=KEYS,
+    off={**OFF, "use_prompt": (False,)},
 )

@@ -1,4 +1,4 @@
-"""BERT and related models as transformers saves them: RoBERTa, XLM-R, CamemBERT, DistilBERT, sentence encoders.
+"""BERT and related models as transformers saves them: RoBERTa, XLM-R, CamemBERT, data2vec, ERNIE, DistilBERT.
 
 The outputs are those of the class that a checkpoint was saved from: hidden states, logits over the vocabulary, or
 labels of texts or tokens.
@@ -12,6 +12,7 @@ from typing import Any
 
 from txport.errors import ConfigError
 from txport.models.family import ACTIVATIONS, BARE, Family, Published
+from txport.models.keys import IN_FILE, NOTHING, OTHER_HEAD, STARTING, TRAINING
 from txport.models.weights.rules import Drop, Rename, Rule, Spare, Take
 
 BERT: dict[str, Any] = {
@@ -27,7 +28,7 @@ BERT: dict[str, Any] = {
     "pad_token_id": 0,
 }
 ROBERTA = {**BERT, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-ROBERTAS = ("roberta", "xlm-roberta", "camembert")
+ROBERTAS = ("roberta", "xlm-roberta", "camembert", "data2vec-text")
 DISTILBERT = {
     "vocab_size": 30522,
     "dim": 768,
@@ -39,7 +40,7 @@ DISTILBERT = {
     "max_position_embeddings": 512,
     "pad_token_id": 0,
 }
-DEFAULTS = {"bert": BERT, **dict.fromkeys(ROBERTAS, ROBERTA), "distilbert": DISTILBERT}
+DEFAULTS = {"bert": BERT, "ernie": BERT, **dict.fromkeys(ROBERTAS, ROBERTA), "distilbert": DISTILBERT}
 HEADS = {  # by the end of a class's name
     "ForMaskedLM": "tokens",
     "ForPreTraining": "tokens",
@@ -80,8 +81,6 @@ def kin(
     `names` are the keys of sizes. `ends` are the keys of the tokens at the start and end of texts. `usual` are ids of
     special tokens that are not in the files. With `has_gelu`, the head of masked language models always uses GELU.
     """
-    values.require("position_embedding_type", "absolute")
-    values.require("is_decoder", False)
     names = NAMES if names is None else names
     head = head_of(values, heads)
     pad = values.get("pad_token_id")
@@ -97,7 +96,7 @@ def kin(
         "max_length": values.get("max_position_embeddings") - offset,
         "position_offset": offset,
         "segment": segment,
-        "norm_epsilon": values.get("layer_norm_eps", 1e-12),
+        "norm_epsilon": 1e-12 if values.type == "distilbert" else values.get("layer_norm_eps", 1e-12),
         "activation": activation,
         "head": head,
         "labels": labels,
@@ -161,10 +160,22 @@ def labels_of(values: Published) -> tuple[str, ...]:
     return tuple(str(name) for _, name in sorted(named.items(), key=lambda pair: int(pair[0])))
 
 
+UNUSED = {
+    **dict.fromkeys(("type_vocab_size", "tie_word_embeddings"), IN_FILE),
+    "task_type_vocab_size": "only use_task_id uses it",
+    **dict.fromkeys(("qa_dropout", "seq_classif_dropout", "summary_last_dropout"), TRAINING),
+    **dict.fromkeys(("sinusoidal_pos_embds",), STARTING),
+    **dict.fromkeys(("summary_type", "summary_use_proj", "summary_activation"), OTHER_HEAD),
+    **dict.fromkeys(("directionality", "pooler_fc_size", "pooler_num_attention_heads", "tie_weights_"), NOTHING),
+    **dict.fromkeys(("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"), NOTHING),
+}
+OFF = {"position_embedding_type": ("absolute",), "use_task_id": (False,)}
+
+
 LAYER = r"^(encoder\.\d+)\."
 BEFORE: tuple[Rule, ...] = (
-    Drop(r"(roberta|mpnet)\.pooler\."),  # classes with a head replace the pooler
-    Rename(r"^(bert|roberta|distilbert|mpnet|electra|albert)\.", ""),
+    Drop(r"(roberta|mpnet|data2vec_text)\.pooler\."),  # classes with a head replace the pooler
+    Rename(r"^(bert|ernie|roberta|data2vec_text|distilbert|mpnet|electra|albert)\.", ""),
 )
 WEIGHTS: tuple[Rule, ...] = (
     *BEFORE,
@@ -201,4 +212,6 @@ FAMILY = Family(
     classes="|".join(HEADS),
     config=config,
     weights=WEIGHTS,
+    unused=UNUSED,
+    off=OFF,
 )

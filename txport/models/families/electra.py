@@ -35,5 +35,11 @@ WEIGHTS = (
     *bert.WEIGHTS,
 )
 FAMILY = Family(
-    defaults={"electra": DEFAULTS}, architecture="bert", classes="|".join(HEADS), config=config, weights=WEIGHTS
+    defaults={"electra": DEFAULTS},
+    architecture="bert",
+    classes="|".join(HEADS),
+    config=config,
+    weights=WEIGHTS,
+    unused=bert.UNUSED,
+    off=bert.OFF,
 )

@@ -31,10 +31,14 @@ def config(values: Published) -> dict[str, Any]:
     return llama.config(values) | {"scale_embedding": True}
 
 
+UNUSED = {**llama.UNUSED, "hidden_activation": "its classes read hidden_act"}
+OFF = {**llama.OFF, "use_bidirectional_attention": (False,)}
 FAMILY = Family(
     defaults={"gemma": DEFAULTS},
     architecture="llama",
     classes=llama.CLASSES,
     config=config,
     weights=(*llama.WEIGHTS, Shift(r"norm\.weight$", 1.0)),
+    unused=UNUSED,
+    off=OFF,
 )

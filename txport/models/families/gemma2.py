@@ -44,7 +44,6 @@ def config(values: Published) -> dict[str, Any]:
     """Return the values of `LlamaConfig`."""
     if values.type == "gemma3":
         values = _of_texts(values)
-    values.require("use_bidirectional_attention", False)
     pattern = 2 if values.type == "gemma2" else values.get("sliding_window_pattern", 6)
     kinds = llama.layer_kinds(values, lambda number: (number + 1) % pattern)
     values = values.changed(layer_types=kinds, hidden_act=values.get("hidden_activation"))
@@ -68,7 +67,9 @@ def _cap(values: Published, name: str) -> float:
 def _of_texts(values: Published) -> Published:
     """Return the config of the text model; special tokens may also be next to it."""
     tokens = {name: found for name in TOKENS if (found := values.get(name)) is not None}
-    return Published({**values.get(TEXT, {}), **tokens, "model_type": "gemma3_text"}, GEMMA3, values.special)
+    found = Published({**values.get(TEXT, {}), **tokens, "model_type": "gemma3_text"}, GEMMA3, values.special)
+    found.read = values.read
+    return found
 
 
 def _capped(values: Published, _: Sequence[str]) -> tuple[Published, dict[str, Any]]:
@@ -102,10 +103,20 @@ WEIGHTS: tuple[Rule, ...] = (
     *llama.WEIGHTS,
     Shift(r"norm\.weight$", 1.0),
 )
+IMAGES = "it is of images, which are left out"
+UNUSED = {
+    **llama.UNUSED,
+    **dict.fromkeys(("vision_config", "mm_tokens_per_image", "vision_use_head"), IMAGES),
+    **dict.fromkeys(("boi_token_index", "eoi_token_index", "image_token_index", "image_token_id"), IMAGES),
+    "_sliding_window_pattern": "layer_types says it",
+}
 FAMILY = Family(
     defaults={"gemma2": GEMMA2, "gemma3_text": GEMMA3, "gemma3": {}},
     architecture="llama",
     classes=rf"{llama.CLASSES}|Gemma3ForConditionalGeneration",
     config=config,
     weights=WEIGHTS,
+    unused=UNUSED,
+    off=gemma.OFF,
+    part=TEXT,
 )

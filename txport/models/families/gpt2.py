@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from txport.models.family import ACTIVATIONS, BARE, Family, Published
+from txport.models.keys import NOTHING, OTHER_HEAD, PRECISION, TRAINING
 from txport.models.weights.rules import Drop, Rename, Split, Transpose
 
 DEFAULTS = {
@@ -29,9 +30,6 @@ ALIASES = {
 
 def config(values: Published) -> dict[str, Any]:
     """Return the values of `GPT2Config`; all linear layers and norms have biases."""
-    values.require("scale_attn_weights", True)
-    values.require("scale_attn_by_inverse_layer_idx", False)
-    values.require("add_cross_attention", False)
     end = values.token("eos_token_id", DEFAULTS["eos_token_id"])
     return {
         "vocab_size": values.get("vocab_size"),
@@ -65,6 +63,13 @@ WEIGHTS = (
     Rename(r"\.ln_1\.", ".attention_residual.norm."),
     Rename(r"\.ln_2\.", ".feed_forward_residual.norm."),
 )
+UNUSED = {
+    **dict.fromkeys(("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"), OTHER_HEAD),
+    "summary_first_dropout": TRAINING,
+    "reorder_and_upcast_attn": PRECISION,
+    **dict.fromkeys(("n_ctx", "predict_special_tokens"), NOTHING),
+}
+OFF = {"scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,)}
 FAMILY = Family(
     defaults={"gpt2": DEFAULTS},
     aliases=ALIASES,
@@ -72,4 +77,6 @@ FAMILY = Family(
     classes=rf"LMHeadModel|{BARE}",
     config=config,
     weights=WEIGHTS,
+    unused=UNUSED,
+    off=OFF,
 )

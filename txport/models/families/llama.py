@@ -8,6 +8,7 @@ from typing import Any
 from txport.errors import ConfigError, quoted
 from txport.models.config import MOST_LAYERS
 from txport.models.family import ACTIVATIONS, BARE, Family, Published
+from txport.models.keys import NOTHING
 from txport.models.weights.rules import Drop, Rename, Rule, Split
 
 LLAMA: dict[str, Any] = {
@@ -289,4 +290,19 @@ WEIGHTS: tuple[Rule, ...] = (
     Rename(r"\.input_layernorm\.", ".attention_residual.norm."),
     Rename(r"\.post_attention_layernorm\.", ".feed_forward_residual.norm."),
 )
-FAMILY = Family(defaults=DEFAULTS, architecture="llama", classes=CLASSES, config=config, weights=WEIGHTS)
+UNUSED = {
+    "attention_bias": "the classes of Qwen 2 always have biases of queries, keys and values",
+    "pretraining_tp": "it computes the same products in parts",
+    **dict.fromkeys(("use_sliding_window", "max_window_layers"), "only Qwen's and SmolLM3's classes ask for it"),
+    **dict.fromkeys(("max_sequence_length", "model_max_length"), NOTHING),
+}
+OFF = {"rope_interleaved": (False,), "use_mrope": (False,)}
+FAMILY = Family(
+    defaults=DEFAULTS,
+    architecture="llama",
+    classes=CLASSES,
+    config=config,
+    weights=WEIGHTS,
+    unused=UNUSED,
+    off=OFF,
+)

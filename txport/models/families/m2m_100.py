@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from txport.errors import ConfigError, quoted
-from txport.models.families.marian import ALIASES, CLASSES, COMMON, LAYERS, common
+from txport.models.families.marian import ALIASES, CLASSES, COMMON, LAYERS, OFF, UNUSED, common
 from txport.models.family import Family, Published
 from txport.models.weights.rules import Drop, Rule
 
@@ -52,4 +52,6 @@ FAMILY = Family(
     classes=rf"{CLASSES}|M2M100Model",
     config=config,
     weights=WEIGHTS,
+    unused=UNUSED,
+    off=OFF,
 )

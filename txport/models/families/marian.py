@@ -6,6 +6,7 @@ from typing import Any
 
 from txport.errors import ConfigError, quoted
 from txport.models.family import ACTIVATIONS, Family, Published
+from txport.models.keys import NOTHING
 from txport.models.weights import published
 from txport.models.weights.rules import Drop, Rename, Rule, Take
 
@@ -59,8 +60,6 @@ def common(values: Published) -> dict[str, Any]:
             raise ConfigError(f"{told} differ, which is not supported")
         sizes[name] = both[0]
     vocabulary = values.get("vocab_size")
-    values.require("share_encoder_decoder_embeddings", True)
-    values.require("tie_word_embeddings", True)
     values.require("decoder_vocab_size", vocabulary)
     return {
         "source_vocab_size": vocabulary,
@@ -95,6 +94,12 @@ WEIGHTS: tuple[Rule, ...] = (
     Drop(r"(model\.)?(encoder|decoder)\.embed_positions\.weight$"),  # sinusoids
     *LAYERS,
 )
+UNUSED = {
+    "num_hidden_layers": "encoder_layers and decoder_layers say it",
+    **dict.fromkeys(("add_bias_logits", "add_final_layer_norm", "normalize_before", "normalize_embedding"), NOTHING),
+    **dict.fromkeys(("static_position_embeddings", "extra_pos_embeddings", "save_step"), NOTHING),
+}
+OFF = {"share_encoder_decoder_embeddings": (True,), "tie_word_embeddings": (True,)}
 FAMILY = Family(
     defaults=DEFAULTS,
     aliases=ALIASES,
@@ -102,4 +107,6 @@ FAMILY = Family(
     classes=CLASSES,
     config=config,
     weights=WEIGHTS,
+    unused=UNUSED,
+    off=OFF,
 )

@@ -33,5 +33,11 @@ WEIGHTS = (
     *bert.WEIGHTS,
 )
 FAMILY = Family(
-    defaults={"mpnet": DEFAULTS}, architecture="bert", classes="|".join(bert.HEADS), config=config, weights=WEIGHTS
+    defaults={"mpnet": DEFAULTS},
+    architecture="bert",
+    classes="|".join(bert.HEADS),
+    config=config,
+    weights=WEIGHTS,
+    unused=bert.UNUSED,
+    off=bert.OFF,
 )

@@ -23,11 +23,6 @@ DEFAULTS = {
 
 def config(values: Published) -> dict[str, Any]:
     """Return the values of `OPTConfig`."""
-    values.require("enable_bias", True)
-    values.require("layer_norm_elementwise_affine", True)
-    values.require("_remove_final_layer_norm", False)
-    values.require("activation_function", "relu")
-    values.require("tie_word_embeddings", True)
     return {
         "vocab_size": values.get("vocab_size"),
         "d_model": values.get("hidden_size"),
@@ -44,4 +39,13 @@ def config(values: Published) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(defaults={"opt": DEFAULTS}, architecture="opt", classes=rf"ForCausalLM|{BARE}", config=config)
+OFF = {
+    "enable_bias": (True,),
+    "layer_norm_elementwise_affine": (True,),
+    "_remove_final_layer_norm": (False,),
+    "activation_function": ("relu",),
+    "tie_word_embeddings": (True,),
+    "learned_embeddings": (True,),
+    "scale_embeddings": (False,),
+}
+FAMILY = Family(defaults={"opt": DEFAULTS}, architecture="opt", classes=rf"ForCausalLM|{BARE}", config=config, off=OFF)

@@ -6,6 +6,7 @@ from typing import Any
 
 from txport.errors import ConfigError, quoted
 from txport.models.family import ACTIVATIONS, Family, Published
+from txport.models.keys import IN_FILE
 
 GATED = "gated-"
 DEFAULTS = {
@@ -34,6 +35,8 @@ MT5 = {
     "feed_forward_proj": "gated-gelu",
     "tie_word_embeddings": False,
 }
+TIED_SINCE = 5  # the version of transformers that always writes tie_word_embeddings: true
+EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
 ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "num_heads",
@@ -66,7 +69,8 @@ def config(values: Published) -> dict[str, Any]:
         "farthest": values.get("relative_attention_max_distance"),
         "activation": activation,
         "gated": gated,
-        "tied": values.get("tie_word_embeddings"),
+        "tied": _is_tied(values),
+        "scaled": _is_scaled(values),
         "norm_epsilon": values.get("layer_norm_epsilon"),
         "dropout": values.get("dropout_rate"),
         "pad_id": pad,
@@ -74,10 +78,34 @@ def config(values: Published) -> dict[str, Any]:
     }
 
 
+def _is_tied(values: Published) -> bool:
+    """Return whether the projection is the embedding: by the weights, from the version on that does not say it."""
+    weights = values.weights() if values.version >= TIED_SINCE else None
+    if weights is None or not {EMBEDDING, HEAD} <= weights.shapes.keys():
+        return bool(values.get("tie_word_embeddings"))
+    return weights.are_equal(EMBEDDING, HEAD)
+
+
+def _is_scaled(values: Published) -> bool:
+    """Return whether the decoder's states are scaled before the projection.
+
+    Version 4 of transformers scales them if `tie_word_embeddings`. Version 5 has `scale_decoder_outputs` for T5 and
+    never scales those of mT5.
+    """
+    if values.type == "mt5" and values.version >= TIED_SINCE:
+        return False
+    return bool(values.get("scale_decoder_outputs", values.get("tie_word_embeddings")))
+
+
+UNUSED = {
+    "tie_word_embeddings": IN_FILE,
+    "scale_decoder_outputs": "the classes of mT5 do not scale since version 5",
+}
 FAMILY = Family(
     defaults={"t5": DEFAULTS, "mt5": MT5},
     aliases=ALIASES,
     architecture="t5",
     classes="ForConditionalGeneration",
     config=config,
+    unused=UNUSED,
 )

@@ -11,6 +11,7 @@ from typing import Any
 from txport.errors import ConfigError, quoted
 from txport.models.audio.languages import code_of
 from txport.models.family import ACTIVATIONS, Family, Published
+from txport.models.keys import OTHER_HEAD, TRAINING
 
 FRAMES_A_PLACE = 2
 DEFAULTS = {
@@ -35,12 +36,19 @@ DEFAULTS = {
 }
 AUDIO = {"feature_size": None, "sampling_rate": 16000, "hop_length": 160, "n_fft": 400, "chunk_length": 30}
 SILENT = {"padding_value": 0.0, "dither": 0.0, "do_normalize": False}  # the only supported values
+DERIVED = ("n_samples", "nb_max_frames", "mel_filters")  # of preprocessor_config.json, from its other values
+UNHEARD = (  # of preprocessor_config.json, and change no features
+    "feature_extractor_type",
+    "processor_class",
+    "image_processor_type",
+    "return_attention_mask",
+    "padding_side",
+    "transformers_version",
+)
 
 
 def config(values: Published) -> dict[str, Any]:
     """Return the values of `WhisperConfig`."""
-    values.require("scale_embedding", False)
-    values.require("tie_word_embeddings", True)
     sizes = {}
     for name in ("attention_heads", "ffn_dim"):
         both = [values.get(f"{side}_{name}") for side in ("encoder", "decoder")]
@@ -71,6 +79,9 @@ def config(values: Published) -> dict[str, Any]:
 def _audio(values: Published) -> dict[str, Any]:
     """Return the settings of `preprocessor_config.json`; mel bins and frames must be the model's."""
     told = {name: each for name, each in values.beside("preprocessor_config").items() if each is not None}
+    if strange := sorted(told.keys() - {*AUDIO, *SILENT, *DERIVED, *UNHEARD}):
+        value = f"preprocessor_config's {strange[0]} {quoted(told[strange[0]])}"
+        raise ConfigError(f"{value} is not supported: features may depend on it")
     for name, expected in SILENT.items():
         if (found := told.get(name, expected)) != expected:
             raise ConfigError(f"preprocessor_config's {name} {quoted(found)} is not supported; it must be {expected}")
@@ -134,10 +145,20 @@ def _forced(
     }
 
 
+UNUSED = {
+    "num_hidden_layers": "encoder_layers and decoder_layers say it",
+    **dict.fromkeys(("classifier_proj_size", "use_weighted_layer_sum"), OTHER_HEAD),
+    **dict.fromkeys(("mask_time_prob", "mask_time_length", "mask_time_min_masks", "apply_spec_augment"), TRAINING),
+    **dict.fromkeys(("mask_feature_prob", "mask_feature_length", "mask_feature_min_masks"), TRAINING),
+    **dict.fromkeys(("median_filter_width", "alignment_heads"), "only times of words use it"),
+}
+OFF = {"scale_embedding": (False,), "tie_word_embeddings": (True,)}
 FAMILY = Family(
     defaults={"whisper": DEFAULTS},
     aliases={"hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads"},
     architecture="whisper",
     classes="ForConditionalGeneration",
     config=config,
+    unused=UNUSED,
+    off=OFF,
 )

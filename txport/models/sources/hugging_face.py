@@ -12,10 +12,12 @@ from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import architecture, family
 from txport.models.config import Config, read_config
 from txport.models.facts import Facts
-from txport.models.names import CONFIG, GENERATION, MODULES, PREPROCESSOR, TOKENIZER
+from txport.models.generation import require_known_options, search_defaults, warn_of_options
+from txport.models.names import CONFIG, GENERATION, INDEX, MODULES, PREPROCESSOR, TOKENIZER, WEIGHTS
 from txport.models.pooling import is_of_sentences, longest_sentence, pooling_defaults
-from txport.models.sources.source import Format, Source, generation, place_of, read_weights
+from txport.models.sources.source import Format, Source, place_of, read_weights
 from txport.models.tokenizers.convert import companions_of
+from txport.models.weights.values import Weights
 from txport.system.documents import DocumentError, read_json
 
 ENCODER, HEADLESS = "bert", "Model"  # architecture of encoder-only models, and the class of one without a head
@@ -46,6 +48,12 @@ def _values(path: Path) -> dict[str, Any]:
     return read_config(path) if path.is_file() else {}
 
 
+def _weights(folder: Path) -> Weights | None:
+    """Return the tensors of a folder's safetensors; None if there are none."""
+    has_some = any((folder / name).is_file() for name in (WEIGHTS, INDEX))
+    return read_weights(folder) if has_some else None
+
+
 def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
     """Return the config of the architecture, from the values of a `config.json` and the other files of its folder."""
     of_sentences = is_of_sentences(folder)
@@ -59,7 +67,7 @@ def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
         beside = {Path(name).stem: _values(folder / name) for name in (GENERATION, PREPROCESSOR)}
         tokens = beside[Path(GENERATION).stem]
         values = {**values, **{name: tokens[name] for name in GENERATED if tokens.get(name) is not None}, **beside}
-        made = kind.read(values, _special_tokens(folder))
+        made = kind.read(values, _special_tokens(folder), partial(_weights, folder))
         if of_sentences and longest is not None:
             made["text_length"] = min(longest, made["max_length"])
         return architecture.find(kind.architecture).config.from_dict(made)
@@ -69,7 +77,15 @@ def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
 
 def defaults(folder: Path, facts: Facts) -> Mapping[str, Any]:
     """Return the default search options, or the pooling of an encoder-only model."""
-    return pooling_defaults(folder, facts) if facts.task == "encode" else generation(folder, facts)
+    if facts.task == "encode":
+        return pooling_defaults(folder, facts)
+    own = folder / GENERATION
+    path = own if own.is_file() else folder / CONFIG
+    values = read_config(path)
+    if path == own:
+        require_known_options(values, path)
+    warn_of_options(values, path)
+    return search_defaults(values, facts)
 
 
 def _special_tokens(folder: Path) -> dict[str, int] | None:

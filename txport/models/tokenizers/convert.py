@@ -53,6 +53,7 @@ CLASSES: dict[str, Make] = {  # tokenizer classes of transformers, without "Fast
     "GPT2Tokenizer": _spelled(vocabularies.gpt2),
     "RobertaTokenizer": _spelled(vocabularies.roberta),
     "BartTokenizer": _spelled(vocabularies.roberta),
+    "MvpTokenizer": _spelled(vocabularies.roberta),
     "Qwen2Tokenizer": _spelled(vocabularies.qwen2),
 }
 OF_TYPES = {  # the class of a model_type, where tokenizer_config.json names none
@@ -63,10 +64,13 @@ OF_TYPES = {  # the class of a model_type, where tokenizer_config.json names non
     "m2m_100": "M2M100Tokenizer",
     "mbart": "MBartTokenizer",
     "bart": "BartTokenizer",
+    "mvp": "BartTokenizer",
     "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer",
     "bert": "BertTokenizer",
+    "ernie": "BertTokenizer",
+    "data2vec-text": "RobertaTokenizer",
     "distilbert": "DistilBertTokenizer",
     "electra": "ElectraTokenizer",
     "mpnet": "MPNetTokenizer",

@@ -30,7 +30,8 @@ class LanguageReader:
 
     def __post_init__(self) -> None:
         known = self.inner.vocabulary
-        for token in (*self.languages.tokens.values(), *self._around()):
+        named = [self._token(each) for each in (self.source, self.target) if each is not None]
+        for token in (*self.languages.tokens.values(), *named, *self._around()):
             if token not in known:
                 raise BundleError(f"the tokenizer has no token {quoted(token)}, which texts are to have")
         if self.languages.target == "forced" and self.writer is not None:
@@ -52,22 +53,27 @@ class LanguageReader:
         return LanguageReader(self.inner, self.languages, names[0] or self.source, names[1] or self.target, self.writer)
 
     @property
+    def chooses(self) -> bool:
+        """Return True if the decoder chooses the target language, because none is set."""
+        return self.languages.target == "forced" and self.target is None
+
+    @property
     def forced(self) -> int | None:
         """The id of the target language's token, with which a target must begin; None if none is forced."""
         if self.target is None or self.languages.target != "forced":
             return None
-        return (self.writer or self.inner).id_of(self.languages.tokens[self.target])
+        return (self.writer or self.inner).id_of(self._token(self.target))
 
     def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
         """See `Tokenizer.encode`."""
         tokens = self.languages.tokens
-        first = [] if self.target is None or self.languages.target != "source" else [tokens[self.target]]
+        first = [] if self.target is None or self.languages.target != "source" else [self._token(self.target)]
         if self.languages.target == "source":
             own = next((token for token in tokens.values() if text.startswith(token)), None)
             text, first = (text, first) if own is None else (text.removeprefix(own), [*first, own])
         language = self.source or self.languages.source
         before, after = (
-            [tokens[language or ""] if each is None else each for each in side]
+            [self._token(language or "") if each is None else each for each in side]
             for side in (self.languages.before, self.languages.after)
         )
         ids = [self.inner.id_of(token) for token in (*first, *before)]
@@ -78,13 +84,19 @@ class LanguageReader:
         """See `Tokenizer.unknown`."""
         return self.inner.unknown
 
+    def _token(self, language: str) -> str:
+        """Return the token of a language by its name; a token that was added to the tokenizer is its own name."""
+        return self.languages.tokens.get(language, language)
+
     def _name(self, language: str) -> str:
-        """Return the name of a language, which may be given as its token."""
+        """Return the name of a language, which may be given as its token, or as any token that a user added."""
         if not isinstance(language, str):
             raise UnsupportedError(f"a language must be a string, got {quoted(language)}")
         for name, token in self.languages.tokens.items():
             if language in (name, token):
                 return name
+        if language in self.inner.added() and language not in self._around():
+            return language
         names = list(self.languages.tokens)
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         raise UnsupportedError(f"there is no language {quoted(language)}; there are {', '.join(names[:SHOWN])}{more}")

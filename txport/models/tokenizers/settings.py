@@ -13,6 +13,7 @@ from txport.system.documents import DocumentError, read_json, read_text
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 OTHERS = "additional_special_tokens"
+EXTRA = "extra_special_tokens"  # the name since version 5 of transformers; before, an object of named tokens
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,9 @@ class Settings:
     def others(self) -> list[str]:
         """Return the special tokens without a name."""
         for values in (self._values, self._map):
-            if isinstance(found := values.get(OTHERS), list):
-                return [self._added(OTHERS, each).text for each in found]
+            for name in (OTHERS, EXTRA):
+                if isinstance(found := values.get(name), list):
+                    return [self._added(name, each).text for each in found]
         return []
 
     def variables(self, defaults: Mapping[str, str]) -> dict[str, str | list[str]]:

@@ -34,6 +34,10 @@ class Weights(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.shapes)
 
+    def are_equal(self, one: str, other: str) -> bool:
+        """Return whether two tensors have the same shape and numbers."""
+        return torch.equal(self[one], self[other])
+
     def joined(self, other: Weights) -> Weights:
         """Return these tensors together with others, which must have other names."""
         return Weights({**self.shapes, **other.shapes}, lambda name: (self if name in self else other)[name])

@@ -57,7 +57,8 @@ def t5(parts: Parts, config: Published, folder: Path) -> Known:
         "farthest": farthest,
         "activation": encoder.activation,
         "gated": encoder.is_gated,
-        "tied": _is_tied(parts, encoder.width),
+        "tied": _is_tied(parts),
+        "scaled": _is_scaled(parts, encoder.width),
         "norm_epsilon": config.get("layer_norm_epsilon", 1e-6),
         "pad_id": start,
         "eos_id": end,
@@ -92,17 +93,22 @@ def _distances(parts: Parts, side: str) -> tuple[int, int]:
     return parts.shape(names[0])[0], whole("relative_attention_max_distance", farthest)
 
 
-def _is_tied(parts: Parts, width: int) -> bool:
-    """Return whether the projection is the embedding, which both sides share; then outputs are scaled."""
+def _is_tied(parts: Parts) -> bool:
+    """Return whether the projection is the embedding, which both sides share."""
     source, target = (
         next((name for name in names if parts.has(name)), names[0])
         for names in (("encoder/embeddings/weight", "encoder/embeddings_0/weight"), ("decoder/embeddings/weight",))
     )
     if not parts.are_one(source, target):
         raise ConfigError("a T5 must share the embeddings of sources and targets")
-    tied = parts.are_one(target, "decoder/projection/weight")
+    return parts.are_one(target, "decoder/projection/weight")
+
+
+def _is_scaled(parts: Parts, width: int) -> bool:
+    """Return whether the decoder's states are scaled by 1 / sqrt(width) before the projection."""
     scale = parts.attribute("decoder/scale_outputs", 1)
-    expected = width**-0.5 if tied else 1.0
-    if not math.isclose(scale, expected, rel_tol=1e-6):
-        raise ConfigError(f"decoder/scale_outputs {scale} is not supported; it must be {expected}")
-    return tied
+    if math.isclose(scale, 1.0, rel_tol=1e-6):
+        return False
+    if not math.isclose(scale, width**-0.5, rel_tol=1e-6):
+        raise ConfigError(f"decoder/scale_outputs {scale} is not supported; it must be 1.0 or {width**-0.5}")
+    return True
