@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from txport.proof.parity.exact import Exact, Ids, largest_difference
 from txport.proof.parity.tolerances import Tolerance, tolerance_of
 from txport.proof.verify import encoding, golden
 from txport.proof.verify.check import verify
+from txport.runtimes.base import GraphRuntime
 from txport.runtimes.encoding import infer
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.options import require_defaults
@@ -53,6 +55,7 @@ def prove(
     runtime, provider = runtimes.home(bundle.manifest.target)
     searches = bundle.manifest.single or not is_large(checkpoint)  # golden outputs have searches of their own
     how: dict[str, Any] = {"cases": cases, "searches": searches, "progress": within(progress, 0, 0.7)}
+    how["load"] = load = partial(_load_once, {})  # packing the weights of a large bundle takes long
     report = check(bundle, checkpoint, {runtime: provider}, seed, **how)
     if report.passed:
         progress(Stage("recording golden outputs", 0.7))
@@ -60,10 +63,17 @@ def prove(
             _add_golden(bundle, checkpoint)
     bundle = seal(bundle.path, dataclasses.replace(bundle.manifest, parity=report.summary()))
     if report.passed:
-        result = verify(bundle.path, runtime=runtime, provider=provider, progress=within(progress, 0.9, 1))
+        result = verify(bundle.path, runtime=runtime, provider=provider, load=load, progress=within(progress, 0.9, 1))
         if not result.passed:
             raise ParityError(f"the export of {checkpoint.name} can't be verified: {result.wrong}")
     return dataclasses.replace(bundle, measured=report.figures()), report
+
+
+def _load_once(loaded: dict[str, GraphRuntime], name: str, bundle: Bundle, **how: Any) -> GraphRuntime:
+    """Return a bundle on a runtime, started when it is needed first; its graphs must stay the same."""
+    if name not in loaded:
+        loaded[name] = runtimes.load(name, bundle, **how)
+    return loaded[name]
 
 
 def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:

@@ -19,11 +19,17 @@ from txport.search.options import SearchOptions
 Rules = Mapping[str, Any]  # options that are built into a graph
 NO_RULES: Rules = MappingProxyType({})
 
-FEW_TOKENS, FEW_CALLS = 6, 2  # tokens of a search in a large model, and calls of a graph after the first
+FEW_TOKENS = 6  # tokens of a search in a large model
+FEW_CALLS = 2  # calls of a graph after the first in a case of a large model, and one in the cases not in `STEPPED`
 FEW_SOURCES = 2  # of features per case of a large model: all have the same length, and two show if rows mix
+STEPPED = ("one row", "padded rows", "every row padded", "longest", "real")
 SEARCHED = ("one row", "every row padded", "real")  # cases of a large model that are searched even if they have targets
 LONGEST_PROMPT = "longest prompt"
-DROPPED = ("longest", "most padding")  # cases of a causal model that a large one skips: others test what they do
+DROPPED = (
+    "length 1",
+    "longest",
+    "most padding",
+)  # cases of a causal model that a large one skips: others test what they do
 BRIEF = 512  # positions; larger batches have no whole runs in a large model, nor for PyTorch's own error
 # Positions up to which whole graphs are compared, and the numbers of logits of a target that fit into memory. What
 # depends on positions beyond is compared part by part (`proof.context`).
@@ -242,7 +248,9 @@ def lighten(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     left_out = [f"search beyond {FEW_TOKENS} tokens, and in the cases {', '.join(unsearched)}"]
     left_out += [f"whole targets in the cases {', '.join(silent)}"] if silent else []
     left_out += [f"the case {case.name}" for case in cases if case.name in dropped]
-    left_out.append(f"calls of graphs beyond {FEW_CALLS} after the first, and whole targets beyond {FEW_TOKENS} tokens")
+    left_out.append(
+        f"calls of graphs beyond 1 or {FEW_CALLS} after the first, and whole targets beyond {FEW_TOKENS} tokens"
+    )
     if any(isinstance(case.sources[0], np.ndarray) and len(case.sources) > FEW_SOURCES for case in cases):
         left_out.append(f"batches of more than {FEW_SOURCES} sources of features")
     return lighter, left_out
@@ -250,7 +258,8 @@ def lighten(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
 
 def _lightened(case: Case) -> Case:
     targets = tuple(target[:FEW_TOKENS] for target in case.targets)
-    case = replace(case, steps=case.steps[:FEW_CALLS], targets=targets)
+    steps = case.steps[: FEW_CALLS if case.name in STEPPED else 1]
+    case = replace(case, steps=steps, targets=targets)
     if isinstance(case.sources[0], np.ndarray):
         case = replace(case, sources=case.sources[:FEW_SOURCES], targets=case.targets[:FEW_SOURCES])
     if case.places > BRIEF:

@@ -39,6 +39,7 @@ from txport.proof.parity.truth.encoding import EncoderTruth
 from txport.proof.parity.truth.generation import GeneratorTruth
 from txport.proof.parity.weights import compare_weights, unheld
 from txport.proof.reports.report import Report
+from txport.runtimes.base import GraphRuntime
 from txport.system.packages import version_of
 from txport.system.progress import Progress, Stage, counted, silent, within
 from txport.version import __version__
@@ -69,15 +70,17 @@ def check(
     rtol: float | None = None,
     texts: Texts | None = None,
     searches: bool = True,
+    load: Callable[..., GraphRuntime] = runtimes.load,
     progress: Progress = silent,
 ) -> Report:
     """Compare a bundle with its checkpoint on each runtime of `providers` (runtime -> provider).
 
     `cases`: number of random cases, in addition to those that every bundle has to pass. `atol` and `rtol` tighten the
     tolerances. `texts`: texts with their targets, to measure task quality. Without `searches`, only logits and outputs
-    are compared, not the tokens that search finds. Raises `UnsupportedError` if the bundle was
-    made from another checkpoint or a tolerance would be loosened, and `ParityError` if the manifest contradicts the
-    checkpoint or a graph does not run.
+    are compared, not the tokens that search finds. `load` starts a bundle on a runtime.
+
+    Raises `UnsupportedError` if the bundle was made from another checkpoint or a tolerance would be loosened, and
+    `ParityError` if the manifest contradicts the checkpoint or a graph does not run.
     """
     require_checkpoint(bundle, checkpoint)
     if is_foreign := isinstance(bundle.manifest, ForeignManifest):
@@ -124,7 +127,9 @@ def check(
             rest = within(part, 0.25, 1)
             for at, name in enumerate(names):
                 own = within(rest, at / len(names), (at + 1) / len(names))
-                _compare(report, bundle, name, providers[name], truth, reference, tolerances[name], seed, own)
+                runtime = _load(name, bundle, providers[name], load)
+                _compare(report, bundle, name, providers[name], runtime, truth, reference, tolerances[name], seed, own)
+                del runtime  # each holds the weights
     return report
 
 
@@ -133,6 +138,7 @@ def _compare(
     bundle: Bundle,
     name: str,
     provider: str,
+    runtime: GraphRuntime,
     truth: Truth,
     reference: Reference | None,
     tolerance: Tolerance,
@@ -141,7 +147,6 @@ def _compare(
 ) -> None:
     """Compare one runtime with `truth`; with a `reference`, also compare its graphs one by one."""
     label = name if provider == "cpu" else f"{name} {provider}"
-    runtime = _load(name, bundle, provider, runtimes.load)
     report.about["ran"][label] = runtime.placement()
     if reference is not None:
         graphs = within(progress, 0, 0.8)

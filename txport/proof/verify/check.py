@@ -35,7 +35,7 @@ from txport.proof.verify.golden import (
     find,
     load_golden,
 )
-from txport.runtimes.base import Floats, Runtime
+from txport.runtimes.base import Floats, GraphRuntime, Runtime
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 from txport.search.scoring import logits, score
@@ -81,9 +81,10 @@ def verify(
     runtime: str = "ort",
     provider: str = "cpu",
     threads: int | None = None,
+    load: Callable[..., GraphRuntime] = runtimes.load,
     progress: Progress = silent,
 ) -> Verification:
-    """Check the bundle at `path` as it runs on one runtime and provider.
+    """Check the bundle at `path` as it runs on one runtime and provider; `load` starts it there.
 
     Raises `UnavailableError` if the runtime or the provider is not installed, `BundleError` if `path` is no bundle or
     has no golden outputs, and `UnsupportedError` for models exported by other tools and for runtimes that compute in a
@@ -106,7 +107,7 @@ def verify(
     names = (*FIRST, *TASKS[bundle.manifest.facts.task].names, *([SINGLE] if bundle.manifest.single else []))
     checks = list[Check]()
     progress(Stage(f"verifying {names[0]}", 0))
-    for check in _checks(bundle, runtime, provider, threads):
+    for check in _checks(bundle, runtime, provider, threads, load):
         checks.append(check)
         for following in names[len(checks) :][:1]:
             progress(Stage(f"verifying {following}", len(checks) / len(names)))
@@ -122,7 +123,9 @@ def _about(bundle: Bundle, runtime: str, provider: str) -> dict[str, Any]:
     return {**what, "runtime": runtime, "provider": provider, "versions": versions}
 
 
-def _checks(bundle: Bundle, name: str, provider: str, threads: int | None) -> Iterator[Check]:
+def _checks(
+    bundle: Bundle, name: str, provider: str, threads: int | None, load: Callable[..., GraphRuntime]
+) -> Iterator[Check]:
     """Yield each check; stop if a failure makes the following checks meaningless."""
     manifest = bundle.manifest
     problems = damage(bundle)
@@ -134,7 +137,7 @@ def _checks(bundle: Bundle, name: str, provider: str, threads: int | None) -> It
     verdict = manifest.parity.get("verdict", "missing")
     yield check_of(EXPORT, [] if verdict == "pass" else [f"verdict {verdict}; export it again"], "equal to PyTorch")
     try:
-        runtime = runtimes.load(name, bundle, provider=provider, threads=threads)
+        runtime: Any = load(name, bundle, provider=provider, threads=threads)
     except BundleError as error:
         yield check_of(PORTS, [str(error)], "")
         return
