@@ -1,16 +1,25 @@
 """Memory that the comparison of an export with PyTorch requires, estimated before anything is written.
 
-The estimate is a lower bound, so an export that fits is never refused. Memory-mapped files do not count, because the
-system can drop their pages.
+The estimate is what the process takes in addition to its modules. Memory-mapped files do not count, because the system
+can drop their pages.
 """
 
 from __future__ import annotations
+
+import math
 
 from torch import nn
 
 from txport.bundles.manifest import arithmetic_of
 from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint
+from txport.models.facts import StateTensor
+from txport.models.model import Model
+from txport.models.ops import MOST_SCORES
+from txport.models.parts import Attention, Linear
+from txport.models.weights.streamed import MOST_ROOM
+from txport.proof.context.check import is_long
+from txport.proof.parity.cases import reach_of
 from txport.proof.parity.exact import HALVES
 from txport.system import memory
 
@@ -23,7 +32,8 @@ PACKED = {
     ("cpu", "int8"): 1.0,
     ("cpu", "int4"): 0.5,
 }
-EXACT, HALF = 8, 2  # bytes per weight in float64 and in 16 bits
+EXACT, OWN, HALF = 8, 4, 2  # bytes of a number in float64, in fp32 and in 16 bits
+ROWS = 2  # of the longest case
 
 
 def require_room(checkpoint: Checkpoint, target: str, precision: str) -> None:
@@ -40,18 +50,64 @@ def require_room(checkpoint: Checkpoint, target: str, precision: str) -> None:
 
 
 def memory_for(checkpoint: Checkpoint, target: str, precision: str) -> int:
-    """Return the minimum peak memory of the comparison in bytes: packed weights and PyTorch's weights in float64.
+    """Return the peak memory of the comparison in bytes: of whole graphs, or of parts at the end of the context."""
+    return max(_of_graphs(checkpoint, target, precision), _of_context(checkpoint, target))
 
-    In a causal cpu bundle, two graphs contain all weights. A streamed model has one tensor in float64 at a time. Any
-    other model is in memory as a whole. For 16 bits it has two more copies: rounded weights, and float64 weights for
-    the run with rounded activations.
+
+def _of_graphs(checkpoint: Checkpoint, target: str, precision: str) -> int:
+    """Return the bytes of the packed weights, of PyTorch's weights, and of what is computed for the longest case.
+
+    In a causal cpu bundle, two graphs contain the weights of all layers. A streamed model has at most one tensor, or
+    `MOST_ROOM` numbers, in float64 and in the precision. Any other model is in memory as a whole. For 16 bits it has
+    two more copies: rounded weights, and float64 weights for the run with rounded activations.
     """
     model = checkpoint.outline
     products = {id(each.weight): each.weight.numel() for each in model.modules() if isinstance(each, nn.Linear)}
-    graphs = 2 if target == "cpu" and model.facts.task == "causal" else 1
-    packed = PACKED.get((target, precision), 0.0) * graphs * sum(products.values())
-    sizes = [each.numel() for each in model.parameters()]
+    last = [each.weight.numel() for each in model.modules() if isinstance(each, Linear) and each.tag == "projection"]
+    held = sum(products.values())
+    if target == "cpu" and model.facts.task == "causal":
+        held += held - sum(last)
+    packed = int(PACKED.get((target, precision), 0.0) * held)
     if checkpoint.read is not None:
-        return int(packed) + EXACT * max(sizes)
+        return packed + (EXACT + OWN) * min(MOST_ROOM, max(products.values())) + _of_activations(model, EXACT)
+    sizes = sum(each.numel() for each in model.parameters())
     halved = HALF + EXACT if arithmetic_of(target, precision) in HALVES else 0
-    return int(packed) + (0 if model.fp32_only else EXACT + halved) * sum(sizes)
+    weights = (0 if model.fp32_only else EXACT + halved) * sizes
+    return packed + weights + _of_activations(model, OWN if model.fp32_only else EXACT)
+
+
+def _of_activations(model: Model, size: int) -> int:
+    """Return the bytes of the scores, logits and caches of the longest case, whose numbers have `size` bytes.
+
+    Scores are held before and after the softmax, with their mask; logits and caches also in fp32, as PyTorch's and the
+    graph's.
+    """
+    facts = model.facts
+    source, target = (
+        min(*pair) for pair in zip(reach_of(facts), (facts.reads.longest, facts.writes.longest), strict=True)
+    )
+    heads = max((part.core.heads for part in model.modules() if isinstance(part, Attention)), default=0)
+    scores = 3 * size * min(MOST_SCORES, heads * max(source, target) ** 2)
+    logits = (size + 2 * OWN) * target * facts.target.size if facts.target is not None else 0
+    caches = ROWS * (3 * size + 4 * OWN) * target * sum(map(_width, facts.state))
+    return scores + logits + caches
+
+
+def _of_context(checkpoint: Checkpoint, target: str) -> int:
+    """Return the bytes of the caches of one layer at the end of the context: in fp32, in float64, and in the graph.
+
+    A portable graph joins the old keys and values and the new ones, and transposes the keys.
+    """
+    facts = checkpoint.facts
+    if isinstance(checkpoint.outline, Adapted) or not is_long(facts):
+        return 0
+    layer = max((each.layer for each in facts.owned("row")), default=0)
+    numbers = sum(_width(each) for each in facts.owned("row") if each.layer == layer) * facts.writes.longest
+    copies = 2.5 if target == "portable" else 0.0
+    tables = 2 * OWN * sum(each.numel() for each in checkpoint.outline.buffers())  # computed before, and in a session
+    return int(numbers * (OWN + EXACT + copies * OWN)) + tables
+
+
+def _width(state: StateTensor) -> int:
+    """Return the numbers of a cache for one token."""
+    return math.prod(state.shape(1, 1))
