@@ -33,7 +33,7 @@ PACKED = {
     ("cpu", "int4"): 0.5,
 }
 EXACT, OWN, HALF = 8, 4, 2  # bytes of a number in float64, in fp32 and in 16 bits
-ROWS = 2  # of the longest case
+ROWS = 2  # of the longest case, unless it is a prompt
 
 
 def require_room(checkpoint: Checkpoint, target: str, precision: str) -> None:
@@ -89,7 +89,8 @@ def _of_activations(model: Model, size: int) -> int:
     heads = max((part.core.heads for part in model.modules() if isinstance(part, Attention)), default=0)
     scores = 3 * size * min(MOST_SCORES, heads * max(source, target) ** 2)
     logits = (size + 2 * OWN) * target * facts.target.size if facts.target is not None else 0
-    caches = ROWS * (3 * size + 4 * OWN) * target * sum(map(_width, facts.state))
+    rows = 1 if facts.task == "causal" else ROWS
+    caches = rows * (3 * size + 4 * OWN) * target * sum(map(_width, facts.state))
     return scores + logits + caches
 
 
