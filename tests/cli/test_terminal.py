@@ -124,7 +124,9 @@ def test_people_are_told_in_one_place() -> None:
         for line in file.read_text(encoding="utf-8").splitlines()
         if ("click.echo(" in line or "print(" in line or "click.secho(" in line) and "_print" not in line
     ]
-    assert sorted(each.partition(":")[0] for each in found) == ["guard.py", "progress.py", "tables.py", "textio.py"], found
+    assert sorted(each.partition(":")[0] for each in found) == ["guard.py", "progress.py", "tables.py", "textio.py"], (
+        found
+    )
 
 
 def test_a_path_that_is_no_utf_8_is_shown(tmp_path: Path) -> None:
