@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.hugging_face.test_tokenizers import made, train
+from tests.hugging_face.record_tokenizers import train
 from tests.tokenizers.odd import odd_lines
 from tests.tokenizers.readers import BYTES, COUNT, READERS, Side, differences, in_javascript, sides_of
 from txport.models.tokenizers.convert import companions_of
 
 MAPS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
-PIECES = ("t5", "t5-bytes", "pegasus", "marian", "marian-languages", "m2m100", "mbart", "nllb", "xlm-roberta")
-PIECES = (*PIECES, "camembert", "llama", "gemma")
 FEW = 30  # of a thousand
 SARA_AM = "\u0e33"  # a vowel of Thai that Unicode counts as a letter
 
@@ -35,9 +33,6 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Side]:
     pytest.importorskip("sentencepiece")
     folder = tmp_path_factory.mktemp("models")
     folders = {name: t5_of(folder / name, name) for name in MAPS}
-    for name in PIECES:
-        folders[name] = folder / name
-        made(name, folders[name], full=True)
     out = tmp_path_factory.mktemp("sides")
     files = {name: companions_of(each) for name, each in folders.items()}
     return {side: each for name in files for side, each in sides_of(name, files[name], out).items()}

@@ -11,6 +11,7 @@ import math
 from torch import nn
 
 from txport.bundles.manifest import arithmetic_of
+from txport.exporters.portable import EXTERNAL_ABOVE
 from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import StateTensor
@@ -68,6 +69,9 @@ def _of_graphs(checkpoint: Checkpoint, target: str, precision: str) -> int:
     if target == "cpu" and model.facts.task == "causal":
         held += held - sum(last)
     packed = int(PACKED.get((target, precision), 0.0) * held)
+    stored = (HALF if arithmetic_of(target, precision) in HALVES else OWN) * held
+    if target == "portable" and stored < EXTERNAL_ABOVE:  # the session reads the weights with the graph, and packs them
+        packed += stored
     if checkpoint.read is not None:
         return packed + (EXACT + OWN) * min(MOST_ROOM, max(products.values())) + _of_activations(model, EXACT)
     sizes = sum(each.numel() for each in model.parameters())

@@ -100,22 +100,12 @@ def check(
         with no_crash("attention and positions at the end of the context"):
             found = compare_context(bundle, checkpoint, seed, atol, rtol, progress=within(progress, 0.05, 0.15))
             report.tensors.extend(found)
+    elif bundle.manifest.precision in ("int8", "int4"):
+        report.about["reference"] = ROUNDED
     if checkpoint.outline.fp32_only:
         report.about["reference"] = f"PyTorch in fp32: in float64 it does not run ({checkpoint.outline.fp32_only})"
     with fitting_threads(checkpoint):
-        drawn = draw_cases(bundle, seed, cases)
-        left_out = list[str]()
-        if is_large(checkpoint):
-            drawn, left_out = lighten(drawn)
-        if not searches and any(case.search_tokens for case in drawn):
-            drawn = [replace(case, search_tokens=0) for case in drawn]
-            left_out = [GOLDEN_SEARCHES, *(line for line in left_out if not line.startswith("search beyond"))]
-        if is_foreign:
-            left_out.append(FOREIGN_PARTS)
-            report.about.update({"reference": ROUNDED} if bundle.manifest.precision in ("int8", "int4") else {})
-        by_part = not (is_foreign or isinstance(checkpoint.outline, Adapted))
-        beyond = [*not_reached(bundle.manifest.facts, by_part=by_part), *(unreached(checkpoint) if by_part else [])]
-        report.about["left_out"] = [*left_out, *beyond]
+        drawn, report.about["left_out"] = _cases(bundle, checkpoint, seed, cases, searches=searches)
         for number, held in enumerate(precisions := list(dict.fromkeys(computed.values()))):
             part = within(progress, *(0.15 + 0.85 * (number + more) / len(precisions) for more in (0, 1)))
             part(Stage("running PyTorch in float64", 0))
@@ -131,6 +121,24 @@ def check(
                 _compare(report, bundle, name, providers[name], runtime, truth, reference, tolerances[name], seed, own)
                 del runtime  # each holds the weights
     return report
+
+
+def _cases(
+    bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int, *, searches: bool
+) -> tuple[list[Case], list[str]]:
+    """Return the cases of a bundle, `more` of them random, and descriptions of what they leave out."""
+    is_foreign = isinstance(bundle.manifest, ForeignManifest)
+    drawn = draw_cases(bundle, seed, more)
+    left_out = list[str]()
+    if is_large(checkpoint):
+        drawn, left_out = lighten(drawn)
+    if not searches and any(case.search_tokens for case in drawn):
+        drawn = [replace(case, search_tokens=0) for case in drawn]
+        left_out = [GOLDEN_SEARCHES, *(line for line in left_out if not line.startswith("search beyond"))]
+    left_out += [FOREIGN_PARTS] if is_foreign else []
+    by_part = not (is_foreign or isinstance(checkpoint.outline, Adapted))
+    left_out += not_reached(bundle.manifest.facts, by_part=by_part)
+    return drawn, [*left_out, *(unreached(checkpoint) if by_part else [])]
 
 
 def _compare(
