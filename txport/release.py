@@ -116,14 +116,8 @@ def export(
         if weights:
             require_room(checkpoint, target, precision)
         progress(f"exporting {checkpoint.name} ({target} {precision})")
-        how: dict[str, Any] = {
-            "target": target,
-            "precision": precision,
-            "opset": opset,
-            "rows": rows,
-            "weights": weights,
-        }
-        how["single"] = switch("single", single)
+        how: dict[str, Any] = {"target": target, "precision": precision, "opset": opset, "rows": rows}
+        how |= {"weights": weights, "single": switch("single", single)}
         progress(Stage("writing the graphs", 0.05))
         bundle = write(checkpoint, folder, **how)
         if not weights:
