@@ -102,9 +102,7 @@ def export(
     precision = usual_precision(target) if precision is None else precision
     opset = None if opset is None else whole("opset", opset, 1, GREATEST)
     rows = None if rows is None else whole("rows", rows, 1, GREATEST)
-    if switch("auto", auto) and not (target == "cpu" and is_quantised(target, precision)):
-        what = "weights of int8 and int4 in fp32, on the cpu target alone"
-        raise UnsupportedError(f"auto keeps {what}; {target} {precision} has none of them")
+    _require_auto(auto, target, precision)
     limit = _auto_limit(auto, auto_limit)
     if not switch("weights", weights) and auto:
         raise UnsupportedError("auto needs weights; remove auto, or export with weights")
@@ -150,6 +148,13 @@ def _proven(
         worst = f"{report.describe_worst()}{note_on_lengths(bundle, checkpoint)}"
         raise ParityError(f"the export of {checkpoint.name} differs from PyTorch: {worst}")
     return bundle
+
+
+def _require_auto(auto: bool, target: str, precision: str) -> None:
+    """Raise `UnsupportedError` for `auto` with a bundle that has no weights in few bits on the cpu target."""
+    if switch("auto", auto) and not (target == "cpu" and is_quantised(target, precision)):
+        what = "weights of int8 and int4 in fp32, on the cpu target alone"
+        raise UnsupportedError(f"auto keeps {what}; {target} {precision} has none of them")
 
 
 def _auto_limit(auto: bool, limit: float | None) -> float:

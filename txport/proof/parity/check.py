@@ -93,10 +93,7 @@ def check(
     report = Report(_about(bundle, providers, tolerances, seed, cases))
     report.about["texts"] = digest_of(texts) if texts else None
     if not is_foreign:
-        progress(Stage("comparing weights", 0))
-        with no_crash("the comparison of the weights in the graphs"):
-            report.tensors.extend(compare_weights(bundle, checkpoint))
-            report.about.update(unheld(bundle, checkpoint))
+        _compare_held(report, bundle, checkpoint, progress)
         with no_crash("attention and positions at the end of the context"):
             found = compare_context(bundle, checkpoint, seed, atol, rtol, progress=within(progress, 0.05, 0.15))
             report.tensors.extend(found)
@@ -121,6 +118,14 @@ def check(
                 _compare(report, bundle, name, providers[name], runtime, truth, reference, tolerances[name], seed, own)
                 del runtime  # each holds the weights
     return report
+
+
+def _compare_held(report: Report, bundle: Bundle, checkpoint: Checkpoint, progress: Progress) -> None:
+    """Compare the weights in the graphs with the checkpoint's."""
+    progress(Stage("comparing weights", 0))
+    with no_crash("the comparison of the weights in the graphs"):
+        report.tensors.extend(compare_weights(bundle, checkpoint))
+        report.about.update(unheld(bundle, checkpoint))
 
 
 def _cases(
