@@ -130,12 +130,19 @@ class Model(nn.Module):
         return Decoded(logits, ops.state, ops.weights)
 
     def extend(
-        self, tokens: Tensor, mask: Tensor, places: Tensor, state: Mapping[StateTensor, Tensor], *, first: int = 0
+        self,
+        tokens: Tensor,
+        mask: Tensor,
+        places: Tensor,
+        state: Mapping[StateTensor, Tensor],
+        *,
+        wanted: Tensor | None = None,
     ) -> Decoded:
         """Run T tokens (B, T) of a causal model, left-padded, at positions `places` (B, T), after the P in the state.
 
-        `mask` (B, P + T) is True on real tokens. Returns logits (B, T - first, V) of the tokens from `first` on, and
-        the state of P + T. A padding token attends to itself: with all keys masked, rounding would decide the output.
+        `mask` (B, P + T) is True on real tokens. Returns logits (B, N, V) of the tokens at the indices `wanted` (B, N),
+        by default of all T, and the state of P + T. A padding token attends to itself: with all keys masked, rounding
+        would decide the output.
         """
         past = _past(state)
         length = tokens.shape[1]
@@ -143,7 +150,7 @@ class Model(nn.Module):
         seen = causal_mask(length, past, tokens.device) & ~hidden
         ops = PlainOps(places, additive(seen, next(self.parameters()).dtype), state)
         states = self.decoder_states(tokens, ops)
-        return Decoded(self.logits(states[:, first:] if first else states), ops.state, {})
+        return Decoded(self.logits(picked(states, wanted)), ops.state, {})
 
     def forward(self, source: Tensor, lengths: Tensor, tokens: Tensor) -> Tensor:
         """Teacher forcing of a seq2seq model: sources, lengths (B,), target tokens (B, T) -> logits (B, T, V)."""
@@ -185,6 +192,11 @@ class Model(nn.Module):
                 nn.init.xavier_uniform_(parameter, self.gain(name))
             elif self.is_bias(name):
                 nn.init.zeros_(parameter)
+
+
+def picked(x: Tensor, wanted: Tensor | None) -> Tensor:
+    """Return the tokens of x (B, T, D) at the indices `wanted` (B, N), as (B, N, D); all of them if it is None."""
+    return x if wanted is None else x[torch.arange(len(x), device=x.device)[:, None], wanted]
 
 
 def _past(state: Mapping[StateTensor, Tensor]) -> int:

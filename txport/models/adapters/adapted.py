@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from txport.errors import CheckpointError, TxportError, brief
 from txport.models.adapters.adapter import DIGIT, Adapter, AdapterConfig, StepInputs
 from txport.models.facts import Owner, StateTensor
-from txport.models.model import Decoded, Memory, Model
+from txport.models.model import Decoded, Memory, Model, picked
 from txport.models.ops import before_mask, causal_mask
 from txport.system.machine import is_out_of_memory
 
@@ -118,7 +118,13 @@ class Adapted(Model):
         return Decoded(logits, {each: state[each] for each in self.facts.state}, {})
 
     def extend(
-        self, tokens: Tensor, mask: Tensor, places: Tensor, state: Mapping[StateTensor, Tensor], *, first: int = 0
+        self,
+        tokens: Tensor,
+        mask: Tensor,
+        places: Tensor,
+        state: Mapping[StateTensor, Tensor],
+        *,
+        wanted: Tensor | None = None,
     ) -> Decoded:
         """See `Model`."""
         past = self._past(state)
@@ -129,8 +135,7 @@ class Adapted(Model):
         hidden = before_mask(length, past, tokens.device) & ~mask[:, None, None, :]
         seen = causal_mask(length, past, tokens.device) & ~hidden  # (B, 1, T, P + T)
         logits, grown = self._step(tokens, places, seen, state, {})
-        logits = logits[:, first:] if first else logits
-        return Decoded(logits, {each: grown[each] for each in self.facts.state}, {})
+        return Decoded(picked(logits, wanted), {each: grown[each] for each in self.facts.state}, {})
 
     def _past(self, state: Mapping[StateTensor, Tensor]) -> int:
         return next(tensor.shape[2] for each, tensor in state.items() if each.owner == "row")

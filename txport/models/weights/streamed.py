@@ -139,6 +139,8 @@ def _project(module: nn.Linear, names: Mapping[int, str], read: Read, dtype: tor
     room = Room(dtype)
 
     def forward(x: Tensor) -> Tensor:
+        if not x.numel():
+            return x.new_zeros(*x.shape[:-1], module.out_features)
         parts = []
         with torch._C.DisableTorchFunction():
             rows = read(weight).split(count)  # type: ignore[no-untyped-call]

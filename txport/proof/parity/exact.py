@@ -236,11 +236,11 @@ def _one_pass_causal(model: Model, prompts: Ids, targets: Ids) -> list[Array]:
     ids, lengths = (torch.from_numpy(each) for each in pad(rows, model.facts.writes.pad))
     mask = padding_mask(lengths, ids.shape[1])
     places = torch.arange(ids.shape[1])[None, :].expand(ids.shape)
-    starts = [len(prompt) - 1 for prompt in prompts]
-    found = model.extend(ids, mask, places, model.empty_state(len(ids)), first=min(starts))
+    starts = torch.tensor([[len(prompt) - 1] for prompt in prompts])
+    wanted = (starts + torch.arange(max(map(len, targets)))).clamp(max=ids.shape[1] - 1)
+    found = model.extend(ids, mask, places, model.empty_state(len(ids)), wanted=wanted)
     logits = found.logits.float().numpy()
-    starts = [start - min(starts) for start in starts]
-    return [each[first : first + len(target)] for each, first, target in zip(logits, starts, targets, strict=True)]
+    return [each[: len(target)] for each, target in zip(logits, targets, strict=True)]
 
 
 def pad(rows: Ids, pad_id: int) -> tuple[Array, Array]:
