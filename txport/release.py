@@ -293,5 +293,7 @@ def bisect(
     """
     with needed(EXPORT):
         from txport.proof.bisect import culprit
+        from txport.proof.context.check import compare_context
     source = load_checkpoint(checkpoint, adapter=adapter, trust_code=trust_code)
-    return culprit.bisect(bundle, source, seed=seed, more=cases)
+    found = culprit.bisect(bundle, source, seed=seed, more=cases)
+    return found or culprit.of_context(compare_context(bundle, source, seed))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,7 +15,7 @@ import onnx
 import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
@@ -26,6 +25,7 @@ from txport.exporters.fused.quantize import Quantized, dequantize
 from txport.models.checkpoint import Checkpoint
 from txport.models.weights.copies import copied
 from txport.models.weights.plan import first_names
+from txport.models.weights.streamed import Reader
 
 Array = NDArray[Any]
 
@@ -264,14 +264,22 @@ def holding(bundle: Bundle, checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     checkpoint = _rounded(checkpoint, getattr(torch, bundle.manifest.dtype))
     found = _held_parts(bundle, checkpoint.outline, plain=_is_large_preset(checkpoint))
+
+    def rows(name: str, index: Any) -> Tensor:
+        if name not in found:
+            return Reader.of(checkpoint.tensor).rows(name, index)
+        part = found[name]
+        return torch.from_numpy(dequantize(part.rows(index)) if isinstance(part, Quantized) else np.array(part[index]))
+
+    def whole(name: str) -> Tensor:
+        return rows(name, slice(None)) if name in found else checkpoint.tensor(name)
+
     if checkpoint.read is not None:
-        return dataclasses.replace(
-            checkpoint, read=lambda name: torch.from_numpy(found[name]()) if name in found else checkpoint.tensor(name)
-        )
+        return dataclasses.replace(checkpoint, read=Reader(whole, rows))
     model = copied(checkpoint.model)
     with torch.no_grad():
-        for name, values in found.items():
-            model.get_parameter(name).copy_(torch.from_numpy(values()))
+        for name in found:
+            model.get_parameter(name).copy_(whole(name))
     return dataclasses.replace(checkpoint, outline=model)
 
 
@@ -281,7 +289,7 @@ def _rounded(checkpoint: Checkpoint, dtype: torch.dtype) -> Checkpoint:
         return checkpoint
     outline = copied(checkpoint.outline, dtype).float()
     read = checkpoint.read
-    narrow = None if read is None else (lambda name: read(name).to(dtype).float())
+    narrow = None if read is None else Reader.of(read).then(lambda values: values.to(dtype).float())
     return dataclasses.replace(checkpoint, outline=outline, read=narrow)
 
 
@@ -289,9 +297,9 @@ def _is_large_preset(checkpoint: Checkpoint) -> bool:
     return checkpoint.read is not None and checkpoint.folder is None
 
 
-def _held_parts(bundle: Bundle, model: nn.Module, *, plain: bool) -> dict[str, Callable[[], Array]]:
-    """Return first name -> function that reads the weight: quantised weights of a bundle and, if `plain`, others."""
-    found: dict[str, Callable[[], Array]] = {}
+def _held_parts(bundle: Bundle, model: nn.Module, *, plain: bool) -> dict[str, Quantized | Array]:
+    """Return the quantised weights of a bundle, mapped into memory, by first name; if `plain`, also the others."""
+    found: dict[str, Quantized | Array] = {}
     first = first_names(model)
     shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
     for role in bundle.manifest.driven:
@@ -306,9 +314,9 @@ def _held_parts(bundle: Bundle, model: nn.Module, *, plain: bool) -> dict[str, C
                     if shapes.get(first.get(weight, "")) != part.shape:
                         there = f"one of shape {shapes[first[weight]]}" if weight in first else "no such weight"
                         raise ParityError(f"the bundle holds {weight} of shape {part.shape}, the checkpoint {there}")
-                    found[first[weight]] = partial(dequantize, part)
+                    found[first[weight]] = part
             elif plain and not stored.is_quantised:
                 for held in _unpack(stored, values):
                     if shapes.get(first.get(held.name, "")) == held.values.shape:
-                        found[first[held.name]] = partial(np.array, held.values)  # a writable copy
+                        found[first[held.name]] = held.values
     return found

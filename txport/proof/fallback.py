@@ -16,11 +16,10 @@ from txport.errors import ParityError
 from txport.exporters.weights import holding
 from txport.models.checkpoint import Checkpoint
 from txport.models.model import Model
-from txport.proof.bisect.culprit import COPIES
 from txport.proof.bisect.matrices import linear_inputs, roundings
 from txport.proof.bisect.probe import Observation, Probe, compare_tap, observations
 from txport.proof.bisect.taps import OUT
-from txport.proof.parity.cases import draw_cases
+from txport.proof.parity.check import cases_of
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.replay import Reference
 from txport.proof.parity.weights import first_names
@@ -47,15 +46,17 @@ def fall_back_to_fp32(
     matrices = [stored.weights for stored in bundle.manifest.quantization.values()]
     while not report.passed and (worst := [name for name in worst_matrices(bundle, checkpoint) if name not in kept]):
         wanted = [kept + worst[: count + 1] for count in range(max(1, len(kept)))]
-        fitting = [each for each in wanted if kept_share(checkpoint.model, matrices, each) <= limit]
+        fitting = [each for each in wanted if kept_share(checkpoint.outline, matrices, each) <= limit]
         if not fitting:
             raise ParityError(beyond(checkpoint, report, matrices, kept, worst, limit))
         more = fitting[-1][len(kept) :]
         kept += more
         progress(f"it differs; {', '.join(more)} in fp32, and again")
         shutil.rmtree(bundle.path / "onnx")
-        bundle, report = prove(write(checkpoint, bundle.path, keep=aliases(checkpoint.model, kept), **how), checkpoint)
-    share = kept_share(checkpoint.model, matrices, kept)
+        bundle, report = prove(
+            write(checkpoint, bundle.path, keep=aliases(checkpoint.outline, kept), **how), checkpoint
+        )
+    share = kept_share(checkpoint.outline, matrices, kept)
     record = {"kept": kept, "share": share, "limit": limit, "bytes": bundle.size, "bytes_before": size}
     sealed = seal(bundle.path, dataclasses.replace(bundle.manifest, kept_in_fp32=record))
     return dataclasses.replace(sealed, measured=bundle.measured), report
@@ -87,7 +88,7 @@ def beyond(
     limit: float,
 ) -> str:
     """Return the error message for a fallback that would exceed `limit`, with a fix."""
-    now, then = (percent(kept_share(checkpoint.model, matrices, names)) for names in (kept, [*kept, worst[0]]))
+    now, then = (percent(kept_share(checkpoint.outline, matrices, names)) for names in (kept, [*kept, worst[0]]))
     others = f" (then {', '.join(worst[1:NAMED])})" if worst[1:] else ""
     return (
         f"the export of {checkpoint.name} differs from PyTorch with {now} of its weights in fp32: "
@@ -109,12 +110,11 @@ def worst_matrices(bundle: Bundle, checkpoint: Checkpoint, seed: int = 0) -> lis
     The error combines two relative errors of the matrix product, as a root sum of squares. One comes from rounding the
     weights, computed with PyTorch's inputs. The other comes from rounding the activations, measured in the graph.
     """
-    cases = draw_cases(bundle, seed)
+    cases, _ = cases_of(bundle, checkpoint, seed)
     manifest = bundle.manifest
-    checkpoint = checkpoint.in_memory(COPIES)
     exact = Reference(Exact.of(checkpoint.model), manifest)
     calls = (call for case in cases for call in exact.replay(case, seed))
-    errors = {each.name: each.error for each in roundings(bundle, checkpoint.model, linear_inputs(exact.model, calls))}
+    errors = {each.name: each.error for each in roundings(bundle, checkpoint, linear_inputs(exact.model, calls))}
     held = Reference(Exact.of(holding(bundle, checkpoint).model), manifest)
     seen = activation_errors(observations(bundle, held, cases, seed), manifest.precision)
     quantised = {name for name, form in manifest.forms.items() if form != PLAIN}

@@ -22,6 +22,7 @@ from txport.models.weights.streamed import MOST_ROOM
 from txport.proof.context.check import is_long
 from txport.proof.parity.cases import reach_of
 from txport.proof.parity.exact import HALVES
+from txport.runtimes.ort.sessions import reads_in_place
 from txport.system import memory
 
 # Bytes per matrix weight that an ONNX Runtime session holds on a CPU, packed for its kernels. fp16 weights count as
@@ -58,7 +59,7 @@ def memory_for(checkpoint: Checkpoint, target: str, precision: str) -> int:
 def _of_graphs(checkpoint: Checkpoint, target: str, precision: str) -> int:
     """Return the bytes of the packed weights, of PyTorch's weights, and of what is computed for the longest case.
 
-    In a causal cpu bundle, two graphs contain the weights of all layers. A streamed model has at most one tensor, or
+    In a causal cpu bundle, two graphs contain the weights of all layers, and may both pack them. A streamed model has at most one tensor, or
     `MOST_ROOM` numbers, in float64 and in the precision. Any other model is in memory as a whole. For 16 bits it has
     two more copies: rounded weights, and float64 weights for the run with rounded activations.
     """
@@ -66,7 +67,7 @@ def _of_graphs(checkpoint: Checkpoint, target: str, precision: str) -> int:
     products = {id(each.weight): each.weight.numel() for each in model.modules() if isinstance(each, nn.Linear)}
     last = [each.weight.numel() for each in model.modules() if isinstance(each, Linear) and each.tag == "projection"]
     held = sum(products.values())
-    if target == "cpu" and model.facts.task == "causal":
+    if target == "cpu" and model.facts.task == "causal" and not reads_in_place(OWN * held, precision):
         held += held - sum(last)
     packed = int(PACKED.get((target, precision), 0.0) * held)
     stored = (HALF if arithmetic_of(target, precision) in HALVES else OWN) * held

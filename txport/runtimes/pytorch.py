@@ -50,8 +50,8 @@ class TorchRuntime:
         ids = np.take_along_axis(prompts, np.maximum(places, 0), axis=1)
         mask = self._tensor(places) >= 0
         if size:
-            ids, places = map(self._tensor, (ids, np.maximum(places, 0)))
-            state = self._model.extend(ids, mask, places, state, wanted=ids[:, :0]).state
+            new, at = map(self._tensor, (ids, np.maximum(places, 0)))
+            state = self._model.extend(new, mask, at, state, wanted=new[:, :0]).state
         return TorchState(mask, state)
 
     @torch.inference_mode()

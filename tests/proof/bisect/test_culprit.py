@@ -702,8 +702,8 @@ def test_the_optimiser_of_the_runtime_is_told_from_the_graph(
     optimised: set[int] = set()
     wrong = (ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
 
-    def note(self: Runner, model: ir.Model, folder: Path, level: Any = None) -> None:
-        start(self, model, folder, level)
+    def note(self: Runner, model: ir.Model, folder: Path, level: Any = None, **options: Any) -> None:
+        start(self, model, folder, level, **options)
         optimised.update({id(self)} if level in wrong else ())
 
     def faulty(self: Runner, inputs: dict[str, Array]) -> dict[str, Array]:

@@ -52,8 +52,8 @@ class Quantized:
             inputs = self.values.shape[1] * (self.form.block or 1)
         return out, inputs
 
-    def rows(self, rows: slice) -> Quantized:
-        """Return the given rows of the matrix."""
+    def rows(self, rows: slice | Array) -> Quantized:
+        """Return the rows of the matrix at an index, a slice or an array of integers."""
         values = self.values[:, rows] if self.form == DYNAMIC else self.values[rows]
         return Quantized(self.form, values, self.scales[rows])
 
@@ -115,15 +115,17 @@ def dequantize(quantized: Quantized) -> Array:
     """Return the matrix (out, in) that the kernels use, in float32."""
     if quantized.form.has_row_scales:
         values = quantized.values.T if quantized.form == DYNAMIC else quantized.values
-        by_row: Array = values.astype(np.float32) * quantized.scales[:, None]
+        by_row: Array = values.astype(np.float32)
+        by_row *= quantized.scales[:, None]
         return by_row
     bits = quantized.form.bits
     values = quantized.values
     if bits == 4:
         values = np.stack([values & 15, values >> 4], axis=-1).reshape(*values.shape[:2], -1)
-    centred = values.astype(np.float32) - 2 ** (bits - 1)
-    matrix: Array = (centred * quantized.scales[..., None].astype(np.float32)).reshape(len(values), -1)
-    return matrix
+    matrix: Array = values.astype(np.float32)
+    matrix -= 2 ** (bits - 1)
+    matrix *= quantized.scales[..., None].astype(np.float32)
+    return matrix.reshape(len(values), -1)
 
 
 def steps(quantized: Quantized) -> Array:

@@ -22,7 +22,36 @@ Module = TypeVar("Module", bound=nn.Module)
 
 FILLING = ("zero_", "fill_", "uniform_", "normal_", "kaiming_uniform_")
 MOST_ROOM = 1 << 25  # numbers of a linear layer that are converted at once: 256 MB in float64
-SOURCE = "streamed_from"  # the attribute of a streamed model with its outline and `Read`
+SOURCE = "streamed_from"  # the attribute of a streamed model with its outline and `Reader`
+COME = "read_weights"  # the attribute of a streamed module with the function that reads its weights to stay
+
+
+class Reader:
+    """Reads a weight by its name, or some of its rows.
+
+    `rows`: a function that reads the rows at an index, a slice or an array, without reading all of them.
+    """
+
+    def __init__(self, read: Read, rows: Callable[[str, Any], Tensor] | None = None) -> None:
+        self._read = read
+        self._rows = rows
+
+    @classmethod
+    def of(cls, read: Read) -> Reader:
+        """Return a function that reads weights as a `Reader`."""
+        return read if isinstance(read, Reader) else cls(read)
+
+    def __call__(self, name: str) -> Tensor:
+        """Return all of a weight."""
+        return self._read(name)
+
+    def rows(self, name: str, index: Any) -> Tensor:
+        """Return the rows of a weight at an index, a slice or an array."""
+        return self._read(name)[index] if self._rows is None else self._rows(name, index)
+
+    def then(self, change: Callable[[Tensor], Tensor]) -> Reader:
+        """Return a reader of the same weights, each changed number by number."""
+        return Reader(lambda name: change(self(name)), lambda name, index: change(self.rows(name, index)))
 
 
 class Unfilled(TorchFunctionMode):
@@ -71,6 +100,7 @@ def streamed(outline: Model, read: Read, dtype: torch.dtype = torch.float32) -> 
     Dropped weights are NaN: a computation with them is noticed.
     """
     model = copied(outline, dtype)
+    reader = Reader.of(read)
     nothing = torch.full((), torch.nan, dtype=dtype)
     shapes = {name: each.shape for name, each in model.named_parameters()}
     _with_parameters(model, {name: nothing.expand(shape) for name, shape in shapes.items()})
@@ -79,12 +109,12 @@ def streamed(outline: Model, read: Read, dtype: torch.dtype = torch.float32) -> 
     for module in model.modules():
         own = {names[id(each)]: each for each in module.parameters(recurse=False)}
         if type(module) is nn.Embedding:
-            _look_up(module, names[id(module.weight)], read, dtype)
+            _look_up(module, names[id(module.weight)], reader, dtype)
         elif isinstance(module, nn.Linear) and module.weight.numel() > MOST_ROOM:
-            _project(module, names, read, dtype)
+            _project(module, names, reader, dtype)
         elif own:
-            _stream(module, own, read, room, nothing)
-    setattr(model, SOURCE, (outline, read))
+            _stream(module, own, reader, room, nothing)
+    setattr(model, SOURCE, (outline, reader))
     return model
 
 
@@ -121,18 +151,29 @@ class Room:
             self._holder = None
 
 
-def _look_up(module: nn.Embedding, name: str, read: Read, dtype: torch.dtype) -> None:
-    """Make an embedding read its table when it runs, and convert only the rows that it looks up."""
+def _look_up(module: nn.Embedding, name: str, reader: Reader, dtype: torch.dtype) -> None:
+    """Make an embedding read the rows that it looks up, when it runs."""
 
     def forward(ids: Tensor) -> Tensor:
         with torch._C.DisableTorchFunction():
-            table = read(name)
-        return F.embedding(ids, table).to(dtype)
+            return reader.rows(name, ids.flatten().numpy()).to(dtype).view(*ids.shape, module.embedding_dim)
 
-    module.forward = forward  # type: ignore[method-assign, assignment]
+    _replace(module, forward, {name: module.weight}, reader, dtype)
 
 
-def _project(module: nn.Linear, names: Mapping[int, str], read: Read, dtype: torch.dtype) -> None:
+def _replace(
+    module: nn.Module,
+    forward: Callable[[Tensor], Tensor],
+    own: Mapping[str, Tensor],
+    reader: Reader,
+    dtype: torch.dtype,
+) -> None:
+    """Replace the `forward` of a module until its weights stay."""
+    module.forward = forward
+    _may_stay(module, own, reader, dtype, lambda: delattr(module, "forward"))
+
+
+def _project(module: nn.Linear, names: Mapping[int, str], reader: Reader, dtype: torch.dtype) -> None:
     """Make a large linear layer read its weights when it runs, and convert some of its outputs at a time."""
     weight, bias = names[id(module.weight)], None if module.bias is None else names[id(module.bias)]
     count = max(1, MOST_ROOM // module.in_features)
@@ -143,24 +184,24 @@ def _project(module: nn.Linear, names: Mapping[int, str], read: Read, dtype: tor
             return x.new_zeros(*x.shape[:-1], module.out_features)
         parts = []
         with torch._C.DisableTorchFunction():
-            rows = read(weight).split(count)  # type: ignore[no-untyped-call]
-            added = [None] * len(rows) if bias is None else read(bias).to(dtype).split(count)  # type: ignore[no-untyped-call]
-        for some, more in zip(rows, added, strict=True):
+            added = None if bias is None else reader(bias).to(dtype)
+        for start in range(0, module.out_features, count):
+            rows = slice(start, start + count)
             with torch._C.DisableTorchFunction():
-                (held,) = room.hold(module, [some])
-            parts.append(F.linear(x, held, more))
+                (held,) = room.hold(module, [reader.rows(weight, rows)])
+            parts.append(F.linear(x, held, None if added is None else added[rows]))
             room.leave(module)
         return torch.cat(parts, -1)
 
-    module.forward = forward  # type: ignore[method-assign, assignment]
+    _replace(module, forward, {names[id(each)]: each for each in module.parameters()}, reader, dtype)
 
 
-def _stream(module: nn.Module, own: Mapping[str, nn.Parameter], read: Read, room: Room, nothing: Tensor) -> None:
+def _stream(module: nn.Module, own: Mapping[str, nn.Parameter], reader: Reader, room: Room, nothing: Tensor) -> None:
     """Make a module read its parameters by name before it runs, and drop them afterwards."""
 
     def load(*_: Any) -> None:
         with torch._C.DisableTorchFunction():  # modes may change computations, but not weights
-            held = room.hold(module, [read(name) for name in own])
+            held = room.hold(module, [reader(name) for name in own])
             for parameter, values in zip(own.values(), held, strict=True):
                 parameter.data = values
 
@@ -170,8 +211,33 @@ def _stream(module: nn.Module, own: Mapping[str, nn.Parameter], read: Read, room
             for parameter in own.values():
                 parameter.data = nothing.expand(parameter.shape)
 
-    module.register_forward_pre_hook(load)
-    module.register_forward_hook(drop, always_call=True)
+    hooks = module.register_forward_pre_hook(load), module.register_forward_hook(drop, always_call=True)
+
+    def end() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    _may_stay(module, own, reader, nothing.dtype, end)
+
+
+def _may_stay(
+    module: nn.Module, own: Mapping[str, Tensor], reader: Reader, dtype: torch.dtype, end: Callable[[], None]
+) -> None:
+    """Give a module the function that `stay` calls; `end` ends that it reads its weights when it runs."""
+
+    def come() -> None:
+        end()
+        delattr(module, COME)
+        for name, parameter in own.items():
+            parameter.data = reader(name).to(dtype)
+
+    setattr(module, COME, come)
+
+
+def stay(module: nn.Module) -> None:
+    """Read the weights of a streamed module and of its parts, which then have them as other modules do."""
+    for part in module.modules():
+        getattr(part, COME, lambda: None)()
 
 
 def is_streamed(model: nn.Module) -> bool:
@@ -194,15 +260,14 @@ def converted(model: Model, dtype: torch.dtype) -> Model:
     """
     if not is_streamed(model):
         return copied(model, dtype)
-    outlined, read = getattr(model, SOURCE)
+    outlined, reader = getattr(model, SOURCE)
     own = next(model.parameters()).dtype
 
-    def rounded(name: str) -> Tensor:
-        values: Tensor = read(name)
+    def rounded(values: Tensor) -> Tensor:
         is_exact = torch.promote_types(values.dtype, own) == own  # it would only take memory and time to convert it
         return values if is_exact and torch.promote_types(values.dtype, dtype) == dtype else values.to(own)
 
-    return streamed(copied(outlined, own), rounded, dtype)
+    return streamed(copied(outlined, own), reader.then(rounded), dtype)
 
 
 def _with_parameters(model: Module, tensors: Mapping[str, Tensor]) -> Module:

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
@@ -23,8 +22,9 @@ from txport.exporters.weights import graph_weights, held_weights, holding
 from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint
 from txport.models.model import Model
+from txport.models.weights.plan import first_names
 from txport.proof.bisect.evidence import TapEvidence
-from txport.proof.bisect.faults.common import describe_weight
+from txport.proof.bisect.faults.common import weight_cause
 from txport.proof.bisect.faults.evidence import WrongWeight
 from txport.proof.bisect.kinds import cause_of, place_of
 from txport.proof.bisect.matrices import badly_quantised, describe_rounding, linear_inputs, roundings
@@ -34,8 +34,7 @@ from txport.proof.bisect.origin import origin
 from txport.proof.bisect.probe import Finding, Observation, Probe, find, observations
 from txport.proof.bisect.words import describe
 from txport.proof.parity.calls import compare_call, no_crash
-from txport.proof.parity.cases import draw_cases
-from txport.proof.parity.check import exact_of, require_checkpoint
+from txport.proof.parity.check import cases_of, exact_of, require_checkpoint
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.measures import Comparison, finite
 from txport.proof.parity.replay import Reference
@@ -45,7 +44,6 @@ from txport.proof.parity.weights import weighted
 # Maximum distance of a quantised weight from the checkpoint's, in steps of its grid: half a step from rounding; in 4
 # bits the largest weight of a block may be clipped. `badly_quantised` checks the grid itself.
 OWN_STEPS = {8: 0.501, 4: 2.1}
-COPIES = 4  # x fp32 size of the model: memory for its weights and those of the bundle, each also in float64
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,6 @@ def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, more: int =
     require_parts(bundle)
     require_checkpoint(bundle, checkpoint)
     load_bundle(bundle.path)
-    checkpoint = checkpoint.in_memory(COPIES)
     try:
         if isinstance(checkpoint.outline, Adapted):
             return _bisect_outputs(bundle, checkpoint, seed, more)
@@ -119,34 +116,45 @@ def require_parts(bundle: Bundle) -> None:
 
 
 def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Culprit | None:
-    held = holding(bundle, checkpoint).model
-    reference = Reference(Exact.of(held, bundle.manifest.arithmetic), bundle.manifest)
-    cases = draw_cases(bundle, seed, more)
+    held = holding(bundle, checkpoint)
+    reference = Reference(Exact.of(held.model, bundle.manifest.arithmetic), bundle.manifest)
+    cases, _ = cases_of(bundle, checkpoint, seed, more)
     failures: list[tuple[Probe, ParityError]] = []
     findings = find(_running(observations(bundle, reference, cases, seed), failures))
-    wrong = wrong_weights(bundle, checkpoint.model)
+    wrong = wrong_weights(bundle, checkpoint)
     if findings:
-        culprit = _explain(findings, held, wrong)
+        culprit = _explain(findings, reference.model, wrong)
         return replace(culprit, origin=origin(findings[0], held, bundle.manifest))
     if failures:
         role = failures[0][0].role
         return Culprit(role, f"the {role} graph", "crash", str(failures[0][1]))
     if wrong:
-        return _weight(wrong, checkpoint.model)
+        return _weight(wrong, checkpoint.outline)
     if bundle.manifest.quantization and (rounded := _rounded(bundle, checkpoint, seed)):
         return rounded
     return _optimised(miscompiled(bundle, weighted(bundle.manifest), reference, cases, seed))
 
 
+def of_context(found: Iterable[Comparison]) -> Culprit | None:
+    """Return the first wrong part of `compare_context`, which no whole graph shows, as a culprit; None if all pass."""
+    wrong = [each for each in found if not each.passed]
+    if not wrong:
+        return None
+    first = wrong[0]
+    names = tuple(dict.fromkeys(each.tensor for each in wrong))
+    what = "it agrees with PyTorch over short sequences and differs at the end of the context"
+    figures = _figures(first, tuple(each.case for each in wrong if each.tensor == first.tensor))
+    return Culprit("", first.tensor, "long context", what, figures=figures, also=names[1:])
+
+
 def _bisect_outputs(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Culprit | None:
     """Bisect a user's module, whose parts are unknown: return a wrong weight, an optimiser fault or a wrong output."""
-    if wrong := wrong_weights(bundle, checkpoint.model):
+    if wrong := wrong_weights(bundle, checkpoint):
         first, *others = wrong.values()
-        cause = describe_weight(first)
         also = tuple(each.name for each in others)
-        return Culprit("", f"the weight {first.name}", cause.kind, cause.what, also=also)
+        return Culprit("", f"the weight {first.name}", first.cause.kind, first.cause.what, also=also)
     reference = Reference(exact_of(bundle, checkpoint), bundle.manifest)
-    cases = draw_cases(bundle, seed, more)
+    cases, _ = cases_of(bundle, checkpoint, seed, more)
     name, provider = runtimes.home(bundle.manifest.target)
     runtime = runtimes.load(name, bundle, provider=provider)
     tolerance = tolerance_of(bundle.manifest.arithmetic)
@@ -179,25 +187,27 @@ def _running(
             yield probe, result
 
 
-def wrong_weights(bundle: Bundle, model: Model) -> dict[str, WrongWeight]:
+def wrong_weights(bundle: Bundle, checkpoint: Checkpoint) -> dict[str, WrongWeight]:
     """Return the weights and tables that differ from the checkpoint's, by the model's names, in the model's order."""
-    known: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    known.update(model.named_buffers())
-    names = {id(tensor): name for name, tensor in reversed(known.items())}
+    model = checkpoint.outline
+    tables = dict(model.named_buffers())
+    first = first_names(model) | {name: name for name in tables}
     wrong: dict[str, WrongWeight] = {}
     for role in weighted(bundle.manifest):
         graph = graph_weights(bundle.file(role))
-        for held in (held for held in held_weights(graph, bundle.manifest.weights) if held.name in known):
-            expected = known[held.name].detach().numpy()
+        for held in (held for held in held_weights(graph, bundle.manifest.weights) if held.name in first):
+            name = first[held.name]
+            expected = (tables[name] if name in tables else checkpoint.tensor(name)).detach().numpy()
             expected = expected if held.quantized is not None else expected.astype(bundle.manifest.dtype)
             limit = 0.0 if held.quantized is None else OWN_STEPS[held.quantized.form.bits] * steps(held.quantized)
             if held.values.shape != expected.shape or not np.all(np.abs(held.values - expected) <= limit):
-                wrong[names[id(known[held.name])]] = WrongWeight(held.name, held.values, expected)
-    return {name: wrong[name] for name in known if name in wrong}
+                wrong[name] = WrongWeight(held.name, weight_cause(held.name, held.values, expected))
+    return {name: wrong[name] for name in first.values() if name in wrong}
 
 
 def _explain(findings: list[Finding], model: Model, wrong: Mapping[str, WrongWeight]) -> Culprit:
     first, *others = (TapEvidence(finding, model, wrong) for finding in findings)
+    first.read_weights()
     cause = cause_of(first)
     also = tuple(dict.fromkeys(place_of(each) for each in others))
     return Culprit(
@@ -218,8 +228,8 @@ def _figures(worst: Comparison, cases: Sequence[str]) -> dict[str, Any]:
 
 def _weight(wrong: Mapping[str, WrongWeight], model: Model) -> Culprit:
     first, *others = wrong.values()
-    cause = describe_weight(first)
-    return Culprit("", describe(model, [first.name]), cause.kind, cause.what, also=tuple(each.name for each in others))
+    also = tuple(each.name for each in others)
+    return Culprit("", describe(model, [first.name]), first.cause.kind, first.cause.what, also=also)
 
 
 def _optimised(found: Miscompiled | None) -> Culprit | None:
@@ -234,14 +244,14 @@ def _optimised(found: Miscompiled | None) -> Culprit | None:
 def _rounded(bundle: Bundle, checkpoint: Checkpoint, seed: int) -> Culprit | None:
     """Return the badly quantised matrix as a culprit, or None; see `badly_quantised`."""
     reference = Reference(Exact.of(checkpoint.model), bundle.manifest)
-    calls = (call for case in draw_cases(bundle, seed) for call in reference.replay(case, seed))
-    found = roundings(bundle, checkpoint.model, linear_inputs(reference.model, calls))
+    calls = (call for case in cases_of(bundle, checkpoint, seed)[0] for call in reference.replay(case, seed))
+    found = roundings(bundle, checkpoint, linear_inputs(reference.model, calls))
     bad = badly_quantised(found)
     if bad is None:
         return None
     return Culprit(
         graph="",
-        where=describe(checkpoint.model, [bad.name]),
+        where=describe(checkpoint.outline, [bad.name]),
         kind="quantisation",
         what=describe_rounding(bad, found),
         figures={**asdict(bad), "form": bad.form.describe(), "errors": {each.name: each.error for each in found}},

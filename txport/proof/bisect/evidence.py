@@ -15,6 +15,7 @@ from txport.bundles.ports import Port
 from txport.models.facts import StateTensor
 from txport.models.model import Model
 from txport.models.parts import Embedding, Frames, Residual
+from txport.models.weights.streamed import stay
 from txport.proof.bisect.calls import PartCall, Record
 from txport.proof.bisect.faults.evidence import Evidence, WrongWeight, last_map
 from txport.proof.bisect.isolation import Span, span_before
@@ -35,6 +36,16 @@ class TapEvidence(Evidence):
     finding: Finding
     model: Model
     wrong: Mapping[str, WrongWeight]  # by the model's first name of the weight
+
+    def read_weights(self) -> None:
+        """Read the weights of the parts at the tap and before it, which fault models use, if the model is streamed."""
+        calls = [self.call_at(tap) for tap in (self.finding.tap, *self.reads)]
+        parents = [call.parent for call in calls if call is not None]
+        for call in (*calls, *parents):
+            if call is not None:
+                stay(call.part)
+        for name in self.modules if self.finding.tap.side != PORT else ():
+            stay(self.model.get_submodule(name))
 
     @property
     def seen(self) -> Array:

@@ -86,10 +86,14 @@ class Runner:
     """An ONNX Runtime session on the CPU for a graph in memory, with its weights in `folder`.
 
     `level` is the optimisation level; None disables all optimisations. Without `arena`, memory is given back at once.
+    Without `packs`, kernels read the weights in their files, and the session has no copy of them.
     """
 
-    def __init__(self, model: ir.Model, folder: Path, level: Any = None, *, arena: bool = True) -> None:
+    def __init__(
+        self, model: ir.Model, folder: Path, level: Any = None, *, arena: bool = True, packs: bool = True
+    ) -> None:
         options = ort.SessionOptions()
+        options.add_session_config_entry("session.disable_prepacking", "0" if packs else "1")
         options.enable_cpu_mem_arena = arena
         options.log_severity_level = 4  # errors are raised, so they need not be logged
         none = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

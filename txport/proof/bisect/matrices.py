@@ -19,13 +19,16 @@ from torch import nn
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form
 from txport.exporters.weights import graph_weights, held_weights
+from txport.models.checkpoint import Checkpoint
 from txport.models.model import Model
+from txport.models.weights.plan import first_names
+from txport.models.weights.streamed import MOST_ROOM
 from txport.proof.bisect.calls import recording
 from txport.proof.parity.weights import COARSE, finest
 
 Array = NDArray[Any]
 
-ROWS_ENOUGH = 512
+ROWS_ENOUGH, TINY = 512, 1e-30
 ILL_SUITED, BEYOND_OTHERS = 0.1, 5.0  # minimum relative error; minimum ratio to the median error
 
 
@@ -44,15 +47,15 @@ class Rounding:
         return self.error / max(self.possible, 1e-30)
 
 
-def roundings(bundle: Bundle, model: Model, inputs: Mapping[str, Array]) -> list[Rounding]:
+def roundings(bundle: Bundle, checkpoint: Checkpoint, inputs: Mapping[str, Array]) -> list[Rounding]:
     """Return every quantised matrix of a bundle, largest error first; `inputs` are (rows, in) by module name."""
-    weights = dict(model.named_parameters(remove_duplicate=False))
+    first = first_names(checkpoint.outline)
     read = {f"{name}.weight": rows for name, rows in inputs.items()}
     found: dict[str, Rounding] = {}
     for role in bundle.manifest.driven:
         for held in held_weights(graph_weights(bundle.file(role)), bundle.manifest.weights):
             if held.form is not None and held.name not in found:
-                expected = weights[held.name].detach().numpy().astype(np.float64)
+                expected = checkpoint.tensor(first[held.name]).numpy()
                 found[held.name] = _rounding(held.name, held.form, held.values, expected, read.get(held.name))
     return sorted(found.values(), key=lambda each: -each.error)
 
@@ -60,10 +63,14 @@ def roundings(bundle: Bundle, model: Model, inputs: Mapping[str, Array]) -> list
 def _rounding(name: str, form: Form, held: Array, expected: Array, x: Array | None) -> Rounding:
     """Compute the errors of one matrix (out, in) for inputs `x` (rows, in); None: the identity matrix."""
     x = np.eye(expected.shape[1]) if x is None else x.astype(np.float64)
-    size = max(float(np.sqrt(np.square(x @ expected.T).mean())), 1e-30)
-    error = float(np.sqrt(np.square(x @ (held - expected).T).mean()))
-    possible = float(np.sqrt((np.square(x) @ np.square(finest(expected, form)).T).mean() / 12))
-    return Rounding(name, form, error / size, possible / size)
+    count = max(1, MOST_ROOM // expected.shape[1])
+    sums = np.zeros(3)  # of the squares of the products, of their errors, and of the possible errors
+    for start in range(0, len(expected), count):
+        right, used = (each[start : start + count].astype(np.float64) for each in (expected, held))
+        sums[:2] += [np.square(x @ each.T).sum() for each in (right, used - right)]
+        sums[2] += (np.square(x) @ np.square(finest(right, form)).T).sum() / 12
+    size, error, possible = np.sqrt(sums / (len(x) * len(expected))).tolist()
+    return Rounding(name, form, error / max(size, TINY), possible / max(size, TINY))
 
 
 def badly_quantised(found: Sequence[Rounding]) -> Rounding | None:
@@ -96,6 +103,8 @@ def linear_inputs(model: Model, calls: Iterable[object]) -> dict[str, Array]:
     with recording(model) as record:
         for _ in calls:
             for call in (each for calls in record.values() for each in calls if isinstance(each.part, nn.Linear)):
-                found.setdefault(call.name, []).append(call.read.reshape(-1, call.read.shape[-1])[:ROWS_ENOUGH])
+                rows = found.setdefault(call.name, [])
+                room = ROWS_ENOUGH - sum(map(len, rows))
+                rows.append(call.read.reshape(-1, call.read.shape[-1])[:room].copy())
             record.clear()
-    return {name: np.concatenate(rows)[:ROWS_ENOUGH] for name, rows in found.items()}
+    return {name: np.concatenate(rows) for name, rows in found.items()}

@@ -51,7 +51,7 @@ def _run(evidence: TapEvidence) -> dict[str, Array]:
     names = [str(value.name) for node in evidence.span.nodes for value in node.outputs]
     show(model, names)
     isolate(model, finding.probe.taps, finding.probe.dtype)
-    shown = Runner(model, finding.probe.folder).run(finding.observation.feed)
+    shown = Runner(model, finding.probe.folder, packs=False).run(finding.observation.feed)
     varying = _varying(evidence)
     return {name: shown[name] for name in names if name in varying and shown[name].dtype.kind == "f"}
 

@@ -40,7 +40,8 @@ def miscompiled(
     graphs = {role: shown(read_ir(bundle.file(role)), bundle.manifest) for role in roles}
 
     def runner(role: str, level: str) -> Runner:
-        return Runner(graphs[role], bundle.file(role).parent, LEVELS[level])
+        packs = bool(bundle.manifest.quantization)
+        return Runner(graphs[role], bundle.file(role).parent, LEVELS[level], packs=packs)
 
     runners = {role: {level: runner(role, level) for level in ("no", "all")} for role in graphs}
     for case in cases:

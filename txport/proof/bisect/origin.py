@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,27 +13,44 @@ from txport.bundles.forms import Form, Stored
 from txport.bundles.manifest import Manifest
 from txport.exporters.fused.packs import packs, parts_of
 from txport.exporters.targets import TARGETS, Job, stages
-from txport.models.model import Model
+from txport.exporters.weights import FILE, INLINE_BELOW, WeightFile, outside
+from txport.models.checkpoint import Checkpoint
+from txport.models.weights.copies import copied
+from txport.models.weights.plan import first_names
 from txport.proof.bisect.probe import Finding, compare_tap, make_probe, observe
 
 
-def origin(finding: Finding, model: Model, manifest: Manifest) -> str:
+def origin(finding: Finding, held: Checkpoint, manifest: Manifest) -> str:
     """Describe the first step after which the tap is wrong; if there is none, the error is only in the file.
 
-    For a quantised bundle, `model` has the weights of the bundle: they are on their grid, and quantising them again
+    For a quantised bundle, `held` has the weights of the bundle: they are on their grid, and quantising them again
     does not change them.
     """
-    for step, graph in graphs(finding.probe.role, model, manifest):
-        if errs(finding, graph, packs(graph) | manifest.weights, manifest):
-            return f"brought in by {step}"
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / FILE).open("wb") as file:
+        weights = WeightFile(file)
+        for step, graph in graphs(finding.probe.role, held, manifest):
+            fresh = _outside(graph, weights, Path(folder))
+            file.flush()
+            if errs(finding, fresh, packs(graph) | manifest.weights, manifest, Path(folder)):
+                return f"brought in by {step}"
     return "not in a fresh export of the checkpoint: the file was altered, or another version made it; export it again"
 
 
-def graphs(role: str, model: Model, manifest: Manifest) -> Iterator[tuple[str, ir.Model]]:
+def _outside(graph: ir.Model, weights: WeightFile, folder: Path) -> ir.Model:
+    """Return a copy of a graph whose weights are in a file; the next step changes the graph itself."""
+    other = graph.clone()
+    for value in other.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and tensor.nbytes >= INLINE_BELOW:
+            value.const_value = outside(tensor, str(value.name), folder, FILE, weights.place(str(value.name), tensor))
+    return other
+
+
+def graphs(role: str, held: Checkpoint, manifest: Manifest) -> Iterator[tuple[str, ir.Model]]:
     """Yield (step, graph) after each step of the export; the same graph is modified in place."""
-    job = Job(copy.deepcopy(model).to(getattr(torch, manifest.dtype)), manifest, role)
-    known = dict(model.named_parameters(remove_duplicate=False))
-    job.unrounded = lambda name: known[name].detach()
+    first = first_names(held.outline)
+    model = copied(held.outline, getattr(torch, manifest.dtype))
+    job = Job(model, manifest, role, read=held.reader, unrounded=lambda name: held.tensor(first[name]))
     quantises = bool(manifest.quantization)
     yield from stages(TARGETS[manifest.target], job, lambda graph: forms_in(graph, manifest) if quantises else None)
 
@@ -44,13 +61,12 @@ def forms_in(graph: ir.Model, manifest: Manifest) -> dict[str, Form]:
     return {name: manifest.forms[first] for name, first in named if first in manifest.forms}
 
 
-def errs(finding: Finding, model: ir.Model, table: Mapping[str, Stored], manifest: Manifest) -> bool:
-    """Return True if `model` is wrong at the same tap in the same call; False if it has no such tap or does not run."""
+def errs(finding: Finding, graph: ir.Model, table: Mapping[str, Stored], manifest: Manifest, folder: Path) -> bool:
+    """Return True if `graph` is wrong at the same tap in the same call; False if it has no such tap or does not run."""
     probe = finding.probe
     seen = finding.observation
-    graph = ir.from_proto(ir.to_proto(model))  # the next step changes the model itself
     try:
-        fresh = make_probe(graph, table, probe.role, manifest, Path(), probe.model, seen.record)
+        fresh = make_probe(graph, table, probe.role, manifest, folder, probe.model, seen.record)
         observation = observe(fresh, seen.case, seen.call, seen.record)
     except Exception:  # an incomplete graph need not run; ONNX Runtime raises other types
         return False

@@ -121,7 +121,8 @@ def make_probe(
         show(each, [tap.value for tap in taps])
     dtype = WIDE if manifest.target == "cuda" else manifest.dtype
     isolate(isolated, taps, dtype)
-    runners = Runner(plain, folder), Runner(isolated, folder)
+    packs = bool(manifest.quantization)  # other kernels compute with quantised weights that are not packed
+    runners = Runner(plain, folder, packs=packs), Runner(isolated, folder, packs=packs)
     return Probe(role, manifest.arithmetic, dtype, folder, whole.clone, model, tuple(taps), *runners)
 
 

@@ -128,15 +128,18 @@ def _compare_held(report: Report, bundle: Bundle, checkpoint: Checkpoint, progre
         report.about.update(unheld(bundle, checkpoint))
 
 
+def cases_of(bundle: Bundle, checkpoint: Checkpoint, seed: int = 0, more: int = 0) -> tuple[list[Case], list[str]]:
+    """Return the cases of a bundle, `more` of them random, and descriptions of what a large model leaves out."""
+    drawn = draw_cases(bundle, seed, more)
+    return lighten(drawn) if is_large(checkpoint) else (drawn, [])
+
+
 def _cases(
     bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int, *, searches: bool
 ) -> tuple[list[Case], list[str]]:
-    """Return the cases of a bundle, `more` of them random, and descriptions of what they leave out."""
+    """Return the cases of a comparison, and descriptions of what they leave out."""
     is_foreign = isinstance(bundle.manifest, ForeignManifest)
-    drawn = draw_cases(bundle, seed, more)
-    left_out = list[str]()
-    if is_large(checkpoint):
-        drawn, left_out = lighten(drawn)
+    drawn, left_out = cases_of(bundle, checkpoint, seed, more)
     if not searches and any(case.search_tokens for case in drawn):
         drawn = [replace(case, search_tokens=0) for case in drawn]
         left_out = [GOLDEN_SEARCHES, *(line for line in left_out if not line.startswith("search beyond"))]

@@ -21,7 +21,7 @@ from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.models.names import GOLDEN
 from txport.proof.masks import ROOM, cut_off, largest_of
-from txport.proof.parity.cases import WINDOWED, Draw, most_rows, sides
+from txport.proof.parity.cases import WINDOWED, Draw, most_rows, reach_of, sides
 from txport.proof.parity.noise import Noisy, Remembering
 from txport.runtimes.base import Floats, Ints, Runtime, scores
 from txport.runtimes.inputs import Source, Sources, drawn_features
@@ -164,8 +164,11 @@ def record(
 
 
 def _lengths(facts: Facts, size: Size) -> tuple[int, ...]:
-    """Return the lengths of the random sources; one exceeds the largest window of up to `WINDOWED` tokens that fits."""
-    most = min(WINDOWED, sides(facts)[0] - DRAWN[1])
+    """Return the lengths of the random sources; one exceeds the largest window of up to `WINDOWED` tokens that fits.
+
+    As in cases, sources are shorter for a large vocabulary.
+    """
+    most = min(WINDOWED, reach_of(facts)[0], sides(facts)[0] - DRAWN[1])
     beyond = max((each for each in facts.windows if each <= most), default=0) + DRAWN[1]
     more = (beyond,) if beyond > max(size.drawn) else ()
     return (*size.drawn, *more)[: most_rows(facts)]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.models.parts import ACTIVATIONS, SoftCap
-from txport.proof.bisect.faults.evidence import EXPLAINED, Cause, Evidence, WrongWeight
+from txport.proof.bisect.faults.evidence import EXPLAINED, Cause, Evidence
 
 Array = NDArray[Any]
 
@@ -65,14 +65,11 @@ def _wrong_among(evidence: Evidence, tensors: Iterable[Tensor]) -> Cause | None:
     for name, tensor in (*evidence.model.named_parameters(), *evidence.model.named_buffers()):
         names.setdefault(id(tensor), name)
     found = (names[id(tensor)] for tensor in tensors)
-    return next((describe_weight(evidence.wrong[name]) for name in found if name in evidence.wrong), None)
+    return next((evidence.wrong[name].cause for name in found if name in evidence.wrong), None)
 
 
-def describe_weight(wrong: WrongWeight) -> Cause:
-    """Describe the difference of a weight from the checkpoint's: shape, NaN, factor or values."""
-    name = wrong.name
-    held = wrong.held
-    expected = wrong.expected
+def weight_cause(name: str, held: Array, expected: Array) -> Cause:
+    """Describe the difference of a graph's weight from the checkpoint's: shape, NaN, factor or values."""
     if held.shape != expected.shape:
         return Cause("weight", f"{name} has the shape {held.shape}, the checkpoint's {expected.shape}")
     index = np.unravel_index(int(np.nan_to_num(np.abs(held - expected), nan=np.inf).argmax()), held.shape)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from txport.bundles.ports import STEP
 from txport.models.parts import Embedding
-from txport.proof.bisect.faults.common import describe_weight, wrong_sum
+from txport.proof.bisect.faults.common import wrong_sum
 from txport.proof.bisect.faults.evidence import Cause, Evidence
 
 Array = NDArray[Any]
@@ -39,7 +39,7 @@ def wrong_positions(evidence: Evidence) -> Cause | None:
     """A table of positions or a segment vector that differs from the model's."""
     assert evidence.embedding is not None
     names = (f"{evidence.embedding.name}.{own}" for own in ("positions", "segment"))
-    return next((describe_weight(evidence.wrong[name]) for name in names if name in evidence.wrong), None)
+    return next((evidence.wrong[name].cause for name in names if name in evidence.wrong), None)
 
 
 def wrong_summand(evidence: Evidence) -> Cause | None:

@@ -29,11 +29,10 @@ class Cause:
 
 @dataclass(frozen=True)
 class WrongWeight:
-    """A weight as held by a graph and as in the checkpoint, with its name in the graph."""
+    """A weight that differs from the checkpoint's, by its name in the graph, and how it differs."""
 
     name: str
-    held: Array
-    expected: Array
+    cause: Cause
 
 
 class Evidence(Protocol):

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from txport.models.parts import ACTIVATIONS, Frames
 from txport.proof.bisect.calls import PartCall, altered
-from txport.proof.bisect.faults.common import describe_weight
 from txport.proof.bisect.faults.evidence import Cause, Evidence
 
 Array = NDArray[Any]
@@ -54,7 +53,7 @@ def _convolution(evidence: Evidence) -> nn.Conv1d:
 def wrong_table(evidence: Evidence) -> Cause | None:
     """A table of positions that differs from the model's."""
     name = f"{_frames(evidence).name}.positions"
-    return describe_weight(evidence.wrong[name]) if name in evidence.wrong else None
+    return evidence.wrong[name].cause if name in evidence.wrong else None
 
 
 def other_places(evidence: Evidence) -> Cause | None:
