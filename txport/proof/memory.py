@@ -59,9 +59,10 @@ def memory_for(checkpoint: Checkpoint, target: str, precision: str) -> int:
 def _of_graphs(checkpoint: Checkpoint, target: str, precision: str) -> int:
     """Return the bytes of the packed weights, of PyTorch's weights, and of what is computed for the longest case.
 
-    In a causal cpu bundle, two graphs contain the weights of all layers, and may both pack them. A streamed model has at most one tensor, or
-    `MOST_ROOM` numbers, in float64 and in the precision. Any other model is in memory as a whole. For 16 bits it has
-    two more copies: rounded weights, and float64 weights for the run with rounded activations.
+    In a causal cpu bundle, two graphs contain the weights of all layers, and may both pack them. A streamed model has
+    at most one tensor, or `MOST_ROOM` numbers, in float64 and in the precision. Any other model is in memory as a
+    whole. For 16 bits it has two more copies: rounded weights, and float64 weights for the run with rounded
+    activations.
     """
     model = checkpoint.outline
     products = {id(each.weight): each.weight.numel() for each in model.modules() if isinstance(each, nn.Linear)}
