@@ -116,7 +116,7 @@ def require_parts(bundle: Bundle) -> None:
 
 
 def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Culprit | None:
-    held = holding(bundle, checkpoint)
+    held = holding(bundle, checkpoint) if bundle.manifest.quantization else checkpoint
     reference = Reference(Exact.of(held.model, bundle.manifest.arithmetic), bundle.manifest)
     cases, _ = cases_of(bundle, checkpoint, seed, more)
     failures: list[tuple[Probe, ParityError]] = []

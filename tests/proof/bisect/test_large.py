@@ -1,0 +1,90 @@
+"""Bisection of a large model, whose weights stay in their files, and of a context that whole graphs do not reach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from tests.proof.context.test_context import LONGEST, WINDOW, checkpoint_of, short_window
+from tests.proof.faults import Edit, attribute
+from tests.proof.few import draw_few
+from tests.tiny import edit_graph
+from txport import release
+from txport.bundles.ports import DECODER, STEP
+from txport.models import checkpoint
+from txport.models.checkpoint import Checkpoint, load_checkpoint
+from txport.proof.bisect.culprit import bisect
+from txport.proof.fallback import worst_matrices
+from txport.proof.proven import write
+
+PRESET = "preset:llama-tiny"
+SCALE = attribute("GroupQueryAttention", 1, scale=0.2)
+
+
+def epsilon(model: onnx.ModelProto) -> None:
+    """The third norm divides by more."""
+    norm = [node for node in model.graph.node if node.op_type.endswith("RMSNormalization")][2]
+    next(each for each in norm.attribute if each.name == "epsilon").f = 0.5
+
+
+def weight(model: onnx.ModelProto) -> None:
+    """The weights of the last norm are doubled."""
+    (tensor,) = (each for each in model.graph.initializer if each.name == "decoder_norm.weight")
+    values = 2 * np.ones(tensor.dims[0], np.float32)
+    tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch) -> tuple[Checkpoint, Checkpoint]:
+    """A checkpoint in memory, and the same one read from its files."""
+    draw_few(monkeypatch)
+    whole = load_checkpoint(PRESET)
+    monkeypatch.setattr(checkpoint, "STREAMED_ABOVE", 0)
+    return whole, load_checkpoint(PRESET)
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "fault"),
+    [("cpu", "fp32", epsilon), ("cpu", "fp32", SCALE), ("cpu", "int8", SCALE), ("portable", "fp32", weight)],
+    ids=["epsilon", "scale", "scale in 8 bits", "weight"],
+)
+def test_a_fault_of_a_large_model_is_explained_as_of_one_in_memory(
+    target: str, precision: str, fault: Edit, both: tuple[Checkpoint, Checkpoint], tmp_path: Path
+) -> None:
+    whole, streamed = both
+    assert streamed.read is not None
+    bundle = write(whole, tmp_path, target=target, precision=precision)
+    assert bisect(bundle, streamed) is None
+    bundle = edit_graph(bundle.path, DECODER if target == "portable" else STEP, fault)
+    expected = bisect(bundle, whole)
+    found = bisect(bundle, streamed)
+    assert expected is not None
+    assert found is not None
+    assert (found.where, found.kind, found.what) == (expected.where, expected.kind, expected.what)
+    assert found.origin == expected.origin
+    assert "not in a fresh export" in found.origin
+
+
+def test_the_worst_matrices_of_a_large_model_are_those_of_one_in_memory(
+    both: tuple[Checkpoint, Checkpoint], tmp_path: Path
+) -> None:
+    whole, streamed = both
+    bundle = write(whole, tmp_path, target="cpu", precision="int8")
+    assert worst_matrices(bundle, streamed) == worst_matrices(bundle, whole)
+
+
+def test_a_part_that_is_wrong_at_the_end_of_the_context_is_the_culprit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_few(monkeypatch)
+    far = checkpoint_of("llama-tiny", LONGEST, windows=(WINDOW, 0))
+    bundle = write(far, tmp_path, target="portable", precision="fp32")
+    monkeypatch.setattr("txport.release.load_checkpoint", lambda *_, **__: far)
+    assert release.bisect(bundle, "far") is None
+    found = release.bisect(edit_graph(bundle.path, DECODER, short_window), "far")
+    assert found is not None
+    assert (found.where, found.kind) == ("decoder.0.attention", "long context")
