@@ -328,10 +328,12 @@ def test_a_generation_option_that_is_unknown_is_refused_by_name(copied: Path) ->
 
 
 def test_a_generation_option_that_is_not_followed_is_told(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (copied / GENERATION).write_text(json.dumps({"min_length": 3, "typical_p": 1.0, "top_h": None, "use_cache": False}))
-    assert load_checkpoint(str(copied)).generation == {}
+    options = {"guidance_scale": 3, "typical_p": 1.0, "top_h": None, "use_cache": False, "penalty_alpha": 0.0}
+    (copied / GENERATION).write_text(json.dumps(options))
+    found = load_checkpoint(str(copied))
+    assert (found.generation, found.not_followed) == ({}, {"guidance_scale": 3})
     assert [each.message for each in caplog.records] == [
-        f"{copied / GENERATION}: min_length 3 is not followed; outputs may differ for it"
+        f"{copied}: guidance_scale 3 is not followed; outputs may differ for it"
     ]
 
 
