@@ -64,7 +64,7 @@ def narrowed(weights: Doubles, options: SearchOptions) -> Doubles:
     """
     if options.top_h is not None:
         weights = within_entropy(weights, options.top_h)
-        weights[:, options.top_k or None :] = 0
+        weights[:, options.top_k or weights.shape[1] :] = 0
     if options.top_p < 1:
         weights = nucleus(weights, options.top_p)
     if options.min_p:
@@ -79,9 +79,16 @@ def narrowed(weights: Doubles, options: SearchOptions) -> Doubles:
     return weights
 
 
+def shares(weights: Doubles) -> Doubles:
+    """Return the probabilities of weights (R, C); 0 in a row without allowed tokens."""
+    total = weights.sum(axis=1, keepdims=True)
+    probs: Doubles = weights / np.where(total > 0, total, 1)
+    return probs
+
+
 def surprise(weights: Doubles) -> tuple[Doubles, Doubles, Doubles]:
     """Weights (R, C) -> probabilities p (R, C), -log(p) (R, C), and the entropy (R, 1)."""
-    probs = weights / weights.sum(axis=1, keepdims=True)
+    probs = shares(weights)
     with np.errstate(divide="ignore", invalid="ignore"):
         surprises = -np.log(probs)
         entropy = np.where(probs > 0, probs * surprises, 0).sum(axis=1, keepdims=True)
@@ -94,7 +101,7 @@ def within_entropy(weights: Doubles, share: float) -> Doubles:
     Potraka et al. 2025, "Top-H decoding".
     """
     probs, surprises, entropy = surprise(weights)
-    terms = np.where(probs > 0, probs * np.where(probs > 0, surprises, 0), 0)
+    terms = probs * np.where(probs > 0, surprises, 0)
     kept = np.cumsum(terms, axis=1) <= share * entropy
     kept[:, 0] = True
     return np.where(kept, weights, 0)
@@ -119,5 +126,4 @@ def above(weights: Doubles, least: Doubles | float) -> Doubles:
 
     Hewitt et al. 2022, "Truncation sampling as language model desmoothing": epsilon and eta sampling.
     """
-    probs = weights / weights.sum(axis=1, keepdims=True)
-    return np.where((probs >= least) | (weights == weights.max(axis=1, keepdims=True)), weights, 0)
+    return np.where((shares(weights) >= least) | (weights == weights.max(axis=1, keepdims=True)), weights, 0)

@@ -46,10 +46,15 @@ function narrowed(weights, options) {
   return weights;
 }
 
+/** Probabilities of weights; 0 where no token is allowed. @param {Float64Array} weights */
+function shares(weights) {
+  const total = weights.reduce((one, other) => one + other, 0);
+  return weights.map((weight) => weight / (total || 1));
+}
+
 /** Probabilities p of weights, -log(p), the terms of the entropy, and their sum. @param {Float64Array} weights */
 function surprise(weights) {
-  const total = weights.reduce((one, other) => one + other, 0);
-  const probs = weights.map((weight) => weight / total);
+  const probs = shares(weights);
   const surprises = probs.map((prob) => -Math.log(prob));
   const terms = probs.map((prob, place) => (prob > 0 ? prob * surprises[place] : 0));
   return { probs, surprises, terms, entropy: terms.reduce((one, other) => one + other, 0) };
@@ -91,8 +96,8 @@ function typical(weights, share) {
  */
 function above(weights, least) {
   const best = largest(weights);
-  const total = weights.reduce((one, other) => one + other, 0);
-  return weights.map((weight) => (weight / total >= least || weight === best ? weight : 0));
+  const probs = shares(weights);
+  return weights.map((weight, place) => (probs[place] >= least || weight === best ? weight : 0));
 }
 
 /**
