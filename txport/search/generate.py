@@ -140,12 +140,14 @@ def require_room(prompt: Sequence[int], facts: Facts, options: SearchOptions) ->
     longest = facts.writes.longest
     size = len(prompt)
     limit = f"the model's longest sequence, {longest}"
+    fix = "shorten it"
     if options.max_new_tokens is None and options.max_length is not None and options.max_length < longest:
         longest = options.max_length
-        limit = f"max_length {longest}; give max_new_tokens, which replaces it"
+        limit = f"max_length {longest}"
+        fix = "shorten it, or give max_new_tokens"
     left = longest - size
     if left < 1:
-        raise UnsupportedError(f"a prompt of {size} tokens leaves no room for another one in {limit}; shorten it")
+        raise UnsupportedError(f"a prompt of {size} tokens leaves no room for another one in {limit}; {fix}")
     for name in ("max_new_tokens", "min_new_tokens"):
         if (count := getattr(options, name) or 0) > left:
             fix = f"shorten the prompt, or give {name} up to {left}"

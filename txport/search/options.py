@@ -281,10 +281,12 @@ def chosen_options(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Sea
 def applied(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults that apply next to the given options.
 
-    Defaults of sampling do not apply without it, nor those of beam search without beams.
+    Defaults of sampling do not apply without it, nor those of beam search without beams. Raises `UnsupportedError` for
+    invalid values of `do_sample` and `beams`.
     """
-    chosen = {**defaults, **given}
-    idle = {*(() if chosen.get("do_sample") else SAMPLING), *(BEAMS if chosen.get("beams", 1) == 1 else ())}
+    chosen = {"do_sample": False, "beams": 1, **defaults, **given}
+    idle = {*(() if switch("do_sample", chosen["do_sample"]) else SAMPLING)}
+    idle |= {*(BEAMS if whole("beams", chosen["beams"]) == 1 else ())}
     return {name: value for name, value in defaults.items() if name not in given and name not in idle}
 
 

@@ -214,7 +214,7 @@ export interface Model {
   readonly manifest: Manifest;
   readonly facts: Facts;
   readonly provider: Provider;
-  /** What is slower here than it could be, and why. */
+  /** What is slower here than it could be, and why; generation options of the checkpoint that are not followed. */
   readonly notes: string[];
   encode(text: string, unknown?: Unknown): number[];
   decode(ids: number[]): string;
