@@ -40,7 +40,7 @@ from txport.search.batching import at_once, in_batches
 from txport.search.continuous import GenerationRequest, Scheduler
 from txport.search.generate import Ids, begin, require_fit, require_room, search
 from txport.search.numbers import numbers_only
-from txport.search.options import Found, SearchOptions, require_defaults, require_length_penalty
+from txport.search.options import Found, SearchOptions, chosen_options, require_defaults, require_length_penalty
 from txport.search.scoring import logits, score
 from txport.search.single import generate_at_once
 from txport.system.numbers import switch, whole
@@ -59,7 +59,8 @@ Item = TypeVar("Item")
 class Model(Encoder):
     """A loaded model, created by `load`. The available methods depend on its task.
 
-    `defaults` are default values of `SearchOptions`, or of `embed`, for calls that do not give them.
+    `defaults` are default values of `SearchOptions`, or of `embed`, for calls that do not give them. `not_followed` are
+    the checkpoint's generation options that no search follows, by transformers' names; outputs may differ for them.
     """
 
     def __init__(
@@ -70,8 +71,10 @@ class Model(Encoder):
         workers: int = 1,
         defaults: Mapping[str, Any] | None = None,
         chat: ChatReader | None = None,
+        not_followed: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(runtime, tokenizer, facts, workers, defaults)
+        self.not_followed = dict(not_followed or {})
         self._chat = chat
         self._special = False
         self._numbers = numbers_only(runtime)
@@ -371,7 +374,7 @@ class Model(Encoder):
         for name in options:
             if name not in known:
                 raise UnsupportedError(f"unknown option {name!r}; supported: {', '.join(known)}")
-        chosen = SearchOptions(**{**self.defaults, **options})
+        chosen = chosen_options(self.defaults, options)
         require_fit(prefixes, self.facts, chosen)
         return chosen
 
@@ -487,4 +490,4 @@ def load(
     defaults = _defaults_of(bundle)
     tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
     chat = chat_of(bundle.texts, bundle.path, tokenizer) if facts.task == "causal" else None
-    return Model(engine, tokenizer, facts, workers, defaults, chat)
+    return Model(engine, tokenizer, facts, workers, defaults, chat, bundle.manifest.not_followed)

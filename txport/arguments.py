@@ -12,7 +12,7 @@ from txport.errors import AudioError, TextError, UnsupportedError, quoted
 from txport.models.audio.facts import Features
 from txport.models.tokenizers.base import Unknown
 from txport.search.batching import MOST
-from txport.search.options import LONGEST_ID
+from txport.search.problems import LONGEST_ID
 from txport.system.numbers import whole
 
 Text = TypeVar("Text")

@@ -18,6 +18,7 @@ from tests.architectures.seeded import bundle_of
 from tests.families.folders import FOLDER, is_recorded, names, whole
 from tests.tiny import without_metadata
 from txport import runtimes
+from txport.bundles.reading import read_manifest
 from txport.cli.commands import cli
 from txport.errors import BundleError, CheckpointError, ConfigError
 from txport.models.checkpoint import config_of, load_checkpoint
@@ -26,6 +27,7 @@ from txport.models.names import CONFIG, GENERATION, INDEX, WEIGHTS, digest
 from txport.models.tokenizers.numbers import NumberTokenizer
 from txport.runtimes.inputs import batch
 from txport.search.generate import first_tokens
+from txport.search.options import SearchOptions, chosen_options
 
 FOLDERS = [name for name in names() if is_recorded(name)]
 OF_NEWEST = [name for name in names() if not is_recorded(name)]  # weights as of the folder of version 4.57
@@ -328,11 +330,35 @@ def test_a_generation_option_that_is_unknown_is_refused_by_name(copied: Path) ->
 
 
 def test_a_generation_option_that_is_not_followed_is_told(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (copied / GENERATION).write_text(json.dumps({"min_length": 3, "typical_p": 1.0, "top_h": None, "use_cache": False}))
-    assert load_checkpoint(str(copied)).generation == {}
+    options = {"guidance_scale": 3, "typical_p": 1.0, "top_h": None, "use_cache": False, "penalty_alpha": 0.0}
+    (copied / GENERATION).write_text(json.dumps(options))
+    found = load_checkpoint(str(copied))
+    assert (found.generation, found.not_followed) == ({}, {"guidance_scale": 3})
     assert [each.message for each in caplog.records] == [
-        f"{copied / GENERATION}: min_length 3 is not followed; outputs may differ for it"
+        f"{copied}: guidance_scale 3 is not followed; outputs may differ for it"
     ]
+
+
+def test_an_option_that_is_not_followed_is_recorded_and_told_by_run(copied: Path, tmp_path: Path) -> None:
+    (copied / GENERATION).write_text(json.dumps({"guidance_scale": 3, "num_beams": 2, "max_length": 9}))
+    bundle = bundle_of(load_checkpoint(str(copied)), tmp_path / "bundle", "portable")
+    assert read_manifest(bundle.path).not_followed == txport.load(bundle.path).not_followed == {"guidance_scale": 3}
+    assert "does not follow `guidance_scale` `3`" in (bundle.path / "README.md").read_text(encoding="utf-8")
+    done = CliRunner().invoke(cli, ["run", str(bundle.path), "--ids", "5 6 7 8"])
+    expected = "txport: outputs may differ from transformers', because txport does not follow guidance_scale 3"
+    assert done.stderr.splitlines() == [expected]
+    assert 1 <= len(done.stdout.split()) <= 5  # the prompt counts
+    too_long = CliRunner().invoke(cli, ["run", str(bundle.path), "--ids", " ".join(["5"] * 9)])
+    assert "in max_length 9; shorten it, or give --max-new-tokens" in str(too_long.exception)
+
+
+def test_stored_options_apply_where_they_have_an_effect(copied: Path) -> None:
+    (copied / GENERATION).write_text(json.dumps({"early_stopping": True, "temperature": 0.5, "max_length": 1000}))
+    stored = load_checkpoint(str(copied)).generation
+    assert stored == {"early_stopping": True, "temperature": 0.5}
+    assert chosen_options(stored, {}) == SearchOptions()
+    assert chosen_options(stored, {"beams": 2}) == SearchOptions(beams=2, early_stopping=True)
+    assert chosen_options(stored, {"do_sample": True}) == SearchOptions(do_sample=True, temperature=0.5)
 
 
 def test_old_files_of_bart_force_their_first_token(tmp_path: Path) -> None:

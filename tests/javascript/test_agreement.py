@@ -28,14 +28,20 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 OPTIONS: dict[str, Sequence[Any]] = {  # what a search is drawn from; the first is what stands for nothing
     "max_new_tokens": (8, 1, 3),
-    "min_new_tokens": (0, 2),
+    "min_length": (0, 0, 4, 9),
+    "min_new_tokens": (0, 0, 2),
     "length_penalty": (1.0, 0.3, -1.0),
+    "sequence_bias": ((), (), (((7,), 3.0), ((8, 9), -4.0), ((2,), -2.5)), (((5,), -1.0), ((5, 6, 7), 9.0))),
+    "encoder_repetition_penalty": (1.0, 1.0, 1.5, 0.7),
     "repetition_penalty": (1.0, 1.0, 1.4, 0.8),
     "no_repeat_ngram_size": (0, 0, 1, 2),
+    "encoder_no_repeat_ngram_size": (0, 0, 0, 1, 2),
     "suppress_tokens": ((), (), (5, 6), tuple(range(3, 22))),
     "begin_suppress_tokens": ((), (7,)),
     "bad_words_ids": ((), ((8,), (9, 10)), ((5, 9),)),
     "forced_eos_token_id": (None, None, 9),
+    "exponential_decay_length_penalty": (None, None, None, (1, 1.3), (0, 0.7)),
+    "renormalize_logits": (False, False, True),
     "eos_token_id": (None, None, (2, 9), 11),
 }
 KINDS: dict[str, dict[str, Sequence[Any]]] = {
@@ -48,6 +54,10 @@ KINDS: dict[str, dict[str, Sequence[Any]]] = {
         "top_k": (0, 4, 1),
         "top_p": (1.0, 0.7),
         "min_p": (0.0, 0.0, 0.2),
+        "top_h": (None, None, 0.6),
+        "typical_p": (1.0, 1.0, 0.5),
+        "epsilon_cutoff": (0.0, 0.0, 0.05),
+        "eta_cutoff": (0.0, 0.0, 0.2),
     },
 }
 

@@ -29,7 +29,7 @@ OFFERED = {
 # The largest share of the quantised weights that `export --auto` keeps in fp32. With a quarter, int8 needs 14 bits per
 # weight and int4 11; with a third, int8 would need 16, as many as half precision.
 AUTO_LIMIT = 0.25
-RARE = ("weightless", "single")  # omitted from JSON if false
+RARE = {"weightless": bool, "single": bool, "not_followed": dict}  # omitted from JSON if false or empty
 
 
 def is_quantised(target: str, precision: str) -> bool:
@@ -85,6 +85,7 @@ class Manifest:
     checkpoint: dict[str, str]  # name and sha256 of what was exported
     tools: dict[str, str]  # versions
     generation: dict[str, Any] = field(default_factory=dict)
+    not_followed: dict[str, Any] = field(default_factory=dict)  # the checkpoint's generation options without a search
     passes: dict[str, dict[str, int]] = field(default_factory=dict)  # graph -> pass -> number of replacements
     parts: dict[str, dict[str, int]] = field(default_factory=dict)  # graph -> operator -> number of parts
     # initializer -> its weights and form, if it holds several weights, or one in a form that the precision chose; other

@@ -72,9 +72,10 @@ def read_manifest(path: Path) -> Manifest:
 def _manifest(values: dict[str, Any]) -> Manifest:
     """Create the manifest from JSON values; raise `ValueError`, `TypeError` or `KeyError` for invalid ones."""
     _check_types(values, VALUES)
-    for name in RARE:
-        if type(values.get(name, False)) is not bool:
-            raise TypeError(f"{name} must be true or false, got {quoted(values[name])}")
+    for name, kind in RARE.items():
+        if name in values and type(values[name]) is not kind:
+            expected = "true or false" if kind is bool else "an object"
+            raise TypeError(f"{name} must be {expected}, got {quoted(values[name])}")
     _check_types(values["checkpoint"], CHECKPOINT_VALUES)
     if values["kept_in_fp32"]:
         _check_types(values["kept_in_fp32"], KEPT_VALUES)

@@ -67,10 +67,34 @@ SEARCH: list[tuple[str, dict[str, Any]]] = [
         "--min-p",
         {"type": float, "default": 0.0, "help": "Sample from tokens with p >= min_p * max(p)."},
     ),
+    (
+        "--typical-p",
+        {
+            "type": float,
+            "default": 1.0,
+            "help": "Sample from the tokens of total probability p whose -log(p) is closest to the entropy.",
+        },
+    ),
+    (
+        "--epsilon-cutoff",
+        {"type": float, "default": 0.0, "help": "Sample from tokens with at least this probability."},
+    ),
+    (
+        "--eta-cutoff",
+        {"type": float, "default": 0.0, "help": "Sample from tokens with p >= min(eta, sqrt(eta) * exp(-entropy))."},
+    ),
     ("--seed", {"type": click.IntRange(0), "help": "Random seed; the samples of a text do not depend on its batch."}),
     (
         "--max-new-tokens",
         {"type": click.IntRange(1), "help": "Maximum number of new tokens.  [default: all that fits]"},
+    ),
+    (
+        "--min-length",
+        {
+            "type": click.IntRange(0),
+            "default": 0,
+            "help": "Like --min-new-tokens, but the start token and a prefix count too, or the prompt.",
+        },
     ),
     (
         "--min-new-tokens",

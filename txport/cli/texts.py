@@ -10,7 +10,7 @@ import click
 
 from txport.cli.guard import echo
 from txport.cli.options import F, is_given
-from txport.errors import UnsupportedError
+from txport.errors import UnsupportedError, quoted
 from txport.models.tokenizers.base import Reader, TokenizerPair, Unknown
 from txport.models.tokenizers.languages import LanguageReader
 
@@ -49,6 +49,13 @@ def told(model: Any, options: dict[str, Any]) -> Any:
     _tell_choice(model)
     model = model.reading_chats() if as_chat else model
     return model.writing_special_tokens() if special else model
+
+
+def tell_not_followed(model: Any) -> None:
+    """Print on standard error which of the checkpoint's generation options no search follows, if any."""
+    if model.not_followed:
+        named = ", ".join(f"{name} {quoted(value)}" for name, value in model.not_followed.items())
+        echo(f"txport: outputs may differ from transformers', because txport does not follow {named}", err=True)
 
 
 def _tell_choice(model: Any) -> None:

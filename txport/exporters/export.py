@@ -93,6 +93,7 @@ def export_graphs(
         checkpoint={"name": checkpoint.name, "sha256": checkpoint.sha256},
         tools={"txport": __version__, **{name: version_of(name) for name in ("torch", "onnx", "onnxscript")}},
         generation=dict(checkpoint.generation),
+        not_followed=dict(checkpoint.not_followed),
         rows=rows,
         weightless=not weights,
         single=single,

@@ -109,6 +109,9 @@ def _body(bundle: Bundle, told: Told, title: str) -> Iterator[str]:
     if manifest.generation:
         yield "<h2>Defaults of the checkpoint</h2>"
         yield _pairs(manifest.generation)
+    if manifest.not_followed:
+        yield "<h2>Generation options of the checkpoint that are not followed</h2>"
+        yield _pairs(manifest.not_followed)
     yield "<h2>Ids and limits</h2>"
     yield _pairs(dict(_limits(manifest)))
     yield "<h2>Files</h2>"

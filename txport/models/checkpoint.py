@@ -6,6 +6,7 @@ hub, or as `preset:base`, which is a published size with random weights.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from txport.errors import BundleError, CheckpointError, ConfigError, TextError
+from txport.errors import BundleError, CheckpointError, ConfigError, TextError, quoted
 from txport.models import architecture
 from txport.models.config import Config
 from txport.models.facts import Facts
@@ -52,6 +53,7 @@ from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import staged_files
 from txport.system.memory import readable
 
+logger = logging.getLogger(__name__)
 Take = Callable[[str, Tensor], object]
 FLOATS = {
     each
@@ -77,6 +79,7 @@ class Checkpoint:
     sha256: str
     folder: Path | None = None  # None for a preset
     generation: Mapping[str, Any] = field(default_factory=dict)  # its default search options
+    not_followed: Mapping[str, Any] = field(default_factory=dict)  # its generation options that no search follows
     read: Read | None = None
     texts: Mapping[str, Path | str] | None = None  # tokenizer files by name; None for those in the folder
 
@@ -152,18 +155,21 @@ def load_checkpoint(name: str) -> Checkpoint:
     made = plan(source.rules, weights.shapes, model)
     texts = companions_of(folder) if source.texts is None else source.texts()
     check_text(folder, model.facts, texts)
+    defaults = source.generation(model.facts)
+    for option, value in defaults.not_followed.items():
+        logger.warning("%s: %s %s is not followed; outputs may differ for it", folder, option, quoted(value))
     made_of = partial(Checkpoint, label(name), sha256=digest(name), folder=folder, texts=texts)
-    generation = source.generation(model.facts)
+    made_of = partial(made_of, generation=defaults.options, not_followed=defaults.not_followed)
     if is_large(model):
         model = outline(build, source.config)
         _take_in(made, weights, source, lambda name, tensor: None)
         read = partial(made.tensor, weights=weights)
-        return made_of(model, generation=generation, read=read)
+        return made_of(model, read=read)
     with Unfilled():
         model = build(source.config)
     parameters = expected_tensors(model)
     _take_in(made, weights, source, lambda name, tensor: parameters[name].copy_(tensor))
-    return made_of(model.eval(), generation=generation)
+    return made_of(model.eval())
 
 
 def build_empty(config: Config) -> Model:

@@ -2,119 +2,171 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from txport.errors import ConfigError, quoted
+from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 
-logger = logging.getLogger(__name__)
-NAMES = {  # name in transformers -> name in `SearchOptions`
+# Every option of GenerationConfig in transformers 4.57 and 5.24 is in exactly one of NAMES, ELSEWHERE, NOT_FOLLOWED and
+# UNUSED.
+NAMES = {  # options that are followed -> their name in `SearchOptions`
     "num_beams": "beams",
     "num_beam_groups": "beam_groups",
+    "num_return_sequences": "nbest",
     "diversity_penalty": "diversity_penalty",
     "length_penalty": "length_penalty",
     "early_stopping": "early_stopping",
     "do_sample": "do_sample",
     "temperature": "temperature",
+    "top_h": "top_h",
     "top_k": "top_k",
     "top_p": "top_p",
     "min_p": "min_p",
+    "typical_p": "typical_p",
+    "epsilon_cutoff": "epsilon_cutoff",
+    "eta_cutoff": "eta_cutoff",
+    "sequence_bias": "sequence_bias",
+    "encoder_repetition_penalty": "encoder_repetition_penalty",
     "repetition_penalty": "repetition_penalty",
     "no_repeat_ngram_size": "no_repeat_ngram_size",
-    "max_new_tokens": "max_new_tokens",
-    "min_new_tokens": "min_new_tokens",
-    "suppress_tokens": "suppress_tokens",
-    "begin_suppress_tokens": "begin_suppress_tokens",
+    "encoder_no_repeat_ngram_size": "encoder_no_repeat_ngram_size",
     "bad_words_ids": "bad_words_ids",
+    "max_length": "max_length",
+    "max_new_tokens": "max_new_tokens",
+    "min_length": "min_length",
+    "min_new_tokens": "min_new_tokens",
     "forced_bos_token_id": "forced_bos_token_id",
     "forced_eos_token_id": "forced_eos_token_id",
+    "exponential_decay_length_penalty": "exponential_decay_length_penalty",
+    "suppress_tokens": "suppress_tokens",
+    "begin_suppress_tokens": "begin_suppress_tokens",
+    "renormalize_logits": "renormalize_logits",
 }
-IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-SPEECH = (  # of Whisper, which its family reads or which only transformers' own alignment and fallback read
-    "alignment_heads",
-    "forced_decoder_ids",
-    "is_multilingual",
-    "lang_to_id",
-    "language",
-    "max_initial_timestamp_index",
-    "no_timestamps_token_id",
-    "prev_sot_token_id",
-    "return_timestamps",
-    "task",
-    "task_to_id",
+FACTS = "the facts of the model have it"
+WHISPER = "the family of Whisper reads it, or only the alignment and the fallback of transformers do"
+ELSEWHERE = {  # options that other code reads -> what does
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"), FACTS),
+    **dict.fromkeys(
+        (
+            "alignment_heads",
+            "forced_decoder_ids",
+            "is_multilingual",
+            "lang_to_id",
+            "language",
+            "max_initial_timestamp_index",
+            "no_timestamps_token_id",
+            "prev_sot_token_id",
+            "return_timestamps",
+            "task",
+            "task_to_id",
+        ),
+        WHISPER,
+    ),
+}
+NOT_FOLLOWED = (
+    "stop_strings",
+    "max_time",
+    "guidance_scale",
+    "penalty_alpha",
+    "dola_layers",
+    "constraints",
+    "force_words_ids",
+    "token_healing",
+    "watermarking_config",
 )
-OFF: Mapping[str, tuple[Any, ...]] = {  # options that no search of txport has -> values that change nothing
-    "min_length": (0,),
+OFF: Mapping[str, tuple[Any, ...]] = {  # options -> values that change nothing, as old versions wrote them
+    "num_return_sequences": (1,),
+    "temperature": (1.0,),
+    "top_p": (1.0,),
     "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
     "eta_cutoff": (0.0,),
-    "top_h": (1.0,),
-    "encoder_no_repeat_ngram_size": (0,),
+    "sequence_bias": ([], {}),
     "encoder_repetition_penalty": (1.0,),
-    "exponential_decay_length_penalty": (),
-    "sequence_bias": ({}, []),
-    "stop_strings": ([], ""),
-    "max_time": (),
-    "num_return_sequences": (1,),
-    "remove_invalid_values": (False,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "min_length": (0,),
     "renormalize_logits": (False,),
+    "stop_strings": ([], ""),
     "guidance_scale": (1.0,),
     "penalty_alpha": (0.0,),
-    "dola_layers": (),
     "constraints": ([],),
     "force_words_ids": ([],),
     "token_healing": (False,),
-    "watermarking_config": (),
 }
-UNUSED = (  # keys of generation_config.json that change no token: what is returned, memory, and drafting
-    "_commit_hash",
-    "_from_model_config",
-    "_name_or_path",
-    "assistant_confidence_threshold",
-    "assistant_early_exit",
-    "assistant_ensemble_weight",
-    "assistant_lookbehind",
-    "cache_config",
-    "cache_implementation",
-    "compile_config",
-    "continuous_batching_config",
-    "disable_compile",
-    "is_assistant",
-    "low_memory",
-    "max_cache_len",
-    "max_matching_ngram_size",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "output_attentions",
-    "output_hidden_states",
-    "output_logits",
-    "output_scores",
-    "prefill_chunk_size",
-    "prompt_lookup_num_tokens",
-    "return_dict_in_generate",
-    "return_legacy_cache",
-    "speculation_type",
-    "target_lookbehind",
-    "transformers_version",
-    "trust_remote_code",
-    "use_cache",
-    "use_mtp",
-)
+ORIGIN = "it says where the file comes from"
+RETURNED = "it selects what is returned beside the tokens"
+MEMORY = "it concerns memory or speed"
+DRAFTS = "it concerns drafts of tokens, which the model itself accepts or rejects"
+FINITE = "scores that are no numbers are an error"
+UNUSED = {  # options that change no token -> the reason
+    **dict.fromkeys(
+        ("_commit_hash", "_from_model_config", "_name_or_path", "transformers_version", "trust_remote_code"), ORIGIN
+    ),
+    **dict.fromkeys(
+        ("output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate"),
+        RETURNED,
+    ),
+    **dict.fromkeys(
+        (
+            "cache_config",
+            "cache_implementation",
+            "compile_config",
+            "continuous_batching_config",
+            "disable_compile",
+            "low_memory",
+            "max_cache_len",
+            "prefill_chunk_size",
+            "return_legacy_cache",
+            "use_cache",
+        ),
+        MEMORY,
+    ),
+    **dict.fromkeys(
+        (
+            "assistant_confidence_threshold",
+            "assistant_early_exit",
+            "assistant_ensemble_weight",
+            "assistant_lookbehind",
+            "is_assistant",
+            "max_matching_ngram_size",
+            "num_assistant_tokens",
+            "num_assistant_tokens_schedule",
+            "prompt_lookup_num_tokens",
+            "speculation_type",
+            "target_lookbehind",
+            "use_mtp",
+        ),
+        DRAFTS,
+    ),
+    "remove_invalid_values": FINITE,
+}
 POOLED = ("pooling", "normalize")  # of encoders, as txport writes them
-KNOWN = {*NAMES, *IDS, *SPEECH, *OFF, *UNUSED, *POOLED, "max_length", "transformers.js_config"}
+KNOWN = {*NAMES, *ELSEWHERE, *NOT_FOLLOWED, *UNUSED, *POOLED, "transformers.js_config"}
 IN_CONFIG = (
     *NAMES,
-    *OFF,
-    "max_length",
+    *NOT_FOLLOWED,
+    "remove_invalid_values",
     "forced_decoder_ids",
     "force_bos_token_to_be_generated",
 )  # keys that old versions wrote into config.json
-SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # ignored by greedy and beam search
+OF_SOURCES = ("encoder_repetition_penalty", "encoder_no_repeat_ngram_size")  # without effect on sources of features
+# of sampling alone
+SAMPLING = ("temperature", "top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 TOP_K = 50  # default of transformers for sampling
+
+
+class Defaults(NamedTuple):
+    """Default options of a checkpoint: those of `SearchOptions` or of `embed`, and those that no search follows."""
+
+    options: Mapping[str, Any]
+    not_followed: Mapping[str, Any]
+
+
+NO_DEFAULTS = Defaults({}, {})
 
 
 def version_of(values: Mapping[str, Any]) -> int:
@@ -130,32 +182,32 @@ def require_known_options(values: Mapping[str, Any], place: Path) -> None:
         raise ConfigError(f"{place}: {what}: no option of generate that is known has this name")
 
 
-def warn_of_options(values: Mapping[str, Any], place: Path) -> None:
-    """Warn of generation options in a file that no search follows."""
-    for name, off in OFF.items():
-        if (value := values.get(name)) is not None and value not in off:
-            logger.warning("%s: %s %s is not followed; outputs may differ for it", place, name, quoted(value))
+def search_defaults(values: Mapping[str, Any], facts: Facts) -> Defaults:
+    """Return the defaults in the values of a `generation_config.json`; values that are null are left out."""
+    values = {name: value for name, value in values.items() if value is not None and value not in OFF.get(name, ())}
+    return Defaults(_followed(values, facts), {name: values[name] for name in NOT_FOLLOWED if name in values})
 
 
-def search_defaults(values: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
-    """Return search options for the values of a `generation_config.json`; values that are null are left out.
+def _followed(values: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+    """Return options of search.
 
-    `max_length` counts the start token of a target, and for speech models the complete prefix of a target. For causal
-    models it counts the prompt too and is ignored: outputs may have as many tokens as fit.
+    `max_length` counts the start token of a target, for speech models the complete prefix of a target, and for causal
+    models the prompt.
     """
-    found = {ours: values[name] for name, ours in NAMES.items() if values.get(name) is not None}
+    found = {ours: values[name] for name, ours in NAMES.items() if name in values}
     if found.get("do_sample"):
         found.setdefault("top_k", TOP_K)
-    else:
-        found = {name: value for name, value in found.items() if name not in SAMPLING}
+    if isinstance(facts.source, Features):
+        found = {name: value for name, value in found.items() if name not in OF_SOURCES}
     if values.get("force_bos_token_to_be_generated"):  # BART's files of 2020
         found.setdefault("forced_bos_token_id", values.get("bos_token_id", 0))
-    longest = values.get("max_length")
-    if facts.speech is not None and type(longest) is int and "max_new_tokens" not in found:
-        return found | ({"max_length": longest} if longest <= facts.writes.longest else {})
-    if facts.task == "seq2seq" and type(longest) is int and "max_new_tokens" not in found:
-        found["max_new_tokens"] = max(1, min(longest - 1, facts.writes.longest))
-    return found
+    longest = found.pop("max_length", None)
+    if type(longest) is not int or "max_new_tokens" in found:
+        return found
+    if facts.speech is not None or facts.task == "causal":
+        limits = longest <= facts.writes.longest if facts.speech is not None else longest < facts.writes.longest
+        return found | ({"max_length": longest} if limits else {})
+    return found | {"max_new_tokens": max(1, min(longest - 1, facts.writes.longest))}
 
 
 def published_names(options: Mapping[str, Any]) -> dict[str, Any]:

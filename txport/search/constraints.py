@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from txport.errors import UnsupportedError
 from txport.models.facts import Facts
 from txport.runtimes.base import Floats, Ints, Scores, log_softmax, scores
-from txport.search.options import SearchOptions, single_tokens
+from txport.runtimes.inputs import Sources
+from txport.search.changes import NOTHING, Changes, ends_with, renormalise
+from txport.search.options import SearchOptions
+from txport.search.problems import single_tokens
 from txport.search.requests import SearchRequest, Step
 
-NOTHING = -1  # no token
 SPARE = 16  # maximum of additional candidates; with more, reading all scores is faster
 
 
@@ -38,7 +40,8 @@ class Candidates(NamedTuple):
 class Constraints:
     """The constraints of one batch: options, prefixes and length limits.
 
-    `prompts` are those of a causal model; constraints on the tokens so far include the tokens of the prompts.
+    `prompts` are those of a causal model; constraints on the tokens so far include the tokens of the prompts. `sources`
+    are the token ids that the options of the encoder concern.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Constraints:
         facts: Facts,
         prefixes: Sequence[Sequence[int]],
         prompts: Sequence[Sequence[int]] = (),
+        sources: Sources = (),
     ) -> None:
         self._filler = facts.writes.pad
         self._options = options
@@ -57,11 +61,17 @@ class Constraints:
         self._prefixes = _pad(prefixes)  # (B, longest)
         self.prefix_lengths = np.array([len(prefix) for prefix in prefixes], np.int64)
         self.limits = limits(options, facts, prefixes, prompts)
+        reads = options.encoder_no_repeat_ngram_size or options.encoder_repetition_penalty != 1
+        self._read = _pad(sources if reads else ())  # (B, S)
+        self._changes = Changes(options, self._ends, self._read)
+        # tokens of each target before those of the target itself, the start token not counted: (B,)
+        self._given = np.array([len(prompt) - 1 for prompt in prompts] or [0] * len(prefixes), np.int64)
         self._words = [np.asarray(words, np.int64) for words in options.bad_words_ids]
-        room = max(map(len, self._words), default=0) if len(prompts) else 0  # pads prompts to the longest words
-        self._before = _pad([prompt[-2::-1] for prompt in prompts], room)[:, ::-1]  # (B, P - 1), padded on the left
+        self._before = _pad([prompt[-2::-1] for prompt in prompts])[:, ::-1]  # (B, P - 1), padded on the left
         self._bans = bool(
             options.min_new_tokens
+            or options.min_length
+            or options.encoder_no_repeat_ngram_size
             or options.no_repeat_ngram_size
             or self._words
             or len(self._suppressed)
@@ -86,7 +96,10 @@ class Constraints:
             assert found is not None
             log_probs = log_softmax(found.values, found.values) if normalise else found.values
             values = (log_probs if log else found.values).copy()
+            self._changes.apply(values, seen, token_ids.shape[1] - 1 - self.prefix_lengths[sources], sources)
             changed = self._change(values, seen, banned, forced, self._are_given(token_ids.shape[1], sources))
+            if log and self._options.renormalize_logits:
+                renormalise(changed)
             return _choose(changed, None if log else log_probs, forced, count, found.attention)
         if self._needs_all_scores:
             found = yield Step(token_ids[:, -1], None, normalise, aligns)
@@ -122,11 +135,6 @@ class Constraints:
         return np.flatnonzero(self.prefix_lengths[sources] >= length)
 
     def _change(self, values: Floats, seen: Ints, banned: Ints, forced: Ints | None, given: Ints) -> Floats:
-        rows = np.arange(len(values))[:, None]
-        if (penalty := self._options.repetition_penalty) != 1:
-            ids = np.where(seen == NOTHING, seen[:, -1:], seen)
-            old = values[rows, ids]
-            values[rows, ids] = np.where(old < 0, old * penalty, old / penalty)
         _forbid(values, banned)
         if forced is not None:
             at = np.flatnonzero(forced != NOTHING)
@@ -158,13 +166,17 @@ class Constraints:
         is_first = new_tokens == (options.forced_bos_token_id is not None)
         if len(self._not_first) and is_first.any():
             parts.append(np.where(is_first[:, None], self._not_first, NOTHING))
-        if options.min_new_tokens:
+        if options.min_new_tokens or options.min_length:
             too_soon = new_tokens < options.min_new_tokens
+            if not options.min_new_tokens:
+                too_soon = self._given[sources] + length < options.min_length
             if too_soon.any():
                 parts.append(np.where(too_soon[:, None], self._ends, NOTHING))
         parts += [_after(seen, words) for words in self._words]
         if options.no_repeat_ngram_size:
-            parts.append(_repeated(seen, options.no_repeat_ngram_size))
+            parts.append(_repeated(seen, seen, options.no_repeat_ngram_size))
+        if options.encoder_no_repeat_ngram_size:
+            parts.append(_repeated(self._read[sources], seen, options.encoder_no_repeat_ngram_size))
         banned: Ints = np.concatenate([np.empty((rows, 0), np.int64), *parts], axis=1)
         return banned[:, (banned != NOTHING).any(axis=0)]
 
@@ -194,7 +206,7 @@ def possible_tops(options: SearchOptions, facts: Facts, count: int | None, longe
     banned = {len(options.suppress_tokens) + len(single)}  # in every step
     parts: list[Sequence[int]] = [
         (0, len(options.begin_suppress_tokens)),
-        (0, len(options.ends(facts)) if options.min_new_tokens else 0),
+        (0, len(options.ends(facts)) if options.min_new_tokens or options.min_length else 0),
         range(len(options.bad_words_ids) - len(single) + 1),
         range(max(longest - options.no_repeat_ngram_size + 1, 0) + 1) if options.no_repeat_ngram_size else (0,),
     ]
@@ -204,8 +216,8 @@ def possible_tops(options: SearchOptions, facts: Facts, count: int | None, longe
 
 
 def _needs_all_scores(options: SearchOptions) -> bool:
-    """Return True if more than `SPARE` tokens are banned in every step, so that all scores are needed."""
-    return len(options.suppress_tokens) > SPARE
+    """Return True if more than `SPARE` tokens may be banned in every step, so that all scores are needed."""
+    return len(options.suppress_tokens) > SPARE or options.encoder_no_repeat_ngram_size > 0
 
 
 def _spare(banned: int) -> int:
@@ -221,13 +233,14 @@ def limits(
     taken = map(len, prompts) if len(prompts) else [0] * len(prefixes)
     longest = facts.writes.longest
     if options.max_length is not None:
-        longest = min(longest, options.max_length - 1)  # the start token is not part of the target
+        start = 1 if facts.task == "seq2seq" else 0  # the start token is not part of the target
+        longest = min(longest, options.max_length - start)
     room = np.array([longest - count for count in taken], np.int64)
     return room if most is None else np.array([len(prefix) + most for prefix in prefixes], np.int64)
 
 
-def _pad(prefixes: Sequence[Sequence[int]], least: int = 0) -> Ints:
-    padded = np.full((len(prefixes), max(least, max(map(len, prefixes), default=0))), NOTHING)
+def _pad(prefixes: Sequence[Sequence[int]]) -> Ints:
+    padded = np.full((len(prefixes), max(map(len, prefixes), default=0)), NOTHING)
     for row, prefix in zip(padded, prefixes, strict=True):
         row[: len(prefix)] = prefix
     return padded
@@ -277,19 +290,20 @@ def _without(values: Floats, ids: Ints, banned: Ints, count: int) -> tuple[Float
 
 def _after(token_ids: Ints, words: NDArray[np.int64]) -> Ints:
     """Return the last of `words` for rows that end with the words before it, otherwise `NOTHING`: (R, 1)."""
-    before = words[:-1]
-    if len(before) >= token_ids.shape[1]:
-        return np.empty((len(token_ids), 0), np.int64)
-    matches = (token_ids[:, token_ids.shape[1] - len(before) :] == before).all(axis=1)
-    return np.where(matches, words[-1], NOTHING)[:, None]
+    last = np.full((len(token_ids), 1), NOTHING)
+    last[ends_with(token_ids, words[:-1])] = words[-1]
+    return last
 
 
-def _repeated(token_ids: Ints, size: int) -> Ints:
-    """Return the tokens that would repeat an n-gram of `size` tokens: (R, T - size + 1), padded with `NOTHING`."""
+def _repeated(within: Ints, token_ids: Ints, size: int) -> Ints:
+    """Return the next tokens (R, S - size + 1) that would repeat an n-gram of `size` tokens in `within` (R, S).
+
+    They are padded with `NOTHING`; `token_ids` (R, T) are the tokens so far.
+    """
     length = token_ids.shape[1]
-    if length < size:
+    if min(within.shape[1], length + 1) < size:
         return np.empty((len(token_ids), 0), np.int64)
-    windows = sliding_window_view(token_ids, size, axis=1)  # (R, T - size + 1, size)
+    windows = sliding_window_view(within, size, axis=1)  # (R, S - size + 1, size)
     newest = token_ids[:, length - size + 1 :]
     matches = (windows[..., :-1] == newest[:, None]).all(axis=2)
     return np.where(matches, windows[..., -1], NOTHING)

@@ -21,7 +21,7 @@ from txport.search.groups import Groups
 from txport.search.options import Found, SearchOptions
 from txport.search.requests import Certain, Progress, Reserve, Search, Select, Step
 from txport.search.rows import Rows
-from txport.search.sampling import draw, draw_uniforms
+from txport.search.sampling import MOST_OF_ENTROPY, draw, draw_uniforms
 
 Ids = Sequence[Sequence[int]]
 Steps = Generator[Certain, None, list[list[Found]]]
@@ -108,7 +108,7 @@ def plan(sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids, 
     prompts = prompts_of(sources, facts)
     for prompt in prompts:
         require_room(prompt, facts, options)
-    constraints = Constraints(options, facts, prefixes, prompts)
+    constraints = Constraints(options, facts, prefixes, prompts, sources)
     lengths = lengths_of(sources, facts)
     first = first_tokens(sources, facts)
     if options.beams > 1:
@@ -139,10 +139,15 @@ def require_room(prompt: Sequence[int], facts: Facts, options: SearchOptions) ->
     """Raise `UnsupportedError` for a prompt that leaves too little room for the requested tokens."""
     longest = facts.writes.longest
     size = len(prompt)
-    left = longest - size
     limit = f"the model's longest sequence, {longest}"
+    fix = "shorten it"
+    if options.max_new_tokens is None and options.max_length is not None and options.max_length < longest:
+        longest = options.max_length
+        limit = f"max_length {longest}"
+        fix = "shorten it, or give max_new_tokens"
+    left = longest - size
     if left < 1:
-        raise UnsupportedError(f"a prompt of {size} tokens leaves no room for another one in {limit}; shorten it")
+        raise UnsupportedError(f"a prompt of {size} tokens leaves no room for another one in {limit}; {fix}")
     for name in ("max_new_tokens", "min_new_tokens"):
         if (count := getattr(options, name) or 0) > left:
             fix = f"shorten the prompt, or give {name} up to {left}"
@@ -174,7 +179,7 @@ def start(runtime: Runtime, sources: Sources, facts: Facts, max_length: int) -> 
 def wanted(options: SearchOptions, facts: Facts) -> int | None:
     """Return the number of candidates per row and step; None for the whole vocabulary."""
     if options.do_sample:
-        return options.top_k or None
+        return options.top_k or None if options.top_h is None else MOST_OF_ENTROPY
     return 1 if options.beams == 1 else wanted_of_row(options, options.ends(facts))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,29 +10,30 @@ from typing import Any, Literal
 import numpy as np
 
 from txport.errors import UnsupportedError, quoted
+from txport.models.audio.facts import Features
 from txport.models.facts import Facts
+from txport.models.generation import SAMPLING
 from txport.models.pooling import require_pooling
 from txport.runtimes.base import Floats, Ints
+from txport.search.problems import BEAMS, LONGEST_ID, problems
 from txport.system.numbers import is_switch, number, switch, whole
 
 EarlyStopping = bool | Literal["never"]
 Alignment = tuple[tuple[float, ...], ...] | tuple[int, ...]  # (T, S), or (T,)
 Processor = Callable[[Floats, Ints], Floats]
 STEEPEST = 20  # a length to this power is still finite
-MOST_PATIENT = 100
-MOST_ROWS = 4096  # per source; more would exceed the memory of any machine
-GREATEST = 1e9  # maximum penalty, so that scores stay finite in fp32
-LONGEST_ID = 2**63 - 1
 OPTIONAL = ("max_new_tokens", "max_length", "seed", "forced_bos_token_id", "forced_eos_token_id")
 WHOLE = (
     "max_new_tokens",
     "max_length",
+    "min_length",
     "min_new_tokens",
     "beams",
     "beam_groups",
     "nbest",
     "top_k",
     "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
     "seed",
     "forced_bos_token_id",
     "forced_eos_token_id",
@@ -46,9 +46,13 @@ REAL = (
     "temperature",
     "top_p",
     "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
     "repetition_penalty",
+    "encoder_repetition_penalty",
 )
-SWITCHES = ("do_sample", "scores")
+SWITCHES = ("do_sample", "renormalize_logits", "scores")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +74,7 @@ class SearchOptions:
 
     max_new_tokens: int | None = None
     max_length: int | None = None
+    min_length: int = 0
     min_new_tokens: int = 0
     beams: int = 1
     beam_groups: int = 1
@@ -81,17 +86,26 @@ class SearchOptions:
     patience: float = 1.0
     do_sample: bool = False
     temperature: float = 1.0
+    top_h: float | None = None
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
     seed: int | None = None
+    sequence_bias: Sequence[tuple[Sequence[int], float]] = ()
+    encoder_repetition_penalty: float = 1.0
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
     suppress_tokens: Sequence[int] = ()
     begin_suppress_tokens: Sequence[int] = ()
     bad_words_ids: Sequence[Sequence[int]] = ()
     forced_bos_token_id: int | None = None
     forced_eos_token_id: int | None = None
+    exponential_decay_length_penalty: tuple[int, float] | None = None
+    renormalize_logits: bool = False
     eos_token_id: int | Sequence[int] | None = None
     logits_processor: Processor | None = None
     alignment: Literal["soft", "hard"] | None = None
@@ -110,11 +124,18 @@ class SearchOptions:
             object.__setattr__(self, name, _tokens(name, getattr(self, name)))
         words = _many("bad_words_ids", self.bad_words_ids)
         object.__setattr__(self, "bad_words_ids", tuple(_tokens("bad_words_ids", each) for each in words))
+        object.__setattr__(self, "sequence_bias", _biases(self.sequence_bias))
+        if self.top_h is not None:
+            object.__setattr__(self, "top_h", number("top_h", self.top_h))
+        if self.exponential_decay_length_penalty is not None:
+            start, factor = _pair("exponential_decay_length_penalty", self.exponential_decay_length_penalty)
+            penalty = (_whole("exponential_decay_length_penalty", start), number("its factor", factor))
+            object.__setattr__(self, "exponential_decay_length_penalty", penalty)
         if self.eos_token_id is not None:
             ends = np.atleast_1d(np.asarray(self.eos_token_id, object))
             object.__setattr__(self, "eos_token_id", tuple(_whole("eos_token_id", each) for each in ends))
         require_length_penalty(self.length_penalty)
-        for problem in _problems(self):
+        for problem in problems(self):
             raise UnsupportedError(problem)
 
     @property
@@ -130,7 +151,14 @@ class SearchOptions:
     @property
     def changes_scores(self) -> bool:
         """True if options other than bans change scores, so that the scores of all tokens are needed."""
-        return self.repetition_penalty != 1 or self.logits_processor is not None
+        return (
+            self.repetition_penalty != 1
+            or self.encoder_repetition_penalty != 1
+            or bool(self.sequence_bias)
+            or self.exponential_decay_length_penalty is not None
+            or (self.renormalize_logits and self.beams > 1)
+            or self.logits_processor is not None
+        )
 
     @property
     def aligns(self) -> bool:
@@ -147,7 +175,8 @@ class SearchOptions:
         limit = f"the model's longest sequence, {facts.writes.longest}"
         if prefix >= facts.writes.longest:
             raise UnsupportedError(f"a prefix of {prefix} tokens leaves no room for a target in {limit}; shorten it")
-        if self.max_new_tokens is None and self.max_length is not None and prefix + 1 >= self.max_length:
+        is_full = self.max_length is not None and facts.task == "seq2seq" and prefix + 1 >= self.max_length
+        if self.max_new_tokens is None and is_full:
             raise UnsupportedError(f"a prefix of {prefix} tokens leaves no room in max_length {self.max_length}")
         if (longest := prefix + (self.max_new_tokens or 1)) > facts.writes.longest:
             what = "a prefix and max_new_tokens" if prefix else "max_new_tokens"
@@ -158,6 +187,7 @@ class SearchOptions:
             "suppress_tokens": self.suppress_tokens,
             "begin_suppress_tokens": self.begin_suppress_tokens,
             "bad_words_ids": (token for words in self.bad_words_ids for token in words),
+            "sequence_bias": (token for words, _ in self.sequence_bias for token in words),
             "forced_bos_token_id": _given(self.forced_bos_token_id),
             "forced_eos_token_id": _given(self.forced_eos_token_id),
             "eos_token_id": self.ends(facts),
@@ -167,8 +197,9 @@ class SearchOptions:
                 if not 0 <= token < facts.writes.size:
                     limit = f"0 to {facts.writes.size - 1}"
                     raise UnsupportedError(f"{name} must lie in the vocabulary, {limit}; got {token}")
-        if self.min_new_tokens and self.forced_bos_token_id in self.ends(facts):
-            fault = "forced_bos_token_id must not be an end token where min_new_tokens forbids it"
+        if (self.min_new_tokens or self.min_length > 1) and self.forced_bos_token_id in self.ends(facts):
+            least = "min_new_tokens" if self.min_new_tokens else "min_length"
+            fault = f"forced_bos_token_id must not be an end token where {least} forbids it"
             raise UnsupportedError(f"{fault}; got {self.forced_bos_token_id}")
 
     def _require_task(self, facts: Facts) -> None:
@@ -176,9 +207,13 @@ class SearchOptions:
         for name in ("alignment", "coverage_penalty"):
             if getattr(self, name) and facts.attention is None:
                 raise UnsupportedError(f"{name} needs attention over a source, which this {facts.task} model has not")
-        if self.max_length is not None and facts.task == "causal":
-            what = "max_length counts a target's start token, and a causal model has none"
-            raise UnsupportedError(f"{what}; give max_new_tokens")
+        reads_source = {
+            "encoder_repetition_penalty": self.encoder_repetition_penalty != 1,
+            "encoder_no_repeat_ngram_size": self.encoder_no_repeat_ngram_size > 0,
+        }
+        for name, is_given in reads_source.items():
+            if is_given and isinstance(facts.source, Features):
+                raise UnsupportedError(f"{name} needs a source of tokens, and this model reads audio")
         if self.forced_bos_token_id is not None and facts.task == "causal":
             what = "forced_bos_token_id comes after a start token, and a causal model starts from a prompt"
             raise UnsupportedError(f"{what}; put the token at the end of the prompt")
@@ -196,6 +231,21 @@ def _tokens(name: str, values: Any) -> tuple[int | None, ...]:
     return tuple(_whole(name, each) for each in _many(name, values))
 
 
+def _pair(name: str, value: Any) -> tuple[Any, Any]:
+    """Return the two items of a sequence."""
+    items = _many(name, value)
+    if isinstance(value, str) or len(items) != 2:
+        raise UnsupportedError(f"{name} must have two values, got {quoted(value)}")
+    return items[0], items[1]
+
+
+def _biases(values: Any) -> tuple[tuple[tuple[int | None, ...], float], ...]:
+    """Return sequences of tokens with their biases, from pairs or from a mapping."""
+    pairs = values.items() if isinstance(values, Mapping) else _many("sequence_bias", values)
+    found = [_pair("an item of sequence_bias", pair) for pair in pairs]
+    return tuple({_tokens("sequence_bias", words): number("sequence_bias", bias) for words, bias in found}.items())
+
+
 def _many(name: str, values: Any) -> list[Any]:
     """Return the items of any sequence as a list; None is an empty sequence, as in Hugging Face."""
     try:
@@ -206,105 +256,6 @@ def _many(name: str, values: Any) -> list[Any]:
 
 def _given(token: int | None) -> tuple[int, ...]:
     return () if token is None else (token,)
-
-
-def _problems(options: SearchOptions) -> Iterable[str]:
-    """Yield error messages for invalid options, the most basic first."""
-    yield from _wrong_counts(options)
-    yield from _wrong_words(options)
-    yield from _wrong_numbers(options)
-    defaults = {entry.name: entry.default for entry in SearchOptions.__dataclass_fields__.values()}
-    changed = {name for name, default in defaults.items() if getattr(options, name) != default}
-    if not options.do_sample:
-        for name in sorted(changed & {"temperature", "top_k", "top_p", "min_p", "seed"}):
-            yield f"{name} is for sampling; give do_sample too"
-        if options.nbest > options.beams:
-            yield f"nbest can't exceed beams, got {options.nbest} of {options.beams}"
-    elif options.beams > 1:
-        yield "do_sample and beams exclude each other; give one of them"
-    if options.beams == 1:
-        for name in sorted(changed & {"early_stopping", "patience", "coverage_penalty"}):
-            yield f"{name} is for beam search; give beams too"
-    elif not options.scores:
-        yield "beam search can't do without scores"
-    elif options.nbest > (waited := options.beam_groups * options.kept):
-        yield f"nbest can't exceed beams x patience: so many hypotheses are waited for, {waited}"
-    if options.beams % options.beam_groups:
-        yield f"beam_groups must be as many as beams can be parted into, got {options.beam_groups} for {options.beams}"
-    if options.beam_groups == 1 and options.diversity_penalty:
-        yield "diversity_penalty is for beam_groups; give these too"
-    if options.beam_groups > 1 and not options.diversity_penalty:
-        yield "beam_groups find the same without a diversity_penalty; give one above 0"
-    if not options.scores and options.length_penalty != 1:
-        yield "length_penalty is for scores; there are to be none"
-    forbidden = {"suppress_tokens": options.suppress_tokens, "bad_words_ids": single_tokens(options.bad_words_ids)}
-    for name, tokens in forbidden.items():
-        for forced in ("forced_bos_token_id", "forced_eos_token_id"):
-            if (token := getattr(options, forced)) in tokens:
-                yield f"{name} must not forbid what {forced} says; got {token}"
-
-
-def single_tokens(sequences: Sequence[Sequence[int]]) -> list[int]:
-    """Return the tokens of the sequences that have one token."""
-    return [words[0] for words in sequences if len(words) == 1]
-
-
-def _wrong_counts(options: SearchOptions) -> Iterable[str]:
-    if options.max_length is not None and options.max_length < 2:
-        yield f"max_length must be at least 2, the start token and another, got {options.max_length}"
-    for name in ("max_new_tokens", "beams", "beam_groups", "nbest"):
-        if (count := getattr(options, name)) is not None and count < 1:
-            yield f"{name} must be at least 1, got {count}"
-    for name in ("beams", "nbest"):
-        if getattr(options, name) > MOST_ROWS:
-            yield f"{name} must not exceed {MOST_ROWS}, got {getattr(options, name)}"
-    for name in ("top_k", "no_repeat_ngram_size", "seed"):
-        if (getattr(options, name) or 0) < 0:
-            yield f"{name} must not be negative, got {getattr(options, name)}"
-    most = LONGEST_ID if options.max_new_tokens is None else options.max_new_tokens
-    if not 0 <= options.min_new_tokens <= most:
-        limit = f"0 to max_new_tokens, {most}"
-        yield f"min_new_tokens must lie in {limit}; got {options.min_new_tokens}"
-    if options.eos_token_id is not None and not tuple(options.eos_token_id):  # type: ignore[arg-type]
-        yield "eos_token_id must name at least one token"
-    if any(not len(words) for words in options.bad_words_ids):
-        yield "bad_words_ids must not hold an empty sequence"
-
-
-def _wrong_words(options: SearchOptions) -> Iterable[str]:
-    early_stopping: Any = options.early_stopping
-    if not isinstance(early_stopping, bool) and not _is_one(early_stopping, "never"):
-        yield f"early_stopping must be True, False or 'never', got {quoted(early_stopping)}"
-    if options.alignment is not None and not _is_one(options.alignment, "soft", "hard"):
-        yield f"alignment must be 'soft' or 'hard', got {quoted(options.alignment)}"
-    processor: Any = options.logits_processor
-    if processor is not None and not callable(processor):
-        yield f"logits_processor must be a function of scores and tokens, got {quoted(processor)}"
-
-
-def _wrong_numbers(options: SearchOptions) -> Iterable[str]:
-    if options.patience > MOST_PATIENT:
-        yield f"patience must not exceed {MOST_PATIENT}, got {options.patience}"
-    for name in ("diversity_penalty", "coverage_penalty"):
-        if not 0 <= getattr(options, name) < math.inf:
-            yield f"{name} must be a number from 0 on, got {getattr(options, name)}"
-    for name in ("diversity_penalty", "coverage_penalty", "repetition_penalty"):
-        if getattr(options, name) > GREATEST:
-            yield f"{name} must not exceed {GREATEST:g}, got {getattr(options, name)}"
-    for name in ("patience", "temperature", "repetition_penalty"):
-        if not 0 < getattr(options, name) < math.inf:
-            yield f"{name} must be a positive number, got {getattr(options, name)}"
-    if options.repetition_penalty < 1 / GREATEST:
-        yield f"repetition_penalty must be at least {1 / GREATEST:g}, got {options.repetition_penalty}"
-    if not 0 < options.top_p <= 1:
-        yield f"top_p must lie above 0 and up to 1, got {options.top_p}"
-    if not 0 <= options.min_p <= 1:
-        yield f"min_p must lie in 0 to 1, got {options.min_p}"
-
-
-def _is_one(value: Any, *words: str) -> bool:
-    """Return True if the value is one of the words; an array is not, because its comparison is elementwise."""
-    return isinstance(value, str) and value in words
 
 
 def require_defaults(values: Mapping[str, Any], facts: Facts) -> None:
@@ -319,7 +270,24 @@ def require_defaults(values: Mapping[str, Any], facts: Facts) -> None:
     if strange := sorted(values.keys() - known):
         raise UnsupportedError(f"unknown option {quoted(strange[0])}")
     if values:
-        SearchOptions(**values).require_fit(facts)
+        chosen_options(values, {}).require_fit(facts)
+
+
+def chosen_options(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> SearchOptions:
+    """Return the given options over the defaults of a bundle, as transformers does."""
+    return SearchOptions(**applied(defaults, given), **given)
+
+
+def applied(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults that apply next to the given options.
+
+    Defaults of sampling do not apply without it, nor those of beam search without beams. Raises `UnsupportedError` for
+    invalid values of `do_sample` and `beams`.
+    """
+    chosen = {"do_sample": False, "beams": 1, **defaults, **given}
+    idle = {*(() if switch("do_sample", chosen["do_sample"]) else SAMPLING)}
+    idle |= {*(BEAMS if whole("beams", chosen["beams"]) == 1 else ())}
+    return {name: value for name, value in defaults.items() if name not in given and name not in idle}
 
 
 def require_length_penalty(length_penalty: float) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from txport.errors import UnsupportedError, quoted
+from txport.models.generation import SAMPLING
 from txport.runtimes.inputs import Sources, batch
 from txport.runtimes.single import SingleRuntime, Targets
 from txport.search.generate import Ids, prompts_of, require_fit, require_room
@@ -51,8 +52,8 @@ def longest_new(options: SearchOptions, prefix: int, longest: int) -> int:
 
 
 def built_in(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a bundle that are built into its graph."""
-    return {name: value for name, value in defaults.items() if name not in ASKED}
+    """Return the options of a bundle that are built into its graph, which does not sample."""
+    return {name: value for name, value in defaults.items() if name not in (*ASKED, *SAMPLING)}
 
 
 def require_built_in(runtime: SingleRuntime[Any], options: SearchOptions, *, begun: bool = False) -> None:
@@ -62,14 +63,14 @@ def require_built_in(runtime: SingleRuntime[Any], options: SearchOptions, *, beg
     """
     idle = {"early_stopping", "patience"} if options.beams == 1 else set()
     idle |= {"forced_bos_token_id"} if begun and options.forced_bos_token_id is None else set()
-    known = {**runtime.defaults, "eos_token_id": runtime.facts.writes.ends}
+    known = {**built_in(runtime.defaults), "eos_token_id": runtime.facts.writes.ends}
     for entry in dataclasses.fields(SearchOptions):
         if entry.name in (*ASKED, *idle):
             continue
         value = getattr(options, entry.name)
-        built_in = _plain(known.get(entry.name, entry.default))
-        if _plain(value) != built_in and not (entry.name == "eos_token_id" and value is None):
-            what = f"the single graph searches with {entry.name} {quoted(built_in)}, as it was exported"
+        fixed = _plain(known.get(entry.name, entry.default))
+        if _plain(value) != fixed and not (entry.name == "eos_token_id" and value is None):
+            what = f"the single graph searches with {entry.name} {quoted(fixed)}, as it was exported"
             raise UnsupportedError(f"{what}, got {quoted(value)}; leave it out, or search without the single graph")
 
 

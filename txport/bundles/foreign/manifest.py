@@ -78,6 +78,7 @@ class ForeignManifest(Manifest):
             "config": self.config,
             "facts": self.facts.to_dict(),
             "generation": dict(self.generation),
+            "not_followed": dict(self.not_followed),
             "graphs": {role: graph.to_dict() for role, graph in self.read.items()},
             "texts": sorted(self.texts),
             "files": self.files,

@@ -30,7 +30,7 @@ from txport.bundles.ports import (
 from txport.errors import BundleError, CheckpointError, ConfigError, UnsupportedError
 from txport.models.audio.facts import Features
 from txport.models.facts import MOST_NUMBERS, Facts, StateTensor, numbers_of
-from txport.models.generation import search_defaults
+from txport.models.generation import Defaults, search_defaults
 from txport.models.names import TOKENIZER
 from txport.models.pooling import pooling_defaults
 from txport.models.tokenizers.convert import companions_of
@@ -72,7 +72,7 @@ def read_foreign(path: Path, variant: str | None = None) -> Bundle:
         texts = companions_of(path)
         values = Values(path, _special(texts))
         model, read = _described(values, graphs)
-        generation = _generation(path, values, model)
+        defaults = _defaults(path, values, model)
     except (CheckpointError, ConfigError) as error:
         raise BundleError(str(error)) from error
     manifest = ForeignManifest(
@@ -84,7 +84,8 @@ def read_foreign(path: Path, variant: str | None = None) -> Bundle:
         facts=model,
         checkpoint={"name": path.resolve().name, "sha256": ""},
         tools={},
-        generation=generation,
+        generation=dict(defaults.options),
+        not_followed=dict(defaults.not_followed),
         layout=found.layout.name,
         variant=found.variant,
         read=read,
@@ -224,10 +225,10 @@ def _precision(found: Found, operators: frozenset[str], read: Mapping[str, Graph
     return "fp16" if "float16" in types or found.variant.endswith(HALF) else "fp32"
 
 
-def _generation(path: Path, values: Values, model: Facts) -> dict[str, Any]:
+def _defaults(path: Path, values: Values, model: Facts) -> Defaults:
     """Return the default options of search, or of pooling for encoder-only models."""
     if model.task == "encode":
-        return pooling_defaults(path, model)
+        return Defaults(pooling_defaults(path, model), {})
     return search_defaults(values.generation or values.config, model)
 
 

@@ -54,7 +54,7 @@ def _parts(manifest: Manifest, files: Collection[str]) -> Iterator[str]:
     yield "\n".join(f"- {note}" for note in notes(manifest))
     yield "## Ids and limits"
     yield "\n".join(f"- {line}" for line in _limits(manifest))
-    if manifest.generation and facts.task != "encode":
+    if (manifest.generation or manifest.not_followed) and facts.task != "encode":
         yield "## The checkpoint's settings for search"
         yield from _generation(Settings(manifest))
     if facts.labels:
@@ -129,7 +129,11 @@ def _limits(manifest: Manifest) -> Iterator[str]:
 
 def _generation(settings: Settings) -> Iterator[str]:
     rows = [(code(name), code(_value(value))) for name, value in settings.manifest.generation.items()]
-    yield tables.table(["setting", "value"], rows)
+    if rows:
+        yield tables.table(["setting", "value"], rows)
+    if dropped := settings.manifest.not_followed:
+        names = ", ".join(f"{code(name)} {code(_value(value))}" for name, value in dropped.items())
+        yield f"txport does not follow {names} of the checkpoint: outputs may differ from transformers' for it."
     if settings.left_out:
         names = ", ".join(code(name) for name in settings.left_out)
         yield f"`txport run` obeys all of them. The examples of the loop are greedy search without {names}."

@@ -16,12 +16,14 @@ from txport.models.facts import Ability, Facts, Owner
 OBEYED = (
     "max_new_tokens",
     "max_length",
+    "min_length",
     "min_new_tokens",
     "forced_bos_token_id",
     "forced_eos_token_id",
     "suppress_tokens",
     "begin_suppress_tokens",
 )
+COUNT_PROMPTS = ("max_length", "min_length")  # of causal models they count the prompt, and are not applied
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Settings:
         """The maximum number of new tokens; a causal model can have fewer after a long prompt."""
         given = self.manifest.generation
         longest = self.facts.writes.longest
-        if given.get("max_length") is not None:
+        if given.get("max_length") is not None and self.facts.task == "seq2seq":
             longest = min(longest, given["max_length"] - (self.facts.speech is None))
         if self.facts.speech is not None:
             longest -= len(self.start)
@@ -65,14 +67,18 @@ class Settings:
     @property
     def rules(self) -> Mapping[str, Any]:
         """The checkpoint's rules for the next token that have an effect."""
-        found = self.manifest.generation
-        names = OBEYED[2:]
+        found = dict(self.manifest.generation)
+        is_counted = self.facts.task == "seq2seq"
+        if (least := found.get("min_length", 0)) and is_counted and not found.get("min_new_tokens"):
+            found["min_new_tokens"] = max(0, least - len(self.start))
+        names = OBEYED[3:]
         return {name: found[name] for name in names if found.get(name) not in (None, 0, [], ()) or _is_id(name, found)}
 
     @property
     def left_out(self) -> Mapping[str, Any]:
         """The checkpoint's other settings of search, which the examples do not apply."""
-        return {name: value for name, value in self.manifest.generation.items() if name not in OBEYED}
+        obeyed = OBEYED if self.facts.task == "seq2seq" else [name for name in OBEYED if name not in COUNT_PROMPTS]
+        return {name: value for name, value in self.manifest.generation.items() if name not in obeyed}
 
     @property
     def caches(self) -> dict[str, tuple[int, int]]:

@@ -155,6 +155,7 @@ def _carry_out(
         with texts.unknown_told(model):
             encoding.run(model, source, total, output, as_json, shown, how)
         return
+    texts.tell_not_followed(model)
     with _in_flags():
         model = texts.told(model, options)
     options = _chosen(options | _token_ids(model.tokenizer, options), model.defaults, as_json)
@@ -225,8 +226,11 @@ def _chosen(options: dict[str, Any], defaults: Mapping[str, Any], as_json: bool)
 
     Raises `UnsupportedError` for a length penalty that has no effect.
     """
+    from txport.search.options import applied
+
     flags = {name: flag.removeprefix("--").replace("-", "_") for name, flag in IDS.items()}
-    chosen = options | {name: value for name, value in defaults.items() if not is_given(flags.get(name, name))}
+    given = {name: value for name, value in options.items() if is_given(flags.get(name, name))}
+    chosen = options | applied(defaults, given)
     if chosen["beams"] == chosen["nbest"] == 1 and not as_json:  # no score is printed
         chosen["scores"] = False
         if is_given("length_penalty") and chosen["length_penalty"] != 1:

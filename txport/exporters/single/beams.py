@@ -189,7 +189,13 @@ class Step:
                 place = block.op("Cast", block.op("Equal", requested.prefix, 0), to=INT64)
             banned.append(block.op("And", bans["first"], block.op("Equal", new_tokens, place)))
         if "ends" in bans:
-            banned.append(block.op("And", bans["ends"], block.op("Less", new_tokens, self._rules.min_new_tokens)))
+            least = self._rules.min_new_tokens
+            too_soon = (
+                block.op("Less", new_tokens, least)
+                if least
+                else block.op("Less", self._number, self._rules.min_length - 1)
+            )
+            banned.append(block.op("And", bans["ends"], too_soon))
         for each in banned:
             scores = block.op("Where", each, LEAST, scores)
         return scores if history is None else history.forbid(scores, self._rules)

@@ -129,7 +129,7 @@ class Builder:
         """Return masks of tokens that are banned always, as first token, or among the first few: (V,) bool each."""
         rules = self.rules
         words = self.facts.writes
-        ends = words.ends if rules.min_new_tokens else ()
+        ends = words.ends if rules.min_new_tokens or rules.min_length else ()
         lists: dict[str, Sequence[int]] = {"never": rules.never, "first": rules.begin_suppress_tokens, "ends": ends}
         found = []
         for name, tokens in lists.items():

@@ -51,7 +51,7 @@ class History:
         before = words[:-1]
         last = np.zeros(size, np.bool_)
         last[words[-1]] = True
-        match = block.op("Greater", self._length, len(before))
+        match = block.op("GreaterOrEqual", self._length, len(before))
         for at, word in enumerate(before):
             match = block.op("And", match, block.op("Equal", self._place(len(before) - at), word))
         return block.op("Where", block.op("And", match, block.known(last)), LEAST, scores)

@@ -9,12 +9,14 @@ from typing import Any
 from txport.bundles.manifest import Manifest
 from txport.errors import UnsupportedError, quoted
 from txport.models.facts import Facts
+from txport.models.generation import SAMPLING
 
-# Options of a search that are inputs of the graph: each call passes them.
-ASKED = frozenset({"beams", "length_penalty", "max_new_tokens", "max_length"})
+# Options of a search that are inputs of the graph, or select among its outputs: each call chooses them.
+ASKED = frozenset({"beams", "nbest", "length_penalty", "max_new_tokens", "max_length"})
 BUILT_IN = frozenset(
     {
         "early_stopping",
+        "min_length",
         "min_new_tokens",
         "suppress_tokens",
         "begin_suppress_tokens",
@@ -35,6 +37,7 @@ class Rules:
 
     facts: Facts
     early_stopping: bool | str = False
+    min_length: int = 0
     min_new_tokens: int = 0
     suppress_tokens: tuple[int, ...] = ()
     begin_suppress_tokens: tuple[int, ...] = ()
@@ -59,7 +62,7 @@ class Rules:
 
 def rules_of(manifest: Manifest) -> Rules:
     """Return the rules of a bundle; raise `UnsupportedError` for options that the single graph does not support."""
-    for problem in _problems(manifest.generation):
+    for problem in _problems(manifest.generation, is_causal=manifest.facts.task == "causal"):
         fix = "change its generation_config.json, or leave single out"
         raise UnsupportedError(
             f"single searches greedily and by beams, and this checkpoint's defaults {problem}; {fix}"
@@ -68,7 +71,7 @@ def rules_of(manifest: Manifest) -> Rules:
     return Rules(facts=manifest.facts, **found)
 
 
-def _problems(generation: Mapping[str, Any]) -> Iterator[str]:
+def _problems(generation: Mapping[str, Any], *, is_causal: bool) -> Iterator[str]:
     """Yield the reasons why the options of a checkpoint are not supported."""
     if generation.get("do_sample"):
         yield "draw samples (do_sample)"
@@ -76,7 +79,9 @@ def _problems(generation: Mapping[str, Any]) -> Iterator[str]:
         yield f"have {quoted(generation['beam_groups'])} groups of beams (num_beam_groups), and the graph has one"
     if (count := sum(len(words) > 1 for words in generation.get("bad_words_ids", ()))) > MOST_WORDS:
         yield f"forbid {count} sequences of tokens (bad_words_ids), and a graph may forbid {MOST_WORDS}"
-    if others := sorted(name for name in generation if name not in {*ASKED, *BUILT_IN, *WITHOUT}):
+    if is_causal and (length := next((name for name in ("max_length", "min_length") if generation.get(name)), None)):
+        yield f"have {length} {quoted(generation[length])}, which counts the prompt, and the graph counts new tokens"
+    if others := sorted(name for name in generation if name not in {*ASKED, *BUILT_IN, *WITHOUT, *SAMPLING}):
         yield f"have {others[0]} {quoted(generation[others[0]])}, which the graph has not"
 
 

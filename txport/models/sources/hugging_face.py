@@ -12,7 +12,7 @@ from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import architecture, family
 from txport.models.config import Config, read_config
 from txport.models.facts import Facts
-from txport.models.generation import require_known_options, search_defaults, warn_of_options
+from txport.models.generation import Defaults, require_known_options, search_defaults
 from txport.models.names import CONFIG, GENERATION, INDEX, MODULES, PREPROCESSOR, TOKENIZER, WEIGHTS
 from txport.models.pooling import is_of_sentences, longest_sentence, pooling_defaults
 from txport.models.sources.source import Format, Source, place_of, read_weights
@@ -75,16 +75,15 @@ def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
         raise ConfigError(f"{folder / CONFIG}: {error}") from error
 
 
-def defaults(folder: Path, facts: Facts) -> Mapping[str, Any]:
+def defaults(folder: Path, facts: Facts) -> Defaults:
     """Return the default search options, or the pooling of an encoder-only model."""
     if facts.task == "encode":
-        return pooling_defaults(folder, facts)
+        return Defaults(pooling_defaults(folder, facts), {})
     own = folder / GENERATION
     path = own if own.is_file() else folder / CONFIG
     values = read_config(path)
     if path == own:
         require_known_options(values, path)
-    warn_of_options(values, path)
     return search_defaults(values, facts)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import safetensors
 from safetensors import safe_open
@@ -16,7 +15,7 @@ from torch import Tensor
 from txport.errors import CheckpointError, ConfigError, brief, quoted
 from txport.models.config import Config, read_config
 from txport.models.facts import Facts
-from txport.models.generation import search_defaults
+from txport.models.generation import NO_DEFAULTS, Defaults, search_defaults
 from txport.models.names import CONFIG, GENERATION, PICKLES, weight_files
 from txport.models.sources.pickles import read_pickle
 from txport.models.weights.rules import Rule
@@ -28,16 +27,16 @@ def held(tensors: Mapping[str, Tensor]) -> Weights:
     return Weights({name: tuple(tensor.shape) for name, tensor in tensors.items()}, tensors.__getitem__)
 
 
-def no_defaults(facts: Facts) -> Mapping[str, Any]:
+def no_defaults(facts: Facts) -> Defaults:
     """Return no search defaults, for a checkpoint without any."""
-    return {}
+    return NO_DEFAULTS
 
 
-def generation(folder: Path, facts: Facts) -> Mapping[str, Any]:
+def generation(folder: Path, facts: Facts) -> Defaults:
     """Return the search defaults of `generation_config.json` or of the config; for encoder-only models, the pooling."""
     if facts.task == "encode":
         values = read_config(folder / GENERATION) if (folder / GENERATION).is_file() else {}
-        return {name: values[name] for name in ("pooling", "normalize") if name in values}
+        return Defaults({name: values[name] for name in ("pooling", "normalize") if name in values}, {})
     return search_defaults(read_config(folder / (GENERATION if (folder / GENERATION).is_file() else CONFIG)), facts)
 
 
@@ -55,7 +54,7 @@ class Source:
     rules: tuple[Rule, ...]
     weights: Callable[[], Weights]
     place: Path
-    generation: Callable[[Facts], Mapping[str, Any]] = field(default=no_defaults)
+    generation: Callable[[Facts], Defaults] = field(default=no_defaults)
     lines: Mapping[int, str] = field(default_factory=dict)
     texts: Callable[[], Mapping[str, Path | str]] | None = None
 

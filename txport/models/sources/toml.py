@@ -13,6 +13,7 @@ from txport.errors import ConfigError, quoted
 from txport.models import architecture, family
 from txport.models.config import read_config
 from txport.models.facts import Facts
+from txport.models.generation import Defaults
 from txport.models.names import CONFIG, GENERATION, RULES
 from txport.models.sources import hugging_face
 from txport.models.sources.hugging_face import config_as
@@ -87,7 +88,7 @@ def read(folder: Path) -> Source:
     )
 
 
-def _generation(folder: Path, of_base: bool) -> Callable[[Facts], Mapping[str, Any]]:
+def _generation(folder: Path, of_base: bool) -> Callable[[Facts], Defaults]:
     """Return the default search options or pooling: like the base's if its files are in the folder."""
     has_own = (folder / GENERATION).is_file()
     if of_base and (has_own or (folder / CONFIG).is_file()):

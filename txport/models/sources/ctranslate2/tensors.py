@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from txport.models.facts import Facts
+from txport.models.generation import Defaults
 from txport.models.sources.ctranslate2.binary import Binary
 from txport.models.sources.options import NEVER
 from txport.models.sources.source import no_defaults
@@ -32,7 +33,7 @@ class Known:
     grown: tuple[str, ...] = ()
     cut: Mapping[str, int] = field(default_factory=dict)  # weights of which only so many first rows are used
     led: Mapping[str, int] = field(default_factory=dict)  # weights that get so many unused rows at the start
-    generation: Callable[[Facts], Mapping[str, Any]] = no_defaults
+    generation: Callable[[Facts], Defaults] = no_defaults
 
 
 def opened(binary: Binary, known: Known) -> Weights:

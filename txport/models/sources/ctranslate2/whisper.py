@@ -13,7 +13,7 @@ from txport.models import family
 from txport.models.config import read_config
 from txport.models.facts import Facts
 from txport.models.family import Published
-from txport.models.generation import search_defaults
+from txport.models.generation import Defaults, search_defaults
 from txport.models.names import PREPROCESSOR
 from txport.models.sources.ctranslate2.layers import Parts, Stack, refuse, require_alike
 from txport.models.sources.ctranslate2.tensors import Known
@@ -93,7 +93,7 @@ def _speech(rows: Mapping[str, int], config: Published, size: int) -> dict[str, 
     }
 
 
-def _generation(config: Published, facts: Facts) -> Mapping[str, Any]:
+def _generation(config: Published, facts: Facts) -> Defaults:
     """Return the tokens that a search suppresses."""
     names = {"suppress_tokens": "suppress_ids", "begin_suppress_tokens": "suppress_ids_begin"}
     return search_defaults({name: config.get(theirs) for name, theirs in names.items()}, facts)

@@ -42,6 +42,7 @@ export interface LoadOptions {
 export interface SearchOptions {
   max_new_tokens?: number;
   max_length?: number;
+  min_length?: number;
   min_new_tokens?: number;
   beams?: number;
   nbest?: number;
@@ -50,18 +51,29 @@ export interface SearchOptions {
   patience?: number;
   do_sample?: boolean;
   temperature?: number;
+  top_h?: number;
   top_k?: number;
   top_p?: number;
   min_p?: number;
+  typical_p?: number;
+  epsilon_cutoff?: number;
+  eta_cutoff?: number;
   /** The same seed draws the same tokens as in Python. */
   seed?: number | bigint;
+  /** Sequences of tokens, and what is added to the score of the last token after the others. */
+  sequence_bias?: [number[], number][];
+  encoder_repetition_penalty?: number;
   repetition_penalty?: number;
   no_repeat_ngram_size?: number;
+  encoder_no_repeat_ngram_size?: number;
   suppress_tokens?: number[];
   begin_suppress_tokens?: number[];
   bad_words_ids?: number[][];
   forced_bos_token_id?: number;
   forced_eos_token_id?: number;
+  /** A number of new tokens, and the factor by which the scores of end tokens grow after it. */
+  exponential_decay_length_penalty?: [number, number];
+  renormalize_logits?: boolean;
   eos_token_id?: number | number[];
   /** What each token attended to in the source: how much at each place, or where most. */
   alignment?: "soft" | "hard";
@@ -192,6 +204,8 @@ export interface Manifest {
   architecture: string;
   facts: Facts;
   generation: SearchOptions;
+  /** Generation options of the checkpoint that no search follows, by transformers' names; absent if there are none. */
+  not_followed?: Record<string, unknown>;
   graphs: Record<string, Graph>;
   files: Record<string, FileEntry>;
 }
@@ -200,7 +214,7 @@ export interface Model {
   readonly manifest: Manifest;
   readonly facts: Facts;
   readonly provider: Provider;
-  /** What is slower here than it could be, and why. */
+  /** What is slower here than it could be, and why; generation options of the checkpoint that are not followed. */
   readonly notes: string[];
   encode(text: string, unknown?: Unknown): number[];
   decode(ids: number[]): string;

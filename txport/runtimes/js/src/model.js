@@ -61,7 +61,7 @@ export class Model {
     this.facts = sessions.manifest.facts;
     /** @type {import("./index.js").Provider} */
     this.provider = sessions.platform.provider;
-    this.notes = sessions.platform.notes;
+    this.notes = [...sessions.platform.notes, ...notFollowed(this.manifest)];
   }
 
   /**
@@ -331,6 +331,13 @@ export class Model {
     const whole = this.#reader.decode([...source, ...tokens]);
     return whole.startsWith(before) ? whole.slice(before.length) : this.#reader.decode(tokens);
   }
+}
+
+/** What outputs may differ from transformers' for. @param {import("./index.js").Manifest} manifest */
+function notFollowed({ not_followed: options = {} }) {
+  const named = Object.entries(options).map(([name, value]) => `${name} ${quoted(value)}`);
+  if (named.length === 0) return [];
+  return [`outputs may differ from transformers', because txport does not follow ${named.join(", ")}`];
 }
 
 /** The numbers of one token of all (T, C). @param {import("./index.js").Output} output @param {number} place */

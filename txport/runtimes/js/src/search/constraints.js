@@ -1,5 +1,6 @@
 /** Which tokens may come next: bans, forced tokens, and what else changes scores before a token is chosen. */
 
+import { change, changesScores, endsWith, renormalise } from "./changes.js";
 import { best, logSoftmax } from "./numbers.js";
 
 /**
@@ -20,9 +21,10 @@ export class Constraints {
   constructor(options, facts, source, prefix) {
     this.options = options;
     this.prefix = prefix;
-    this.isPrompt = facts.task === "causal";
-    this.before = this.isPrompt ? source.slice(0, -1) : []; // what looks at the tokens so far looks here too
-    this.limit = limitOf(options, facts, this.isPrompt ? source.length : 0, prefix.length);
+    this.source = source;
+    const isPrompt = facts.task === "causal";
+    this.before = isPrompt ? source.slice(0, -1) : []; // what looks at the tokens so far looks here too
+    this.limit = limitOf(options, facts, isPrompt ? source.length : 0, prefix.length);
   }
 
   /**
@@ -36,23 +38,18 @@ export class Constraints {
    */
   candidates(logits, tokens, count, log) {
     const own = logSoftmax(logits);
-    const changes = this.options.repetition_penalty !== 1;
+    const changes = changesScores(this.options);
     const ranked = Float32Array.from(changes && log ? own : logits);
     const seen = this.before.length ? [...this.before, ...tokens] : tokens;
-    if (changes) this.#penalise(ranked, seen);
+    if (changes) change(ranked, this.options, this.source, seen, tokens.length - 1 - this.prefix.length);
     for (const token of this.#banned(seen, tokens.length)) ranked[token] = -Infinity;
     const forced = this.#forced(tokens.length);
     if (forced !== null) ranked.fill(-Infinity)[forced] = 0;
+    if (log && this.options.renormalize_logits) renormalise(ranked);
     const ids = count === undefined ? Array.from(ranked.keys()) : best(ranked, count);
     const read = (/** @type {boolean} */ isChanged) => (/** @type {number} */ id) =>
       ranked[id] === -Infinity ? -Infinity : forced !== null ? 0 : isChanged ? ranked[id] : own[id];
     return { ids, values: ids.map(read(changes || count === undefined)), logProbs: ids.map(read(changes && log)) };
-  }
-
-  /** @param {Float32Array} values @param {number[]} seen */
-  #penalise(values, seen) {
-    const penalty = this.options.repetition_penalty;
-    for (const id of new Set(seen)) values[id] = values[id] < 0 ? values[id] * penalty : values[id] / penalty;
   }
 
   /**
@@ -66,12 +63,14 @@ export class Constraints {
     yield* options.suppress_tokens;
     const newTokens = length - 1 - this.prefix.length;
     if (newTokens === Number(options.forced_bos_token_id !== undefined)) yield* options.begin_suppress_tokens;
-    if (newTokens < options.min_new_tokens) yield* options.ends;
+    const isShort = options.min_new_tokens ? newTokens < options.min_new_tokens : seen.length < options.min_length;
+    if (isShort) yield* options.ends;
     for (const words of options.bad_words_ids) {
-      const before = words.length - 1;
-      if (before < seen.length + Number(this.isPrompt) && endsWith(seen, words.slice(0, before))) yield words[before];
+      if (endsWith(seen, words.slice(0, -1))) yield words[words.length - 1];
     }
-    if (options.no_repeat_ngram_size) yield* repeated(seen, options.no_repeat_ngram_size);
+    if (options.no_repeat_ngram_size) yield* repeated(seen, seen, options.no_repeat_ngram_size);
+    const size = options.encoder_no_repeat_ngram_size;
+    if (size) yield* repeated(this.source, seen, size);
   }
 
   /**
@@ -98,25 +97,32 @@ export class Constraints {
  */
 function limitOf(options, facts, prompt, prefix) {
   if (options.max_new_tokens !== undefined) return prefix + options.max_new_tokens;
-  const longest = Math.min(facts.target.longest, (options.max_length ?? Infinity) - 1); // the start token is none of it
-  return longest - prompt;
-}
-
-/** @param {number[]} tokens @param {number[]} ending */
-function endsWith(tokens, ending) {
-  const start = tokens.length - ending.length;
-  return start >= 0 && ending.every((token, place) => tokens[start + place] === token);
+  return longestOf(options, facts) - prompt;
 }
 
 /**
- * The tokens that would complete a sequence of `size` tokens for a second time.
+ * How many tokens a target without its start token, or a prompt with what follows it, may have.
  *
+ * @param {import("./options.js").Chosen} options
+ * @param {import("../index.js").Facts} facts
+ */
+export function longestOf(options, facts) {
+  const { task, target } = facts;
+  if (options.max_new_tokens !== undefined || options.max_length === undefined) return target.longest;
+  return Math.min(target.longest, options.max_length - Number(task === "seq2seq"));
+}
+
+/**
+ * The tokens that would complete a sequence of `size` tokens that is among others already.
+ *
+ * @param {number[]} within
  * @param {number[]} tokens
  * @param {number} size
  */
-function* repeated(tokens, size) {
+function* repeated(within, tokens, size) {
+  if (tokens.length < size - 1) return;
   const newest = size > 1 ? tokens.slice(1 - size) : [];
-  for (let end = size - 1; end < tokens.length; end += 1) {
-    if (newest.every((token, place) => tokens[end - size + 1 + place] === token)) yield tokens[end];
+  for (let end = size - 1; end < within.length; end += 1) {
+    if (newest.every((token, place) => within[end - size + 1 + place] === token)) yield within[end];
   }
 }

@@ -2,11 +2,11 @@
 
 import { TextError, UnsupportedError, quoted } from "../errors.js";
 import { Beams } from "./beams.js";
-import { Constraints } from "./constraints.js";
+import { Constraints, longestOf } from "./constraints.js";
 import { requireNumbers } from "./numbers.js";
 import { uniforms } from "./random.js";
 import { Rows } from "./rows.js";
-import { draw } from "./sampling.js";
+import { MOST_OF_ENTROPY, draw } from "./sampling.js";
 
 /**
  * @typedef {import("../index.js").Found} Found
@@ -80,7 +80,7 @@ export async function* search(runtime, facts, source, options, prefix, signal) {
 function* byRows(constraints, options, first, prefix, places, length) {
   const rows = new Rows(options, first, constraints.limit, prefix, places);
   const drawn = options.do_sample ? drawnNumbers(options, constraints.limit) : [];
-  const count = options.do_sample ? options.top_k || undefined : 1;
+  const count = !options.do_sample ? 1 : options.top_h === undefined ? options.top_k || undefined : MOST_OF_ENTROPY;
   let moved = rows.rows.length > 1 ? rows.rows.map(() => 0) : null;
   while (true) {
     const tokens = rows.held.map((row) => row.tokens[row.tokens.length - 1]);
@@ -152,7 +152,7 @@ function drawnNumbers({ seed, nbest }, length) {
  * @param {number[]} prefix
  */
 function requireRoom(facts, source, options, prefix) {
-  const { size, longest } = facts.target;
+  const { size } = facts.target;
   const isCausal = facts.task === "causal";
   const what = isCausal ? `a prompt of ${source.length} tokens` : `a prefix of ${prefix.length} tokens`;
   const isToken = (/** @type {number} */ each) => Number.isInteger(each) && each >= 0 && each < size;
@@ -168,7 +168,7 @@ function requireRoom(facts, source, options, prefix) {
     throw new UnsupportedError("a prefix says what the first token is; forced_bos_token_id must not");
   }
   const taken = isCausal ? source.length : prefix.length;
-  const most = Math.min(longest, options.max_new_tokens === undefined ? (options.max_length ?? Infinity) - 1 : longest);
+  const most = longestOf(options, facts);
   for (const wanted of [1, options.max_new_tokens ?? 1, options.min_new_tokens]) {
     if (taken + wanted > most) {
       const limit = `the model's longest sequence, ${most}`;
