@@ -29,6 +29,8 @@ OFFERED = {
 # The largest share of the quantised weights that `export --auto` keeps in fp32. With a quarter, int8 needs 14 bits per
 # weight and int4 11; with a third, int8 would need 16, as many as half precision.
 AUTO_LIMIT = 0.25
+STAND_IN = "cuda-stand-in"  # the runtime that checks a cuda bundle where there is no GPU
+STOOD_IN = "checked in fp32 on a stand-in; no GPU was seen"
 RARE = ("weightless", "single")  # omitted from JSON if false
 
 
