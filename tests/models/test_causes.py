@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.families.folders import FOLDER
 from txport.errors import CheckpointError, ConfigError
 from txport.models.checkpoint import load_checkpoint
-from txport.models.names import CONFIG, WEIGHTS
+from txport.models.names import CONFIG, PICKLE, WEIGHTS
 
 
 @pytest.fixture
@@ -95,4 +95,33 @@ def test_a_class_without_its_head_is_named(copied: Path) -> None:
     weights = {name: tensor for name, tensor in load_file(copied / WEIGHTS).items() if name != "lm_head.weight"}
     rewrite(copied, weights, architectures=["LlamaModel"], tie_word_embeddings=False)
     with pytest.raises(CheckpointError, match=r"has no head \(projection\.weight\), as a class without one was saved"):
+        load_checkpoint(str(copied))
+
+
+@pytest.mark.parametrize("file", [WEIGHTS, PICKLE])
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"", "empty; download or save it again"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS; `git lfs pull` downloads the file"),
+        (b"\n<!DOCTYPE html><html>", "a page of HTML or XML"),
+        (b'{"error": "not found"}', "JSON, such as the error message of a server"),
+        (b"GGUF\x03\0\0\0", "GGUF, which is not read"),
+        (b"\x1f\x8b\x08\0", "compressed with gzip; unpack it"),
+        (b"weights/".ljust(257, b"\0") + b"ustar\x0000", "a tar archive; unpack it"),
+    ],
+)
+def test_a_file_that_has_no_weights_is_told_by_what_it_is(content: bytes, kind: str, file: str, copied: Path) -> None:
+    (copied / WEIGHTS).unlink()
+    (copied / file).write_bytes(content)
+    with pytest.raises(CheckpointError, match=kind):
+        load_checkpoint(str(copied))
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_pickle_by_the_name_of_safetensors_is_told(is_new: bool, copied: Path) -> None:
+    weights = load_file(copied / WEIGHTS)
+    (copied / WEIGHTS).unlink()  # it is mapped
+    torch.save(weights, copied / WEIGHTS, _use_new_zipfile_serialization=is_new)
+    with pytest.raises(CheckpointError, match=r"if torch\.save wrote it, name it pytorch_model\.bin"):
         load_checkpoint(str(copied))
