@@ -593,7 +593,6 @@ def refuse(call: Cli, place: Place, command: str, message: str, *, code: int = 2
             "bad --checkpoint {checkpoint}",
             "checkpoint needs the torch runtime; ort runs the bundle without a checkpoint",
         ),
-        ("bad --runtime torch", "was made from a checkpoint of yours, toy; name it with --checkpoint"),
         ("bad --runtime torch --checkpoint {tmp}/missing", "there is no checkpoint {tmp}/missing"),
         ("bad --runtime torch --checkpoint preset:tiny", "was not made from this preset:tiny: their hashes differ"),
         ("bad --runtime reference --threads 2", "the reference runtime has one thread, got 2"),
@@ -796,7 +795,6 @@ def test_a_bundle_that_is_not_there(call: Cli, place: Place, command: str) -> No
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("{bundle}", "was made from a checkpoint of yours, toy; name it with --checkpoint"),
         ("{bundle} --checkpoint preset:tiny", "was not made from this preset:tiny: their hashes differ"),
         ("{bundle} --checkpoint {tmp}/missing", "there is no checkpoint {tmp}/missing"),
         ("{bundle} --checkpoint {checkpoint} --precision fp16", "was exported in fp32; export it again for fp16"),
@@ -805,7 +803,6 @@ def test_a_bundle_that_is_not_there(call: Cli, place: Place, command: str) -> No
         ("{bundle} --quality-texts 5", "--quality-texts needs --quality"),
         ("{bundle} --checkpoint {checkpoint} --runtime ort --junit {tmp}", "{tmp} is a folder, expected a file"),
         ("{bundle} --checkpoint {checkpoint} --rtol 1e-3", "--rtol 0.001 allows more than 0.0001, the most for fp32"),
-        ("{bundle} --checkpoint {checkpoint} --baseline {tmp}/missing", "{tmp}/missing is missing"),
         ("{bundle} --checkpoint {checkpoint} --baseline {checkpoint}/config.json", "is not a report of `txport parity"),
         ("{bundle} --checkpoint {checkpoint} --quality {tmp}/missing", "{tmp}/missing can't be read"),
         (

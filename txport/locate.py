@@ -13,9 +13,10 @@ from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.foreign.read import read_foreign
 from txport.errors import BundleError, OutputError, UnsupportedError
 from txport.models.names import INDEX, MANIFEST, SHIPPED, WEIGHTS, digest, is_shipped, preset_name, shipped
+from txport.origins import find_origin
 from txport.release import export
 from txport.system.locks import locked
-from txport.system.places import resolve
+from txport.system.places import require_utf8, resolve
 from txport.system.progress import Progress, silent
 from txport.system.stages import clean, remove, restore, told
 from txport.version import __version__
@@ -65,6 +66,7 @@ def is_on_demand(name: str) -> bool:
 
 def _folder(name: str, progress: Progress) -> Path:
     path = Path(name)
+    require_utf8(path, BundleError)
     _restore(path, progress)
     if recognises(path):
         return path
@@ -87,14 +89,22 @@ def _restore(path: Path, progress: Progress) -> None:
         raise BundleError(f"{path} is hidden beside its place, since an export was killed: {error}") from error
 
 
-def checkpoint_of(bundle: Bundle) -> str:
-    """Return the name of the included checkpoint or preset of a bundle; raise `UnsupportedError` for any other."""
+def checkpoint_of(bundle: Bundle, command: str = "") -> str:
+    """Return the checkpoint of a bundle: an included one, a preset, or the folder that it was exported from.
+
+    Raises `UnsupportedError` if that folder is not where it was, or its files have changed; `command` is the command
+    line that the message completes.
+    """
     name = bundle.manifest.checkpoint["name"]
     if isinstance(bundle.manifest, ForeignManifest):
         raise UnsupportedError(f"{bundle.path} does not say what it was exported from; name it with --checkpoint")
-    if not (name in shipped() or preset_name(name)):
-        raise UnsupportedError(f"{bundle.path} was made from a checkpoint of yours, {name}; name it with --checkpoint")
-    return name
+    if name in shipped() or preset_name(name):
+        return name
+    if (folder := find_origin(bundle)) is not None:
+        return str(folder)
+    what = f"{bundle.path} was made from a checkpoint of yours, {name}, which is not where it was or has changed"
+    fix = f"`{command} --checkpoint FOLDER` names it" if command else "name it with checkpoint (--checkpoint)"
+    raise UnsupportedError(f"{what}; {fix}")
 
 
 def _from_cache(name: str, precision: str, progress: Progress) -> Bundle:

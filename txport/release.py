@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.manifest import AUTO_LIMIT, is_quantised, usual_precision
+from txport.bundles.manifest import AUTO_LIMIT, STAND_IN, is_quantised, usual_precision
 from txport.errors import OutputError, ParityError, TxportError, UnsupportedError, quoted
 from txport.models.names import MANIFEST, code_name, files_of, find_folder, preset_name
+from txport.origins import remember
 from txport.system import machine
 from txport.system.files import ELSEWHERE, staged_folder
 from txport.system.numbers import number, switch, whole
@@ -121,6 +122,8 @@ def export(
         if not weights:
             return replace(bundle, path=Path(out))
         bundle = _proven(bundle, checkpoint, progress, limit if auto else None, how)
+    if checkpoint.folder is not None:
+        remember(bundle, checkpoint.folder)
     return replace(bundle, path=Path(out))
 
 
@@ -133,6 +136,7 @@ def _proven(
     """
     from txport.proof.adapters import note_on_lengths
     from txport.proof.fallback import fall_back_to_fp32
+    from txport.proof.overflow import find_overflow
     from txport.proof.proven import prove
 
     progress("comparing with PyTorch")
@@ -141,12 +145,17 @@ def _proven(
     try:
         bundle, report = prove(bundle, checkpoint, progress=within(progress, 0.1, 1))
     except ParityError as error:
+        if beyond := find_overflow(bundle, checkpoint):
+            raise ParityError(f"the export of {checkpoint.name} fails: {beyond}") from error
         raise ParityError(f"{error}{note_on_lengths(bundle, checkpoint)}") from error
     if limit is not None and not report.passed:
         bundle, report = fall_back_to_fp32(bundle, report, checkpoint, progress, limit=limit, **how)
     if not report.passed:
-        worst = f"{report.describe_worst()}{note_on_lengths(bundle, checkpoint)}"
+        beyond = find_overflow(bundle, checkpoint)
+        worst = beyond or f"{report.describe_worst()}{note_on_lengths(bundle, checkpoint)}"
         raise ParityError(f"the export of {checkpoint.name} differs from PyTorch: {worst}")
+    if STAND_IN in report.about["ran"] and (beyond := find_overflow(bundle, checkpoint, most_cases=1)):
+        raise ParityError(f"the export of {checkpoint.name} would overflow on a GPU: {beyond}")  # fp32 does not
     return bundle
 
 

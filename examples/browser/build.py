@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -33,8 +34,22 @@ def main() -> None:
 
 
 def build(out: Path, bundle: Path | None = None) -> None:
-    """Write the folder anew."""
-    shutil.rmtree(out, ignore_errors=True)
+    """Write the folder anew; an earlier one stays until the new one is whole."""
+    if bundle is None:
+        try:
+            import txport  # noqa: F401  # a page of a bundle that is there needs no exporter
+        except ImportError as error:
+            sys.exit(f"{error}; run this with the Python that has txport[export], or give --bundle")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as stage:
+        gather(Path(stage, "new"), bundle)
+        if out.exists():
+            out.rename(Path(stage, "old"))
+        Path(stage, "new").rename(out)
+
+
+def gather(out: Path, bundle: Path | None) -> None:
+    """Write all files into a new folder."""
     shutil.copytree(PACKAGE / "src", out / "txport")
     (out / "ort").mkdir()
     for name in PAGE:
@@ -44,7 +59,7 @@ def build(out: Path, bundle: Path | None = None) -> None:
     if bundle is not None:
         shutil.copytree(bundle, out / "bundle")
         return
-    import txport  # a page of a bundle that is there needs no exporter
+    import txport
 
     for name, (target, precision) in BUNDLES.items():
         txport.export("g2p-en", out / name, target=target, precision=precision)

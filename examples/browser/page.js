@@ -35,7 +35,8 @@ async function open(provider) {
     if (attempt !== attempts) return undefined;
     at("progress").hidden = true;
     at("provider").value = model?.provider ?? provider;
-    return say(error.message, true);
+    console.error(error);
+    return say("The model could not be loaded. Reload the page, or choose another processor.", true);
   }
   if (attempt !== attempts) return found.release();
   search?.abort();
@@ -84,7 +85,9 @@ async function pronounce() {
     const found = await model.generate(text, { ...OPTIONS, signal });
     show(found, `Found in ${Math.round(performance.now() - started)} ms.`);
   } catch (error) {
-    if (!signal.aborted) show(null, error.message, true);
+    if (signal.aborted) return;
+    console.error(error);
+    show(null, "The model knows English words only: letters from a to z and apostrophes.", true);
   }
 }
 

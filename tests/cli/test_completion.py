@@ -85,6 +85,15 @@ def test_presets_are_completed_where_the_shell_breaks_words(shell: str, ask: Ask
 
 
 @pytest.mark.parametrize("shell", SHELLS)
+def test_an_error_is_no_completion(shell: str, here: Path, tmp_path: Path) -> None:
+    """In an installation without PyTorch, for example, which presets need."""
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    asked = asked_by(shell, "txport run preset:b")
+    done = run(env={**ENVIRONMENT, **asked, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ENVIRONMENT.get('PYTHONPATH', '')}"})
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
 def test_every_shell_gets_its_script(shell: str) -> None:
     done = run(env={**ENVIRONMENT, "_TXPORT_COMPLETE": f"{shell}_source"})
     assert (done.returncode, done.stderr) == (0, "")

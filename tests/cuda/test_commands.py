@@ -90,3 +90,11 @@ def test_a_gpu_that_is_too_small_runs_nothing(
     for command in (["run", path, "bad"], ["score", path, "bad", "B CH"]):
         done = run(*command, "--provider", "cuda", env=fake_cuda.environment(**machine))
         assert_one_line(done, line, 3)
+
+
+def test_an_export_that_saw_no_gpu_says_so(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtimes, "home", lambda target: IN_ITS_PLACE)
+    found = CliRunner().invoke(cli, ["export", str(checkpoint), str(tmp_path / "out"), "--target", "cuda"])
+    said = "checked in fp32 on a stand-in; no GPU was seen"
+    assert found.stdout.endswith(f", {said}\n")
+    assert f"pass, {said}: " in (tmp_path / "out" / "README.md").read_text()

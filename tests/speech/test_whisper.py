@@ -21,6 +21,7 @@ from txport.models.audio.facts import Features
 from txport.models.audio.spectrogram import TOGETHER, log_mel, mel_filters
 from txport.models.audio.targets import split
 from txport.models.checkpoint import load_checkpoint
+from txport.models.families.whisper import FAMILY
 from txport.search.options import Found, SearchOptions
 from txport.transcription import Told, Transcriber
 
@@ -175,6 +176,7 @@ def test_a_piece_of_audio_is_written_down_alike_whatever_is_beside_it(model: txp
         ([1, 2], 60, [([1, 2], 0.0, 0.6)], None),
         ([20, 1, 2, 30], 100, [([20, 1, 2, 30], 0.0, 0.2)], None),
         ([20, 1, 30, 30, 2, 40], 100, [([20, 1, 30], 0.0, 0.2), ([30, 2, 40], 0.2, 0.4)], None),
+        ([1, 30, 30, 2, 40], 100, [([1, 30], 0.0, 0.2), ([30, 2, 40], 0.2, 0.4)], None),  # a beginning without a time
         ([20, 1, 30, 30, 2], 100, [([20, 1, 30, 30], 0.0, 0.2)], 10),
         ([20, 1, 30, 31, 2, 40, 40], 100, [([20, 1, 30], 0.0, 0.2), ([31, 2, 40, 40], 0.22, 0.4)], 20),
     ],
@@ -203,3 +205,30 @@ def test_features_are_taken_by_search(model: txport.Model, heard: dict[str, np.n
     for wrong, message in ((heard["whole"][:, 1:], "must be floats of shape"), ([1, 2], "must be floats of shape")):
         with pytest.raises(AudioError, match=message):
             model.search([wrong])
+
+
+SPOKEN = {
+    "<|startoftranscript|>": 25,
+    "<|en|>": 26,
+    "<|de|>": 27,
+    "<|fr|>": 28,
+    "<|translate|>": 29,
+    "<|transcribe|>": 30,
+}
+SPOKEN |= {"<|startofprev|>": 32, "<|notimestamps|>": 34}
+
+
+@pytest.mark.parametrize("forced", [None, [[1, 27], [2, 30], [3, 34]]])
+def test_ids_that_files_of_2022_lack_are_the_tokenizers(forced: Any, tmp_path: Path) -> None:
+    """Of a folder without the keys of `generation_config.json`, whose tokenizer has the tokens."""
+    values = json.loads((FOLDER / "config.json").read_text()) | {"forced_decoder_ids": forced}
+    newer = json.loads((FOLDER / "generation_config.json").read_text())
+    read = FAMILY.read({**values, "generation_config": {}}, SPOKEN)
+    assert dict(zip(read["languages"], read["language_ids"], strict=True)) == {"en": 26, "de": 27, "fr": 28}
+    assert (read["transcribe_id"], read["translate_id"], read["no_timestamps_id"]) == (30, 29, 34)
+    assert read["language"] == (None if forced is None else "de")
+    assert FAMILY.read({**values, "generation_config": newer}, SPOKEN) == FAMILY.read(
+        {**values, "generation_config": newer}, None
+    )
+    english = FAMILY.read({**values, "forced_decoder_ids": [[1, 34]], "generation_config": {}}, SPOKEN)
+    assert (english["languages"], english["no_timestamps_id"]) == ((), 34)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import struct
@@ -108,17 +109,23 @@ def string(text: str) -> bytes:
     return struct.pack("<H", len(text) + 1) + text.encode() + b"\0"
 
 
-def written(binary: Binary, variables: dict[str, Any], aliases: dict[str, str] | None = None) -> bytes:
-    """A `model.bin` with these variables, and the aliases of another."""
+def written(
+    binary: Binary, variables: dict[str, Any], aliases: dict[str, str] | None = None, version: int = 6
+) -> bytes:
+    """A `model.bin` of a version with these variables, and the aliases of another."""
     if aliases is None:
         aliases = {name: root for name, root in binary.names.items() if name != root}
-    data = struct.pack("<I", 6) + string(binary.specification) + struct.pack("<II", binary.revision, len(variables))
+    named = string(binary.specification) + struct.pack("<I", binary.revision) if version >= 2 else b""
+    data = struct.pack("<I", version) + named + struct.pack("<I", len(variables))
     for name, tensor in variables.items():
         raw = (
             tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.dim() else tensor[None].numpy().tobytes()
         )
+        kind = (TYPES.index(tensor.dtype), len(raw)) if version >= 4 else (tensor.itemsize, tensor.numel())
         data += string(name) + struct.pack("<B", tensor.dim()) + struct.pack(f"<{tensor.dim()}I", *tensor.shape)
-        data += struct.pack("<BI", TYPES.index(tensor.dtype), len(raw)) + raw
+        data += struct.pack("<BI", *kind) + raw
+    if version < 3:
+        return data
     data += struct.pack("<I", len(aliases)) + b"".join(string(each) for pair in aliases.items() for each in pair)
     return data
 
@@ -303,12 +310,68 @@ def test_a_model_alone_is_told_what_it_lacks(tmp_path: Path) -> None:
 def test_another_version_or_kind_is_refused(copied: Path) -> None:
     path = copied / "model.bin"
     whole = path.read_bytes()
-    path.write_bytes(struct.pack("<I", 5) + whole[4:])
-    assert "its version is 5, expected 6: convert the model again" in check_refused(copied)
+    path.write_bytes(struct.pack("<I", 7) + whole[4:])
+    assert "its version is 7, expected 1 to 6: convert the model again" in check_refused(copied)
     path.write_bytes(whole.replace(b"\x10\0TransformerSpec\0", b"\x0d\0Wav2Vec2Spec\0"))
     assert "its specification 'Wav2Vec2Spec' is not supported; supported: TransformerSpec" in check_refused(copied)
     path.write_bytes(b"PK\x03\x04 a pickle of PyTorch")
     assert "model.bin is not a whole model of CTranslate2" in check_refused(copied)
+
+
+OLD_NAMES = (  # by which the first revision calls variables
+    ("embeddings/weight", "w_embs"), ("layer_norm", "LayerNorm"), ("projection", "dense"), ("linear_", "conv1d_"),
+    ("/weight", "/kernel"),
+)  # fmt: skip
+
+
+def older(folder: Path, version: int, revision: int) -> None:
+    """Rewrite a model of an encoder and a decoder as an older CTranslate2 would have written it."""
+    binary, variables = variables_of(folder / "model.bin")
+    whole = {name: variables[root] for name, root in binary.names.items()} if version < 3 else variables
+    aliases = {} if version < 3 else {name: root for name, root in binary.names.items() if name != root}
+    config = json.loads((folder / "config.json").read_text())
+    shared = {name: value for name, value in whole.items() if not value.dim()}
+    kept = {name: value for name, value in whole.items() if name not in shared}
+    shared = {name.removeprefix("encoder/"): value for name, value in shared.items() if name.startswith("encoder/")}
+    alone = {name: value for name, value in shared.items() if "/" not in name and name != "scale_embeddings"}
+    scaled = {f"{side}/scale_embeddings": shared["scale_embeddings"] for side in ("encoder", "decoder")}
+    if revision < 3:
+        del alone["num_heads"]
+    if revision < 2:
+        for old, new in OLD_NAMES:
+            kept = {name.replace(old, new): value for name, value in kept.items()}
+    flag = torch.tensor(1, dtype=torch.int8)
+    settings = {"with_source_eos": flag * config["add_source_eos"], "with_source_bos": flag * config["add_source_bos"]}
+    settings["with_target_bos"] = flag * (config["decoder_start_token"] == config["bos_token"])
+    for name in ("unk_token", "bos_token", "eos_token"):
+        settings[name] = torch.tensor(list(config[name].encode()), dtype=torch.int8)
+    binary = dataclasses.replace(binary, revision=revision)
+    (folder / "model.bin").write_bytes(written(binary, {**kept, **alone, **scaled, **settings}, aliases, version))
+    (folder / "config.json").unlink()
+
+
+@pytest.mark.parametrize(("version", "revision"), [(5, 4), (4, 4), (3, 3), (2, 2), (1, 1)])
+@torch.no_grad()
+def test_older_versions_are_read_as_ctranslate2_reads_them(version: int, revision: int, tmp_path: Path) -> None:
+    """CTranslate2 4.8 finds the same tokens in the files of versions 3 to 5 as in that of version 6."""
+    folder = Path(shutil.copytree(FOLDER / "own", tmp_path / "own"))
+    whole = load_checkpoint(str(folder))
+    older(folder, version, revision)
+    found = load_checkpoint(str(folder))
+    heads = {} if revision >= 3 else {"heads": 8, "head_size": whole.config.d_model // 8}
+    assert found.config == dataclasses.replace(whole.config, **heads)
+    if not heads:
+        check_seq2seq(found.model, said("own"))
+    assert all(torch.equal(tensor, whole.tensor(name)) for name, tensor in found.tensors)
+
+
+def test_an_older_weight_in_int16_without_a_scale_is_divided_by_1000(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER / "own", tmp_path / "own"))
+    binary, variables = variables_of(folder / "model.bin")
+    name = "decoder/projection/weight"
+    whole = (variables[name] * 1000).round().to(torch.int16)
+    (folder / "model.bin").write_bytes(written(binary, {**variables, name: whole}))
+    torch.testing.assert_close(load_checkpoint(str(folder)).tensor("projection.weight"), whole / 1000.0)
 
 
 def test_numbers_beside_a_scaling_that_does_not_read_them_are_left_out(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ OFFERED = {
 # weight and int4 11; with a third, int8 would need 16, as many as half precision.
 AUTO_LIMIT = 0.25
 RARE = {"weightless": bool, "single": bool, "not_followed": dict}  # omitted from JSON if false or empty
+STAND_IN = "cuda-stand-in"  # the runtime that checks a cuda bundle where there is no GPU
+STOOD_IN = "checked in fp32 on a stand-in; no GPU was seen"
 
 
 def is_quantised(target: str, precision: str) -> bool:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from txport.cli.commands import cli as cli
 
 INTERRUPTED = "txport: interrupted; nothing was left half-written\n"
+COMPLETE = "_TXPORT_COMPLETE"  # set by a shell that asks for completions, in whose prompt any message would appear
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
@@ -49,13 +50,16 @@ def _leave_at_interrupts() -> None:
 
 def _leave(*_: object) -> None:
     try:
-        os.write(2, (("\n" if os.isatty(2) else "") + INTERRUPTED).encode())  # after the ^C of the terminal
+        if COMPLETE not in os.environ:
+            os.write(2, (("\n" if os.isatty(2) else "") + INTERRUPTED).encode())  # after the ^C of the terminal
     finally:
         os._exit(130)
 
 
 def _refuse_to_start(error: Exception) -> NoReturn:
     """Exit with 3 if memory or a package that all commands need, such as click, is missing; otherwise raise `error`."""
+    if COMPLETE in os.environ:
+        sys.exit(1)
     from txport.system.machine import is_out_of_memory
     from txport.system.packages import import_problem
 

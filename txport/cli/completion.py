@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import Any
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class, shell_complete
 
-VARIABLE = "_TXPORT_COMPLETE"
+from txport.cli import COMPLETE
+
 Items = list[CompletionItem[str]]
 
 
@@ -40,8 +43,17 @@ class Bash(BashComplete):
 
 def answer(command: click.Command) -> None:
     """Print the completions and exit if the shell started this process to complete a word."""
-    if instruction := os.environ.get(VARIABLE):
-        sys.exit(shell_complete(command, {}, "txport", VARIABLE, instruction))
+    instruction = os.environ.get(COMPLETE)
+    if not instruction:
+        return
+    if instruction.endswith("_source"):  # the user asks for the script of a shell, and sees its errors
+        sys.exit(shell_complete(command, {}, "txport", COMPLETE, instruction))
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # anything else would appear in the user's prompt
+            code = shell_complete(command, {}, "txport", COMPLETE, instruction)
+    except Exception:
+        code = 1
+    sys.exit(code)
 
 
 def models(context: Any, parameter: Any, incomplete: str) -> Items:

@@ -26,9 +26,10 @@ from txport.models.names import (
     draft_advice,
     find_folder,
 )
+from txport.models.sources.fitting import fitted
 from txport.models.sources.native import ARCHITECTURE
 from txport.models.sources.source import Source, read_source
-from txport.models.weights.plan import Piece, Plan, plan
+from txport.models.weights.plan import Piece, Plan
 from txport.models.weights.values import Shape, Weights
 from txport.system.documents import DocumentError, read_json, read_text
 from txport.system.files import require_folder
@@ -112,8 +113,7 @@ def fit(name: str) -> Fit:
         source = read_source(folder)
     except (CheckpointError, ConfigError) as error:
         raise _unknown(Path(name), error) from error
-    weights = source.weights()
-    made = plan(source.rules, weights.shapes, build_empty(source.config))
+    weights, made = fitted(source, build_empty(source.config))
     return _fit(folder, source, weights, made)
 
 

@@ -42,10 +42,11 @@ from txport.models.names import (
     preset_config,
     preset_name,
 )
+from txport.models.sources.fitting import fitted, without_head
 from txport.models.sources.source import Source, read_source
 from txport.models.tokenizers.convert import companions_of
 from txport.models.tokenizers.load import tokenizer_of
-from txport.models.weights.plan import Plan, first_names, plan
+from txport.models.weights.plan import Plan, first_names
 from txport.models.weights.streamed import Read, Unfilled, filled, in_memory, outline, streamed
 from txport.models.weights.values import Weights
 from txport.system import memory
@@ -151,8 +152,7 @@ def load_checkpoint(name: str) -> Checkpoint:
     build = architecture.of(source.config).build
     model = build_empty(source.config)
     _require_memory(model, folder / CONFIG)
-    weights = source.weights()
-    made = plan(source.rules, weights.shapes, model)
+    weights, made = fitted(source, model)
     texts = companions_of(folder) if source.texts is None else source.texts()
     check_text(folder, model.facts, texts)
     defaults = source.generation(model.facts)
@@ -296,6 +296,8 @@ def _take_in(made: Plan, weights: Weights, source: Source, take: Take) -> None:
     """Pass each tensor of a model to `take`; raise `CheckpointError` with all tensors that don't fit."""
     problems = check_tensors(made, weights, source, take)
     if problems:
+        if reason := without_head(made):
+            raise CheckpointError(f"{source.place} {reason}")
         more = [f"and {len(problems) - NAMED} more"] if len(problems) > NAMED else []
         listed = "; ".join([*sorted(problems)[:NAMED], *more])
         raise CheckpointError(f"{source.place} does not fit its config: {listed}")

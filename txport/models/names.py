@@ -12,6 +12,7 @@ from txport.models.config import Config
 from txport.system.documents import DocumentError, read_json, read_toml
 from txport.system.files import complete, hash_of, sha256
 from txport.system.packages import needed
+from txport.system.places import require_utf8
 
 PRESET = "preset:"
 CODE = re.compile(r"(.+\.py):([^\W\d]\w*)")  # a file of the user's, and the variable of the adapter in it
@@ -115,6 +116,7 @@ def find_folder(name: str) -> Path:
         raise CheckpointError(f"{folder} was being saved, which can't be completed: {error.strerror}") from error
     if (folder / MANIFEST).is_file():
         raise CheckpointError(f"{folder} is a bundle, not a checkpoint; name the checkpoint that it was made from")
+    require_utf8(folder, CheckpointError)
     _require_whole(folder)
     if not any(path.is_file() for mark in MARKS for path in folder.glob(mark)):
         raise CheckpointError(f"{folder} is not a checkpoint: {CONFIG} is missing{draft_advice(folder)}")

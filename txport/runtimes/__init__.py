@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txport.bundles.foreign.manifest import FOREIGN, ForeignManifest, kind_of, names_differ
+from txport.bundles.manifest import STAND_IN
 from txport.bundles.ports import GENERATE, Graph, compare_ports
 from txport.errors import BundleError, UnavailableError, UnsupportedError, quoted
 from txport.system.cores import cores
@@ -78,7 +79,7 @@ RUNTIMES = {
     "reference": Entry("txport.runtimes.reference", "onnx", "txport[export]", ("portable", "foreign"), single=True),
     "torch": Entry("txport.runtimes.pytorch", "torch", "txport[export]", ()),
     "tract": Entry("txport.runtimes.tract", "tract", "txport[tract]", ("portable",), aborts=True),
-    "cuda-stand-in": Entry("txport.runtimes.ort.cuda.stand_in", "onnx", "txport[export]", ("cuda",), "fp32"),
+    STAND_IN: Entry("txport.runtimes.ort.cuda.stand_in", "onnx", "txport[export]", ("cuda",), "fp32"),
 }
 MODULES = {name: entry.module for name, entry in RUNTIMES.items()}
 GRAPH_RUNTIMES = tuple(name for name, entry in RUNTIMES.items() if entry.targets)
@@ -147,7 +148,7 @@ def home(target: str) -> tuple[str, str]:
     with contextlib.suppress(UnavailableError):
         require("ort", "cuda")
         return "ort", "cuda"
-    return "cuda-stand-in", "cpu"
+    return STAND_IN, "cpu"
 
 
 def installed(target: str) -> list[str]:

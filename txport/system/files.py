@@ -16,7 +16,7 @@ from typing import IO
 
 from txport.errors import OutputError
 from txport.system.locks import locked
-from txport.system.places import descriptor_of, exchange, is_mount, resolve
+from txport.system.places import descriptor_of, exchange, is_mount, require_utf8, resolve
 from txport.system.progress import Progress, silent
 from txport.system.stages import partner, recover, remove, resemble, restore, staged, told
 
@@ -85,6 +85,7 @@ def require_folder(out: Path, *, force: bool = False, holding: str | None = None
     """
     with told(out, ELSEWHERE):
         place = resolve(out)
+        require_utf8(place, OutputError)
         restore(place)
         _refuse(out, place, force, holding)
         if _is_around(place):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from txport.errors import OutputError
+from txport.errors import OutputError, TxportError
 
 MAX_LINKS = 40  # as in Linux
 DESCRIPTORS = re.compile(r"/proc/(?P<process>\d+)(/task/\d+)?/fd|/dev/fd")
@@ -28,6 +28,16 @@ def resolve(path: Path) -> Path:
         if _is_planted(step):
             raise OutputError(f"{path} goes through a link of another user in {step.parent}; choose another place")
     return Path(os.path.realpath(step))
+
+
+def require_utf8(path: Path, error: type[TxportError]) -> None:
+    """Raise `error` for a path that is not UTF-8: the libraries that read weights and graphs can't open it."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError as reason:
+        raise error(
+            f"{path}: its name is not UTF-8, and libraries that read models can't open it; rename it"
+        ) from reason
 
 
 def descriptor_of(path: Path) -> int | None:

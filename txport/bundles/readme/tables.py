@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from txport.bundles import ports as names
-from txport.bundles.manifest import Manifest
+from txport.bundles.manifest import STAND_IN, STOOD_IN, Manifest
 from txport.bundles.ports import Dim, Graph, Port
 from txport.models.facts import Facts
 from txport.models.names import GOLDEN, MANIFEST, SAMPLES, TARGET_TOKENIZER, TEXT, TOKENIZER
@@ -211,7 +211,9 @@ def parity(manifest: Manifest) -> str:
     if not found:
         return "not compared yet"
     cases, rows = (found.get(name) for name in ("cases", "rows_searched"))
-    return plain(f"{found.get('verdict')}: {cases} cases, {rows} rows searched or encoded, seed {found.get('seed')}")
+    where = f", {STOOD_IN}" if STAND_IN in found.get("runtimes", ()) else ""
+    verdict = f"{found.get('verdict')}{where}"
+    return plain(f"{verdict}: {cases} cases, {rows} rows searched or encoded, seed {found.get('seed')}")
 
 
 def _sizes(facts: Facts) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from txport.bundles.manifest import AUTO_LIMIT, PRECISIONS, TARGETS, percent
+from txport.bundles.manifest import AUTO_LIMIT, PRECISIONS, STAND_IN, STOOD_IN, TARGETS, percent
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
 from txport.cli.options import provider_option, threads_option, trust_option, variant_option
@@ -101,7 +101,8 @@ def _verdict(bundle: Any) -> str:
         return "graphs without weights, not compared"
     difference = bundle.measured["worst_logit_difference"]
     names = " and ".join(each.name for each in bundle.manifest.facts.outputs) or "logits"
-    return f"parity {bundle.manifest.parity['verdict']} ({names} differ by at most {difference:.1e})"
+    where = f", {STOOD_IN}" if STAND_IN in bundle.manifest.parity["runtimes"] else ""
+    return f"parity {bundle.manifest.parity['verdict']} ({names} differ by at most {difference:.1e}){where}"
 
 
 def _size(size: float) -> str:

@@ -91,7 +91,7 @@ def bench(
     for name in names:
         if name != "torch":
             runtimes.require_target(name, found.manifest.target, provider)
-    source = checkpoint or (checkpoint_of(found) if "torch" in names else None)
+    source = checkpoint or (checkpoint_of(found, f"txport bench {bundle}") if "torch" in names else None)
     result = measure.run(found, source, names, how, progress, trust_code=trust_code)
     if report:
         textio.write_json(report, result)

@@ -14,7 +14,7 @@ from txport.cli.guard import progress
 from txport.cli.options import checkpoint_option, is_given, provider_option, trust_option, variant_option
 from txport.cli.outputs import require_outputs
 from txport.cli.progress import shown, verbose_option
-from txport.errors import UnsupportedError
+from txport.errors import TextError, UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
 
 QUALITY_TEXTS = 1000
@@ -95,11 +95,12 @@ def parity(
     for name in names or ("ort",):
         runtimes.require(name, provider)
     named = short_name(provider) if is_given("provider") else None
-    old = _read_baseline(baseline) if baseline else None
+    is_first = baseline is not None and not baseline.exists()  # the report may become the baseline
+    old = _read_baseline(baseline) if baseline and not is_first else None
     texts = _read_quality(quality, quality_texts or QUALITY_TEXTS, options["seed"]) if quality else None
     found = find_bundle(bundle, precision=precision, variant=variant, progress=progress)
     providers = dict.fromkeys(names, named or "cpu") or runtimes.compared(found.manifest.target, named)
-    source = checkpoint or checkpoint_of(found)
+    source = checkpoint or checkpoint_of(found, f"txport parity {bundle}")
     started = time.perf_counter()
     with shown(verbose) as report_progress:
         options["progress"] = report_progress
@@ -114,6 +115,9 @@ def parity(
     tables.show_parity(result)
     if not result.passed:
         raise SystemExit(1)
+    if is_first:
+        written = f"; {report} can become it" if report else ""
+        raise TextError(f"{baseline} is missing, so nothing was compared with a baseline{written}")
 
 
 def _read_baseline(path: Path) -> dict[str, Any]:

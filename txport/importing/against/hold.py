@@ -17,6 +17,7 @@ from txport.models.facts import Facts
 from txport.models.model import Model
 from txport.models.names import CONFIG, code_name, find_folder
 from txport.models.parts import Attention
+from txport.models.sources.fitting import fitted
 from txport.models.sources.source import Source, read_source
 from txport.models.weights.plan import Plan, plan
 from txport.models.weights.values import Weights
@@ -44,8 +45,7 @@ def hold_against(name: str, against: str, *, trust_code: bool = False) -> Verdic
     source = read_source(folder)
     memory.require(memory_for(build_empty(source.config)), f"{folder} beside {against}, both in float64,")
     model = load_checkpoint(name).in_memory().model
-    weights = source.weights()
-    made = _planned(source, weights)
+    weights, made = fitted(source, build_empty(source.config))
     if (code := code_name(against)) is not None:
         with at_home(code[0]):
             original = load_module(against, weights, model.facts, source.place)

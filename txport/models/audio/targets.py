@@ -56,7 +56,6 @@ def split(tokens: Sequence[int], first: int | None, frames: int, reads: Features
     parts = []
     for start, end in zip([0, *ends], ends, strict=False):
         closing = end - 1 if end != ends[-1] or ends_single else end - 2
-        parts.append(
-            Part(list(tokens[start:end]), (tokens[start] - first) * second, (tokens[closing] - first) * second)
-        )
+        begin = max(tokens[start] - first, 0)  # a window may begin with a token that is no time
+        parts.append(Part(list(tokens[start:end]), begin * second, (tokens[closing] - first) * second))
     return parts, None if ends_single else int(tokens[ends[-1] - 2]) - first

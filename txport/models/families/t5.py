@@ -81,9 +81,11 @@ def config(values: Published) -> dict[str, Any]:
 def _is_tied(values: Published) -> bool:
     """Return whether the projection is the embedding: by the weights, from the version on that does not say it."""
     weights = values.weights() if values.version >= TIED_SINCE else None
-    if weights is None or not {EMBEDDING, HEAD} <= weights.shapes.keys():
+    shapes = weights.shapes if weights is not None else {}
+    found = [name for end in (EMBEDDING, HEAD) for name in shapes if f".{name}".endswith(f".{end}")]  # with any prefix
+    if weights is None or len(found) != len((EMBEDDING, HEAD)):
         return bool(values.get("tie_word_embeddings"))
-    return weights.are_equal(EMBEDDING, HEAD)
+    return weights.are_equal(*found)
 
 
 def _is_scaled(values: Published) -> bool:

@@ -14,6 +14,8 @@ from txport.models.family import ACTIVATIONS, Family, Published
 from txport.models.keys import OTHER_HEAD, TRAINING
 
 FRAMES_A_PLACE = 2
+NO_TIMES, TASK_TOKENS = "<|notimestamps|>", ("<|transcribe|>", "<|translate|>")
+ENGLISH_SIZE = 51864  # of the vocabulary of English models
 DEFAULTS = {
     "vocab_size": 51865,
     "num_mel_bins": 80,
@@ -102,8 +104,9 @@ def _audio(values: Published) -> dict[str, Any]:
 
 
 def _speech(values: Published) -> dict[str, Any]:
-    """Return the languages, tasks and timestamp settings of `generation_config.json`."""
-    told = values.beside("generation_config")
+    """Return the languages, tasks and timestamp settings of `generation_config.json`, or else of the tokenizer."""
+    own = values.beside("generation_config")
+    told = {**_of_tokenizer(values), **{name: each for name, each in own.items() if each is not None}}
     languages: Mapping[str, Any] = told.get("lang_to_id") or {} if told.get("is_multilingual", True) else {}
     tasks = (told.get("task_to_id") or {}) if languages else {}
     ordered = sorted(languages.items(), key=lambda each: each[1])
@@ -124,6 +127,29 @@ def _speech(values: Published) -> dict[str, Any]:
     forced = told.get("forced_decoder_ids")
     forced = values.get("forced_decoder_ids", []) if forced is None else forced
     return found | _forced(forced, dict(map(reversed, ordered)), tasks, no_timestamps)  # type: ignore[arg-type]
+
+
+def _of_tokenizer(values: Published) -> dict[str, Any]:
+    """Return the ids of special tokens, which files of 2022 have nowhere else, by their keys in newer files.
+
+    Languages have the tokens between the start token and the tasks. English models have such tokens too, and do not use
+    them; one that was published has 51,864 tokens, and its prompt is no language.
+    """
+    tokens = values.special or {}
+    if not {NO_TIMES, *TASK_TOKENS} <= tokens.keys():
+        return {}
+    tasks = {token.strip("<|>"): tokens[token] for token in TASK_TOKENS}
+    begin = values.get("decoder_start_token_id")
+    languages = {token: id_ for token, id_ in tokens.items() if begin < id_ < min(tasks.values())}
+    forced = values.beside("generation_config").get("forced_decoder_ids") or values.get("forced_decoder_ids", [])
+    is_english = values.get("vocab_size") == ENGLISH_SIZE or (bool(forced) and forced[0][1] == tokens[NO_TIMES])
+    return {
+        "lang_to_id": languages,
+        "task_to_id": tasks,
+        "is_multilingual": not is_english,
+        "no_timestamps_token_id": tokens[NO_TIMES],
+        "prev_sot_token_id": tokens.get("<|startofprev|>"),
+    }
 
 
 def _forced(

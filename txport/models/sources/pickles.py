@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from txport.errors import CheckpointError, brief, quoted
+from txport.models.sources.kinds import SAVED, kind_of
 from txport.models.weights.values import Weights
 from txport.system.terminal import one_line
 
@@ -77,7 +78,8 @@ def read_values(path: Path) -> Any:
             held = f"it holds {found[1]}, which may run code; {SAVE}"
         else:  # do not repeat PyTorch's advice to load the file with its code
             reason = brief(error) if str(error) and "weights_only" not in str(error) else type(error).__name__
-            held = f"it is not a whole file of tensors ({reason})"
+            kind = kind_of(path, but=SAVED)
+            held = f"it is not a whole file of tensors ({f'it is {kind}' if kind else reason})"
         raise CheckpointError(f"{path} is refused: {held}") from error
 
 

@@ -17,6 +17,7 @@ from txport.models.config import Config, read_config
 from txport.models.facts import Facts
 from txport.models.generation import NO_DEFAULTS, Defaults, search_defaults
 from txport.models.names import CONFIG, GENERATION, PICKLES, weight_files
+from txport.models.sources.kinds import kind_of
 from txport.models.sources.pickles import read_pickle
 from txport.models.weights.rules import Rule
 from txport.models.weights.values import Weights
@@ -128,4 +129,6 @@ def _whole(path: Path) -> Iterator[None]:
     try:
         yield
     except (safetensors.SafetensorError, OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path} is not a whole safetensors file: {brief(error)}") from error
+        kind = kind_of(path)
+        reason = f"it is {kind}" if kind else brief(error)
+        raise CheckpointError(f"{path} is not a whole safetensors file: {reason}") from error

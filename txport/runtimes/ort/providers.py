@@ -15,6 +15,7 @@ import numpy as np
 
 from txport.errors import UnavailableError, UnsupportedError
 from txport.runtimes import PROVIDERS
+from txport.runtimes.ort.forks import watched
 from txport.runtimes.ort.nvidia import rtx
 from txport.runtimes.ort.nvidia.driver import Device, query_driver
 from txport.runtimes.ort.nvidia.failures import explain
@@ -160,10 +161,10 @@ def open_session(model: str | bytes, options: Any, name: str, settings: dict[str
     """Open a session of a graph on a provider; nodes that TensorRT does not support run on CUDA."""
     if name == RTX and rtx.is_plugged():
         options.add_provider_for_devices(list(rtx.devices()), settings)
-        return ort.InferenceSession(model, options, enable_fallback=0)
+        return watched(ort.InferenceSession(model, options, enable_fallback=0))
     besides = [(CUDA, cuda_options())] if name in (TENSORRT, RTX) and CUDA in ort.get_available_providers() else []
     providers = [CPU] if name == CPU else [(name, settings), *besides, CPU]
-    return ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
+    return watched(ort.InferenceSession(model, options, providers=providers, enable_fallback=0))
 
 
 def start(name: str) -> str | None:

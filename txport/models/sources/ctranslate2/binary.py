@@ -3,11 +3,12 @@
 All numbers are little-endian. A string is its length including the final zero byte (uint16), and its bytes. The file
 has
 
-- a version (uint32), the name of the specification, and its revision (uint32);
+- a version (uint32); since version 2 the name of the specification, and its revision (uint32);
 - the number of variables (uint32); for each its name, rank (uint8), dims (uint32), type (uint8), bytes (uint32), data;
-- the number of aliases (uint32); for each its name, and that of the variable.
+- since version 3 the number of aliases (uint32); for each its name, and that of the variable.
 
-A variable of rank 0 is an attribute.
+A variable of rank 0 is an attribute. Before version 4, the bytes of a number (uint8) and the number of them (uint32)
+stand for the type and the bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from txport.models.weights.values import Shape
 
 VERSION = 6
 TYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)
+OLD_TYPES = {4: torch.float32, 2: torch.int16, 1: torch.int8}  # by bytes
+NAMED_SINCE, ALIASED_SINCE, TYPED_SINCE = 2, 3, 4  # versions
 SCALE, ZERO = "_scale", "_zero"
+OLD_SCALE = 1000.0  # of weights in int16 that have no scale
 MOST_NAME = 1 << 10  # bytes
 
 
@@ -45,6 +49,7 @@ class Binary:
     """The contents of a file; `names` maps every name, aliases included, to that of its variable."""
 
     path: Path
+    version: int
     specification: str
     revision: int
     variables: Mapping[str, Variable]
@@ -63,8 +68,10 @@ class Binary:
         root = self.names[name]
         tensor = self._data(root)
         scale = self.names.get(root + SCALE)
-        if tensor.dtype not in (torch.int8, torch.int16) or scale is None:
+        if tensor.dtype not in (torch.int8, torch.int16) or (scale is None and tensor.dtype != torch.int16):
             return tensor
+        if scale is None:
+            return tensor.float() / OLD_SCALE
         factor = self._data(scale)
         if not factor.is_floating_point():
             raise CheckpointError(f"{self.path} holds {quoted(scale)} of type {factor.dtype}, expected floats")
@@ -77,6 +84,12 @@ class Binary:
         if not (factor != 0).all():
             raise CheckpointError(f"{self.path} holds {quoted(scale)}, by which nothing can be divided")
         return tensor.float() / factor
+
+    def text(self, name: str, default: str) -> str:
+        """Return a variable that holds the bytes of a text; raise `ValueError` if it holds something else."""
+        if name not in self.names:
+            return default
+        return self._data(self.names[name]).to(torch.uint8).numpy().tobytes().decode()
 
     def _data(self, root: str) -> Tensor:
         variable = self.variables[root]
@@ -106,22 +119,22 @@ def is_binary(path: Path) -> bool:
 
 
 def _read(path: Path, stream: BinaryIO, size: int) -> Binary:
-    if (version := _number(stream, "<I")) != VERSION:
-        raise ValueError(f"its version is {version}, expected {VERSION}: convert the model again")
-    specification = _string(stream)
-    revision = _number(stream, "<I")
+    if not 0 < (version := _number(stream, "<I")) <= VERSION:
+        raise ValueError(f"its version is {version}, expected 1 to {VERSION}: convert the model again")
+    specification = _string(stream) if version >= NAMED_SINCE else ""
+    revision = _number(stream, "<I") if version >= NAMED_SINCE else 1
     variables: dict[str, Variable] = {}
     attributes: dict[str, float] = {}
     for _ in range(_number(stream, "<I")):
         name = _string(stream)
         if name in variables:
             raise ValueError(f"{quoted(name)} is there twice")
-        variables[name] = variable = _variable(stream, name, size)
+        variables[name] = variable = _variable(stream, name, size, version)
         if not variable.shape:
             attributes[name] = _data(stream, variable).item()
         stream.seek(variable.offset + _bytes(variable))
     names = {name: name for name in variables}
-    for _ in range(_number(stream, "<I")):
+    for _ in range(_number(stream, "<I") if version >= ALIASED_SINCE else 0):
         alias = _string(stream)
         name = _string(stream)
         if name not in variables or alias in names:
@@ -129,16 +142,17 @@ def _read(path: Path, stream: BinaryIO, size: int) -> Binary:
         names[alias] = name
     if stream.read(1):
         raise ValueError("more follows where it should end")
-    return Binary(path, specification, revision, variables, names, attributes)
+    return Binary(path, version, specification, revision, variables, names, attributes)
 
 
-def _variable(stream: BinaryIO, name: str, size: int) -> Variable:
+def _variable(stream: BinaryIO, name: str, size: int, version: int) -> Variable:
     shape = tuple(_number(stream, "<I") for _ in range(_number(stream, "<B")))
     kind = _number(stream, "<B")
-    told = _number(stream, "<I")
-    if kind >= len(TYPES):
+    told = _number(stream, "<I") * (1 if version >= TYPED_SINCE else kind)
+    types = dict(enumerate(TYPES)) if version >= TYPED_SINCE else OLD_TYPES
+    if kind not in types:
         raise ValueError(f"{quoted(name)} is of the unknown type {kind}")
-    variable = Variable(shape, TYPES[kind], stream.tell())
+    variable = Variable(shape, types[kind], stream.tell())
     if told != _bytes(variable):
         raise ValueError(f"{quoted(name)} of shape {shape} has {told} bytes, expected {_bytes(variable)}")
     if variable.offset + told > size:

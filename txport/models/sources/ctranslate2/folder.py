@@ -14,6 +14,7 @@ from txport.models.family import Published
 from txport.models.names import CONFIG
 from txport.models.sources.ctranslate2.binary import is_binary, read_binary
 from txport.models.sources.ctranslate2.layers import Parts, Stack, refuse, require_alike
+from txport.models.sources.ctranslate2.older import renewed
 from txport.models.sources.ctranslate2.opt import is_opt, opt
 from txport.models.sources.ctranslate2.t5 import is_t5, t5
 from txport.models.sources.ctranslate2.tensors import GATED, LAYERS, ZEROS, Known, opened
@@ -25,8 +26,8 @@ from txport.models.weights.rules import Shift
 
 MODEL = "model.bin"
 REVISIONS = {
-    "TransformerSpec": range(5, 8),
-    "TransformerDecoderSpec": range(2, 9),
+    "TransformerSpec": range(1, 8),
+    "TransformerDecoderSpec": range(1, 9),
     "TransformerEncoderSpec": range(1, 2),
     "WhisperSpec": range(3, 4),
 }
@@ -58,13 +59,15 @@ def read(folder: Path) -> Source:
     path = folder / MODEL
     binary = read_binary(path)
     with reading(path, "a model of CTranslate2"):
+        binary, settings = renewed(binary)
         if binary.specification not in SPECIFICATIONS:
             names = ", ".join(SPECIFICATIONS)
             raise ConfigError(f"its specification {quoted(binary.specification)} is not supported; supported: {names}")
         if binary.revision not in REVISIONS[binary.specification]:
             told = f"{binary.specification} of revision {binary.revision}"
             raise ConfigError(f"{told} can't be read; convert the model with CTranslate2 3 or later")
-        published = Published(read_config(folder / CONFIG) if (folder / CONFIG).is_file() else {}, SPECIAL)
+        written = read_config(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+        published = Published({**written, **settings}, SPECIAL)
         published.require("quantization_type", 0)
         parts = Parts(binary)
         known = SPECIFICATIONS[binary.specification](parts, published, folder)

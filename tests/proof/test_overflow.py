@@ -1,0 +1,30 @@
+"""An export in fp16 of a model whose values are beyond its range: the part is named, without warnings of NumPy."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+import txport
+from tests.families.folders import FOLDER
+from txport.errors import ParityError
+from txport.models.names import WEIGHTS
+
+
+@pytest.mark.parametrize(("target", "fix"), [("portable", "fp32, or bf16 with target cuda"), ("cuda", "bf16")])
+@pytest.mark.parametrize(
+    ("factor", "part"),
+    [(3e4, r"decoder\.0\.feed_forward\.inner reaches \d+"), (1e7, r"feed_forward\.inner\.weight holds \d")],
+)
+def test_the_value_and_the_way_out_are_named(target: str, fix: str, factor: float, part: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER / "llama", tmp_path / "llama"))
+    weights = load_file(folder / WEIGHTS)
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file({**weights, name: weights[name] * factor}, folder / WEIGHTS)
+    with pytest.raises(ParityError) as caught:  # a warning would be another error
+        txport.export(folder, tmp_path / "out", target=target, precision="fp16")
+    caught.match(rf"{part}.*, beyond the range of fp16, whose largest value is 65504; export with precision {fix}$")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,97 @@
+"""The weights of a source planned for its model, after the usual causes of a misfit: prefixes, LoRA, missing heads."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterator
+from functools import cache
+from pathlib import Path
+
+from torch import nn
+
+from txport.errors import CheckpointError, quoted
+from txport.models.sources.source import Source
+from txport.models.weights.plan import Plan, plan
+from txport.models.weights.values import Weights
+from txport.system.terminal import one_line
+
+COMPILED = "_orig_mod."  # in names that torch.compile has changed, at any place
+UNMERGED = re.compile(r"(^|\.)(lora_(A|B|embedding_[AB]|magnitude_vector)|base_layer|modules_to_save)\.")
+# what GPTQ, AWQ, bitsandbytes, compressed-tensors and fp8 store beside or instead of a weight
+QUANTISED = re.compile(
+    r"\.(qweight|qzeros|g_idx|SCB|weight_packed|weight_scale(_inv)?|absmax|quant_map|quant_state\..*)$"
+)
+HEAD = re.compile(r"(projection|lm_head|head|classifier)\.")
+
+logger = logging.getLogger(__name__)
+
+
+def fitted(source: Source, model: nn.Module) -> tuple[Weights, Plan]:
+    """Return the weights of a source, and the plan that makes the model of them.
+
+    If they do not fit, a prefix that all names have is removed, provided that everything fits then; a warning names it.
+    Raises `CheckpointError` for weights that no model of this source has: of a LoRA, or quantised by another tool.
+    """
+    weights = source.weights()
+    made = plan(source.rules, weights.shapes, model)
+    if _fits(made):
+        return weights, made
+    for prefix, several in _without_prefixes(weights):
+        other = plan(source.rules, several.shapes, model)
+        if _fits(other):
+            _tell(source.place, prefix)
+            return several, other
+    _require_plain(source.place, weights.shapes)
+    return weights, made
+
+
+def _fits(made: Plan) -> bool:
+    return not (made.missing or made.unexpected or made.misshapen or made.misfits)
+
+
+def _without_prefixes(weights: Weights) -> Iterator[tuple[str, Weights]]:
+    """Yield the weights without what `torch.compile` adds to names, then also without each common prefix."""
+    names = {name: name.replace(COMPILED, "") for name in weights.shapes}
+    removed = COMPILED if any(name != new for name, new in names.items()) else ""
+    if removed:
+        yield removed, _renamed(weights, names)
+    prefix = ""
+    for parts in zip(*(name.split(".")[:-1] for name in names.values()), strict=False):
+        if len({*parts}) > 1:
+            return
+        prefix += f"{parts[0]}."
+        yield removed + prefix, _renamed(weights, {name: new.removeprefix(prefix) for name, new in names.items()})
+
+
+def _renamed(weights: Weights, names: dict[str, str]) -> Weights:
+    """Return weights by new names; those whose new names are not distinct keep the old ones."""
+    old = {new: name for name, new in names.items()}
+    if len(old) < len(names):
+        return weights
+    return Weights({new: weights.shapes[name] for new, name in old.items()}, lambda name: weights[old[name]])
+
+
+@cache  # once per file
+def _tell(place: Path, prefix: str) -> None:
+    logger.warning("%s: all names begin with %s, which is removed", one_line(str(place)), one_line(prefix))
+
+
+def _require_plain(place: Path, names: Collection[str]) -> None:
+    """Raise `CheckpointError` for the tensors of a LoRA, and for weights that another tool has quantised."""
+    if name := next((name for name in names if UNMERGED.search(name)), None):
+        fix = "merge it (merge_and_unload), and save the whole model (save_pretrained)"
+        raise CheckpointError(f"{place} holds a LoRA that is not merged, such as {quoted(name)}: {fix}")
+    if name := next((name for name in names if QUANTISED.search(name)), None):
+        fix = "export the model that it was made from; --precision quantises it"
+        raise CheckpointError(f"{place} holds weights that another tool has quantised, such as {quoted(name)}: {fix}")
+
+
+def without_head(made: Plan) -> str:
+    """Return what is wrong if all that is missing is the model's head; otherwise an empty string."""
+    missing = made.missing
+    if not missing or made.unexpected or made.misshapen or made.misfits or not all(map(HEAD.match, missing)):
+        return ""
+    which = ", ".join(missing)
+    fix = "save the class with the head, such as LlamaForCausalLM in place of LlamaModel"
+    return f"has no head ({which}), as a class without one was saved: {fix}"
