@@ -11,7 +11,8 @@ from typing import Any
 
 from txport.bundles.forms import Stored, require_distinct
 from txport.bundles.graphs import contained
-from txport.bundles.manifest import FORMAT, RARE, Manifest, is_quantised, require_offer
+from txport.bundles.manifest import FLAGS, FORMAT, Manifest, is_quantised, require_offer
+from txport.bundles.original import require_record
 from txport.errors import BundleError, ConfigError, UnsupportedError, quoted
 from txport.models.facts import Facts
 from txport.models.names import MANIFEST
@@ -72,10 +73,12 @@ def read_manifest(path: Path) -> Manifest:
 def _manifest(values: dict[str, Any]) -> Manifest:
     """Create the manifest from JSON values; raise `ValueError`, `TypeError` or `KeyError` for invalid ones."""
     _check_types(values, VALUES)
-    for name in RARE:
+    for name in FLAGS:
         if type(values.get(name, False)) is not bool:
             raise TypeError(f"{name} must be true or false, got {quoted(values[name])}")
     _check_types(values["checkpoint"], CHECKPOINT_VALUES)
+    if "original" in values:
+        require_record(values["original"])
     if values["kept_in_fp32"]:
         _check_types(values["kept_in_fp32"], KEPT_VALUES)
     for name, entry in values["files"].items():
