@@ -74,12 +74,12 @@ def draw_batches(facts: Facts, *, padded: bool) -> Iterator[Batch]:
 
 
 def changes_at(model: Model) -> dict[str, int]:
-    """Return the lengths in tokens after which the computation of a model changes: description -> length."""
+    """Return the lengths in tokens after which the computation changes, if a text can be so long: what -> length."""
     found = {f"the window of {each}": each for each in model.facts.windows}
     for key, what in (("farthest", "distances of"), ("rotary_original_length", "positions of")):
         if size := getattr(model.config, key, 0):
             found[f"{what} {size}"] = size
-    return found
+    return {what: size for what, size in found.items() if size < _longest(model.facts)}
 
 
 def long_length(model: Model, work: float = WORK) -> int:
