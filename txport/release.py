@@ -77,6 +77,7 @@ def export(
     weights: bool = True,
     single: bool = False,
     force: bool = False,
+    against: str | None = None,
     trust_code: bool = False,
     progress: Progress = silent,
 ) -> Bundle:
@@ -94,10 +95,16 @@ def export(
     Without `weights`, only the graphs are written, for inspection: they are not compared and can't be run. With
     `single`, a portable bundle has an additional graph that contains the search: docs/single-graph.md.
 
+    `against` is the original model, with which the checkpoint is compared before anything is written: "model.py:NAME"
+    (with `trust_code`), "transformers", a folder that transformers runs, or "none". By default, transformers runs the
+    folders that it saved, if it is installed and memory suffices. The manifest contains the result (`original`).
+
     Raises `CheckpointError` or `ConfigError` for an invalid checkpoint, `OutputError` for a path that can't be written,
-    `UnavailableError` for too little memory, `ParityError` for graphs that differ from PyTorch.
+    `UnavailableError` for too little memory, `ParityError` for a checkpoint that differs from its original, or graphs
+    that differ from PyTorch.
     """
     with needed(EXPORT):
+        from txport.importing.against.recorded import compare_original
         from txport.proof.memory import require_room
         from txport.proof.proven import write
     precision = usual_precision(target) if precision is None else precision
@@ -111,12 +118,15 @@ def export(
         _spare_source(str(name), Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST, progress=progress) as folder:
         progress(Stage(f"reading {name if isinstance(name, str | Path) else 'the module'}", 0))
-        checkpoint = load_checkpoint(name, adapter=adapter, trust_code=trust_code)
+        is_original = against is not None and code_name(against) is not None  # what the trusted code is
+        checkpoint = load_checkpoint(name, adapter=adapter, trust_code=trust_code and not is_original)
         if weights:
             require_room(checkpoint, target, precision)
+            progress(Stage("comparing with the original", 0.02))
+            original = compare_original(checkpoint, against, trust_code=trust_code and is_original)
         progress(f"exporting {checkpoint.name} ({target} {precision})")
         how: dict[str, Any] = {"target": target, "precision": precision, "opset": opset, "rows": rows}
-        how |= {"weights": weights, "single": switch("single", single)}
+        how |= {"weights": weights, "single": switch("single", single), "original": original if weights else None}
         progress(Stage("writing the graphs", 0.05))
         bundle = write(checkpoint, folder, **how)
         if not weights:

@@ -29,7 +29,8 @@ OFFERED = {
 # The largest share of the quantised weights that `export --auto` keeps in fp32. With a quarter, int8 needs 14 bits per
 # weight and int4 11; with a third, int8 would need 16, as many as half precision.
 AUTO_LIMIT = 0.25
-RARE = {"weightless": bool, "single": bool, "not_followed": dict}  # omitted from JSON if false or empty
+# Omitted from JSON if false or empty.
+RARE: dict[str, type] = {"weightless": bool, "single": bool, "not_followed": dict, "original": dict}
 STAND_IN = "cuda-stand-in"  # the runtime that checks a cuda bundle where there is no GPU
 STOOD_IN = "checked in fp32 on a stand-in; no GPU was seen"
 
@@ -97,6 +98,7 @@ class Manifest:
     kept_in_fp32: dict[str, Any] = field(default_factory=dict)  # names of matrices, their share, its limit, bytes
     shared: dict[str, dict[str, Any]] = field(default_factory=dict)  # shared weight -> file, offset, dtype, dims
     parity: dict[str, Any] = field(default_factory=dict)
+    original: dict[str, Any] = field(default_factory=dict)  # the comparison with the original: see bundles/original.py
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> sha256, bytes
     weightless: bool = False  # True if the graphs refer to weight files that are not in the bundle
     single: bool = False  # True if there is an additional graph that contains the whole search

@@ -12,6 +12,7 @@ from typing import Any
 from txport.bundles.forms import Stored, require_distinct
 from txport.bundles.graphs import contained
 from txport.bundles.manifest import FORMAT, RARE, Manifest, is_quantised, require_offer
+from txport.bundles.original import require_record
 from txport.errors import BundleError, ConfigError, UnsupportedError, quoted
 from txport.models.facts import Facts
 from txport.models.names import MANIFEST
@@ -77,6 +78,8 @@ def _manifest(values: dict[str, Any]) -> Manifest:
             expected = "true or false" if kind is bool else "an object"
             raise TypeError(f"{name} must be {expected}, got {quoted(values[name])}")
     _check_types(values["checkpoint"], CHECKPOINT_VALUES)
+    if "original" in values:
+        require_record(values["original"])
     if values["kept_in_fp32"]:
         _check_types(values["kept_in_fp32"], KEPT_VALUES)
     for name, entry in values["files"].items():

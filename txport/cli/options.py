@@ -28,7 +28,7 @@ def checkpoint_option(text: str) -> Callable[[F], F]:
 
 def trust_option(command: F) -> F:
     """Add `--trust-code`, which allows user code to run; its prints go to standard error."""
-    text = "Allow running Python code, for a CHECKPOINT given as model.py:NAME (docs/adapters.md)."
+    text = "Allow running Python code that is given as model.py:NAME (docs/adapters.md)."
     return click.option("--trust-code", is_flag=True, callback=_trust, help=text)(command)
 
 

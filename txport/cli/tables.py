@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from txport.bundles.foreign.manifest import ForeignManifest
+from txport.bundles.original import describe_original
 from txport.bundles.ports import Port
 from txport.cli.guard import echo, results, write
 from txport.fastest import MEASURE, Fact
@@ -82,6 +83,9 @@ def show_verification(name: str, result: Verification) -> None:
     rows = [(check.name, check.verdict, check.detail) for check in result.checks]
     about = result.about
     show(f"Verified {name}", ["check", "verdict", "seen"], rows)
+    if original := result.about.get("recorded_at_export"):
+        echo()
+        echo(f"recorded at export: {original}")
     where = f"{about['target']} {about['precision']} on {about['runtime']} {about['provider']}"
     echo()
     echo(f"verdict: {'pass' if result.passed else 'FAIL'}; {where}, {result.seconds:.1f} s")
@@ -184,6 +188,8 @@ def show_bundle(bundle: Bundle, brief: bool) -> None:
     chosen = f", kernels for {manifest.rows} rows" if manifest.rows else ""
     echo(f"target: {manifest.target}, precision: {manifest.described_precision}, opset: {manifest.opset}{chosen}")
     echo("weights: none, so nothing runs it" if manifest.weightless else f"parity with PyTorch: {parity}")
+    if original := describe_original(manifest.original):
+        echo(f"original: {original}")
     echo(f"bundle: {bundle.path.resolve()}  ({megabytes(bundle.size)})")
 
 

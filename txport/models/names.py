@@ -50,6 +50,7 @@ MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, PREPROCESSOR, *OF_SENTENCES,
 # files that are downloaded from the hub: none of them can contain code
 PUBLISHED = (CONFIG, WEIGHTS, INDEX, ADAPTER, *COMPANIONS, GENERATION, PREPROCESSOR, *OF_SENTENCES, *SPELLINGS)
 LARGEST_SAMPLES = 1 << 20  # bytes
+TRANSFORMERS, NO_ORIGINAL = "transformers", "none"  # what runs the original of a checkpoint, if not the user's code
 MANIFEST, GOLDEN = "txport.json", "golden.npz"  # of a bundle
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 SHIPPED = Path(__file__).parent

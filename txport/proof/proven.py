@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,19 @@ from txport.search.options import require_defaults
 from txport.system.progress import Progress, Stage, silent, within
 
 
-def write(checkpoint: Checkpoint, folder: Path, **how: Any) -> Bundle:
+def write(checkpoint: Checkpoint, folder: Path, *, original: Mapping[str, Any] | None = None, **how: Any) -> Bundle:
     """Write the files of a bundle into an empty folder, without comparing it.
 
-    `how` are the arguments of `export_graphs`. Raises `ConfigError` if the checkpoint's generation options are not
-    valid.
+    `original` is the record of the comparison with the original, and `how` are the arguments of `export_graphs`. Raises
+    `ConfigError` if the checkpoint's generation options are not valid.
     """
     try:
         require_defaults(checkpoint.generation, checkpoint.facts)
     except UnsupportedError as error:
         what = checkpoint.facts.ability or "generation"
         raise ConfigError(f"the {what} options of {checkpoint.folder} are not valid: {error}") from error
-    return seal(folder, exporter.export_graphs(checkpoint, folder, **how))
+    manifest = exporter.export_graphs(checkpoint, folder, **how)
+    return seal(folder, dataclasses.replace(manifest, original=dict(original or {})))
 
 
 def prove(

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from txport.bundles.manifest import Manifest, is_quantised
+from txport.bundles.original import describe_original
 from txport.bundles.readme import at_once, cpp, device, javascript, python, tables
 from txport.bundles.readme.settings import Settings
 from txport.bundles.readme.steps import around, notes, steps
@@ -39,6 +40,8 @@ def _parts(manifest: Manifest, files: Collection[str]) -> Iterator[str]:
     what = TASKS[facts.ability or facts.task].format(reads=reads)
     yield f"A {plain(manifest.architecture)} model in ONNX, exported by txport. {what}"
     yield tables.about(manifest)
+    if original := describe_original(manifest.original):
+        yield plain(f"Comparison with the original at export: {original}.")
     if manifest.weightless:
         yield "**The graphs have no weights, so nothing can run them.** They show what an export would be."
     is_whole = not manifest.weightless

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from txport.bundles.manifest import AUTO_LIMIT, PRECISIONS, STAND_IN, STOOD_IN, TARGETS, percent
+from txport.bundles.original import describe_original
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
 from txport.cli.options import provider_option, threads_option, trust_option, variant_option
@@ -58,6 +59,12 @@ from txport.runtimes import GRAPH_RUNTIMES
     is_flag=True,
     help="Add onnx/generate.onnx, a single graph that contains the model and the search (docs/single-graph.md).",
 )
+@click.option(
+    "--against",
+    metavar="ORIGINAL",
+    help="Original model that CHECKPOINT is compared with first: model.py:NAME (with --trust-code), transformers, a"
+    " folder that transformers runs, or none.  [default: transformers, if it saved CHECKPOINT and is installed]",
+)
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @trust_option
 @verbose_option
@@ -74,9 +81,9 @@ def export(
 ) -> None:
     """Export CHECKPOINT to a bundle at OUT, and verify it against PyTorch.
 
-    The graphs are checked and compared with PyTorch; OUT is only written if they agree. If OUT is a symbolic link, the
-    link is kept, and OUT is the folder that it leads to. OUT can't be the working folder or a mount point. CHECKPOINT
-    can be a Python file and the name of an adapter in it, model.py:NAME, with --trust-code.
+    CHECKPOINT is compared with its original (--against), and the graphs with PyTorch; OUT is only written if all agree.
+    If OUT is a symbolic link, the link is kept, and OUT is the folder that it leads to. OUT can't be the working folder
+    or a mount point. With --trust-code, CHECKPOINT can be a Python file and an adapter in it, model.py:NAME.
     """
     from txport import api
 
@@ -94,6 +101,8 @@ def export(
         if kept:
             cost = f"{_size(kept['bytes'] - kept['bytes_before'])}, the limit being {percent(kept['limit'])}"
             echo(f"kept in fp32, for {cost}: {', '.join(kept['kept'])}")
+        if original := describe_original(bundle.manifest.original):
+            echo(original)
 
 
 def _verdict(bundle: Any) -> str:

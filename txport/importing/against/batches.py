@@ -22,7 +22,7 @@ LENGTHS = ((5, 7), (11, 4), (2, 6))  # of sources and targets; none equals ROWS,
 RAGGED = (9, 4, 7)
 BESIDE = 5
 LONG, BEYOND = 300, 9  # tokens of the long row, and tokens after the last position whose behaviour depends on length
-WORK = 1e13  # most multiply-adds of the long row: minutes
+WORK = 1e13  # maximum number of multiply-adds of the long row: minutes
 SHARE = 0.5  # of free memory for the long row
 
 
@@ -74,16 +74,16 @@ def draw_batches(facts: Facts, *, padded: bool) -> Iterator[Batch]:
 
 
 def changes_at(model: Model) -> dict[str, int]:
-    """Return the lengths in tokens after which the computation of a model changes: description -> length."""
+    """Return the lengths in tokens after which the computation changes, if a text can be so long: what -> length."""
     found = {f"the window of {each}": each for each in model.facts.windows}
     for key, what in (("farthest", "distances of"), ("rotary_original_length", "positions of")):
         if size := getattr(model.config, key, 0):
             found[f"{what} {size}"] = size
-    return found
+    return {what: size for what, size in found.items() if size < _longest(model.facts)}
 
 
-def long_length(model: Model) -> int:
-    """Return the length of a long row: beyond all lengths of `changes_at`, if memory and time allow."""
+def long_length(model: Model, work: float = WORK) -> int:
+    """Return the length of a long row: beyond all lengths of `changes_at`, if memory and `work` allow."""
     facts = model.facts
     wanted = max([LONG, *changes_at(model).values()]) + BEYOND
     numbers = sum(each.numel() for each in model.parameters())
@@ -91,7 +91,7 @@ def long_length(model: Model) -> int:
     free = memory.available()
     while wanted > LONG:
         bytes_ = 8.0 * wanted * (6 * numbers / facts.width + 6 * heads * wanted)
-        if 4.0 * wanted * numbers <= WORK and (free is None or bytes_ <= SHARE * free):
+        if 4.0 * wanted * numbers <= work and (free is None or bytes_ <= SHARE * free):
             break
         wanted = max(LONG, wanted // 2)
     return min(wanted, _longest(facts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -82,4 +83,5 @@ def cause_of(evidence: Beside) -> Cause | None:
 def _of_original(cause: Cause) -> Cause:
     """Return the cause in words for imports: bisect describes a graph that differs from the model."""
     what = cause.what.replace("the model's", "the import's").replace("PyTorch has", "the import has")
+    what = re.sub("what (it|they) should be", "the import's", what)
     return Cause(cause.kind, f"in the original, {what}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,19 +13,19 @@ from txport.importing.against.batches import least_long
 from txport.importing.against.original import Original, load_module, require_used
 from txport.importing.against.verdict import Verdict, compare
 from txport.models.adapters.load import at_home
-from txport.models.checkpoint import build_empty, load_checkpoint
+from txport.models.checkpoint import Checkpoint, build_empty, load_checkpoint
 from txport.models.facts import Facts
 from txport.models.model import Model
-from txport.models.names import CONFIG, code_name, find_folder
+from txport.models.names import CONFIG, TRANSFORMERS, code_name, find_folder
 from txport.models.parts import Attention
 from txport.models.sources.fitting import fitted
-from txport.models.sources.source import Source, read_source
-from txport.models.weights.plan import Plan, plan
+from txport.models.sources.source import read_source
+from txport.models.weights.copies import copied
+from txport.models.weights.plan import Plan
 from txport.models.weights.values import Weights
 from txport.system import memory
 
-TRANSFORMERS = "transformers"
-# number of copies in memory at once, in float64
+# number of copies in memory at once
 COPIES = 2  # of all weights: the import's and the original's
 LARGEST_COPIES = 2  # of the largest tensor, while its numbers are followed to the files; later there are, in its place,
 VALUES_COPIES = 8  # of the inputs and outputs of linear layers, in the records of both models
@@ -42,26 +43,35 @@ def hold_against(name: str, against: str, *, trust_code: bool = False) -> Verdic
     """
     require_original(against, trust_code=trust_code)
     folder = find_folder(name)
+    outline = build_empty(read_source(folder).config)
+    memory.require(memory_for(outline), f"{folder} beside {against}, both in float64,")
+    return hold(load_checkpoint(name), folder, against)
+
+
+def hold(checkpoint: Checkpoint, folder: Path, against: str, **how: Any) -> Verdict:
+    """As `hold_against`, for a checkpoint that was loaded from `folder` and stays as it is; `how`: see `compare`."""
     source = read_source(folder)
-    memory.require(memory_for(build_empty(source.config)), f"{folder} beside {against}, both in float64,")
-    model = load_checkpoint(name).in_memory().model
     weights, made = fitted(source, build_empty(source.config))
+    model = checkpoint.in_memory().model if checkpoint.read else copied(checkpoint.outline)
     if (code := code_name(against)) is not None:
         with at_home(code[0]):
             original = load_module(against, weights, model.facts, source.place)
             require_used(original, _used(made), source.place)
-            return compare(model, made, original)
+            return compare(model, made, original, **how)
     if against == TRANSFORMERS:
         original = _by_transformers(folder, weights, model.facts)
     else:
         theirs = find_folder(against)
         weights, made = _of_other(theirs, source.place, weights, made)
         original = _by_transformers(theirs, weights, model.facts)
-    return compare(model, made, original)
+    return compare(model, made, original, **how)
 
 
-def memory_for(model: Model) -> int:
-    """Return the bytes needed by a model and its original, with the activations of both for a long row."""
+def memory_for(model: Model, width: int = 8) -> int:
+    """Return the bytes needed by a model and its original, with the activations of both for a long row.
+
+    `width`: bytes of a number.
+    """
     sizes = [each.numel() for each in model.parameters()]
     length = least_long(model)
     facts = model.facts
@@ -70,7 +80,7 @@ def memory_for(model: Model) -> int:
     values = VALUES_COPIES * sum(each.in_features + each.out_features for each in maps)
     values += OUTPUT_COPIES * (facts.width if facts.task == "encode" else facts.writes.size)
     values += SCORES_COPIES * length * heads
-    return 8 * (COPIES * sum(sizes) + max(LARGEST_COPIES * max(sizes), length * values))
+    return width * (COPIES * sum(sizes) + max(LARGEST_COPIES * max(sizes), length * values))
 
 
 def require_original(against: str, *, trust_code: bool) -> None:
@@ -91,10 +101,6 @@ def require_original(against: str, *, trust_code: bool) -> None:
         raise CheckpointError(f"there is no file {code[0]}")
     if trust_code and not is_code:
         raise UnsupportedError(f"--trust-code is for an original that is a file of code; {against} is none")
-
-
-def _planned(source: Source, weights: Weights) -> Plan:
-    return plan(source.rules, weights.shapes, build_empty(source.config))
 
 
 def _used(made: Plan) -> list[str]:
@@ -124,7 +130,7 @@ def _of_other(folder: Path, place: Path, weights: Weights, made: Plan) -> tuple[
             more = f" and {len(other) - NAMED} more" if len(other) > NAMED else ""
             raise CheckpointError(f"{folder} and {place} have other numbers for {', '.join(other[:NAMED])}{more}")
         return theirs, made
-    found = _planned(source, theirs)
+    theirs, found = fitted(source, build_empty(source.config))
     if found.expected != made.expected:
         strange = sorted(found.expected.items() ^ made.expected.items())
         told = ", ".join(dict.fromkeys(f"{name} {shape}" for name, shape in strange[:NAMED]))

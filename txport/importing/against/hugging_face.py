@@ -36,25 +36,42 @@ def load_transformers(folder: Path, weights: Weights, facts: Facts) -> Original:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     with needed("txport[hf]", "--against transformers"):
         import transformers
-    transformers.utils.logging.disable_progress_bar()
-    kind = _class(transformers, folder, facts)
+    version = transformers.__version__
     how = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
     try:
-        module, told = kind.from_pretrained(str(folder), attn_implementation="eager", **how)
+        kind = _class(transformers, folder, facts)
+        with _without_bar(transformers.utils.logging):
+            module, told = kind.from_pretrained(str(folder), attn_implementation="eager", **how)
     except MemoryError:
         raise
     except Exception as error:  # it has many
         if is_out_of_memory(error):
             raise
-        what = f"transformers can't load {folder} as a {kind.__name__}: {type(error).__name__}: {brief(error)}"
+        what = f"transformers {version} can't load {folder}: {type(error).__name__}: {brief(error)}"
         raise CheckpointError(what) from error
-    if told.get("missing_keys"):
-        names = ", ".join(sorted(told["missing_keys"])[:NAMED])
-        raise CheckpointError(f"{folder} lacks {names}, which transformers' {type(module).__name__} has")
+    name = f"transformers {version}'s {type(module).__name__}"
+    if missing := [each for each in told.get("missing_keys", ()) if not _is_unused(each, facts)]:
+        raise CheckpointError(f"{folder} lacks {', '.join(sorted(missing)[:NAMED])}, which {name} has")
     module = module.cpu().float().eval()
     _restore_scales(module)
-    name = f"transformers' {type(module).__name__}"
     return Original(name, module, _run(facts), _names(module, weights, name, folder), masks=facts.task != "causal")
+
+
+@contextlib.contextmanager
+def _without_bar(logging: Any) -> Iterator[None]:
+    """Turn off the progress bars of transformers, and turn them on again if they were."""
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
+
+
+def _is_unused(name: str, facts: Facts) -> bool:
+    """Return True for the tensors of a pooler, which hidden states do not depend on."""
+    return facts.ability == "embed" and "pooler." in name
 
 
 def _restore_scales(module: nn.Module) -> None:
@@ -69,7 +86,8 @@ def _class(transformers: Any, folder: Path, facts: Facts) -> Any:
     values = read_config(folder / CONFIG)
     named = values.get("architectures")
     first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
-    if first and first.isidentifier() and (facts.task == "encode" or first.endswith(WHOLE)):
+    is_whole = first.endswith(WHOLE) or (facts.task == "encode" and facts.ability != "embed")
+    if is_whole and first.isidentifier():
         with contextlib.suppress(AttributeError):
             found = getattr(transformers, first)
             if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):

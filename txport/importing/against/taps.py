@@ -130,7 +130,7 @@ class Run:
     flow: tuple[Value, ...] = ()
     moments: Mapping[Key, int] = field(default_factory=dict)  # number of values in `flow` before a part was called
 
-    @property
+    @cached_property
     def ends(self) -> list[Tap]:
         """The taps of the outputs that both models have."""
         found = self.ours.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from txport.errors import CheckpointError
-from txport.importing.against.batches import LENGTHS, changes_at, draw_batches, draw_long, long_length
+from txport.importing.against.batches import LENGTHS, WORK, changes_at, draw_batches, draw_long, long_length
 from txport.importing.against.beside import Beside
 from txport.importing.against.causes import cause_of
 from txport.importing.against.faults import ORDER, misplaced
@@ -128,6 +129,23 @@ class Verdict:
         """True if both compute the same."""
         return self.parting is None
 
+    def record(self) -> dict[str, Any]:
+        """Return what a manifest stores of models that compute the same.
+
+        `within` is a power of ten, relative to the largest value: the measured difference depends on the processor.
+        """
+        share = max(each.error / each.largest if each.largest else 0.0 for each in self.outputs)
+        within = max(CLOSELY[getattr(torch, self.dtype)], 10.0 ** math.ceil(math.log10(share)) if share else 0.0)
+        return {
+            "name": self.original,
+            "outputs": [each.output for each in self.outputs],
+            "within": within,
+            "dtype": self.dtype,
+            "tokens": self.tokens,
+            "not_reached": list(self.not_reached),
+            "not_compared": list(self.not_compared),
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Return this result as JSON values."""
         parting = None if self.parting is None else finite(dataclasses.asdict(self.parting))
@@ -158,26 +176,29 @@ class Verdict:
             yield from (f"{word + ':':9} {text}" for word, text in self.parting.lines())
 
 
-def compare(model: Model, made: Plan, original: Original) -> Verdict:
+def compare(model: Model, made: Plan, original: Original, *, wide: bool = True, work: float = WORK) -> Verdict:
     """Run both models over all batches and compare their outputs; if these differ, find the first difference.
 
-    Both models are converted in place to the dtype of the comparison. Raises `CheckpointError` if the original fails or
-    returns other values each time.
+    Both models are converted in place to the dtype of the comparison: float64 if the original runs in it, float32 if
+    not `wide`. `work` is the maximum number of multiply-adds for the long row. Raises `CheckpointError` if the original
+    fails or returns other values each time.
     """
     batches = list(draw_batches(model.facts, padded=original.masks))
-    widened = original.widen(batches[0])
+    widened = original.widen(batches[0]) if wide else []
     model = _like(model, original)
-    origins = Origins(model, made, original)
-    rounding = Rounding(tuple(_tables(model, original, origins)), tuple(widened))
-    runs = [run_freely(model, original, origins, given) for given in batches]
-    long, why = _long_run(model, original, origins)
+    runs = [run_plainly(model, original, given) for given in batches]
+    long, why = _long_run(model, original, work)
     runs += long
     _require_steady(original, runs[0])
+    is_close = all(tap.within(CLOSELY) for run in runs for tap in run.ends)
+    origins = None if is_close else Origins(model, made, original)
+    rounding = Rounding(tuple(_tables(model, original, origins)) if origins else (), tuple(widened))
     outputs = tuple(_agreement(name, runs, rounding) for name in runs[0].ours if name in runs[0].theirs)
     parting = None
-    is_close = all(tap.within(CLOSELY) for run in runs for tap in run.ends)
-    if not is_close:
-        parting = _parting(model, original, origins, runs, certain=not all(each.passed for each in outputs))
+    if origins is not None:
+        certain = not all(each.passed for each in outputs)
+        watched = [run_freely(model, original, origins, run.given) for run in runs]
+        parting = _parting(model, original, origins, watched, certain=certain)
     tokens = max(run.given.tokens for run in runs)
     left = [f"not {what}" for what, size in changes_at(model).items() if size >= tokens]
     dtype = str(original.dtype).removeprefix("torch.")
@@ -217,23 +238,16 @@ def _tables(model: Model, original: Original, origins: Origins) -> Iterator[str]
     yield from (f"{name} of the import" for name in rounded_tables(model, weights))
 
 
-def _long_run(model: Model, original: Original, origins: Origins) -> tuple[list[Run], list[str]]:
-    """Run both models over one long row, halved until the original can run it; return also why it is not longer.
-
-    Calls of parts are recorded only if the outputs differ.
-    """
+def _long_run(model: Model, original: Original, work: float) -> tuple[list[Run], list[str]]:
+    """Run both models over one long row, halved until the original can run it; return also why it is not longer."""
     why: list[str] = []
-    length = long_length(model)
+    length = long_length(model, work)
     while length > MOST:
-        given = draw_long(model.facts, length)
         try:
-            found = run_plainly(model, original, given)
+            return [run_plainly(model, original, draw_long(model.facts, length))], why
         except CheckpointError as error:
             why = why or [f"not more: {error}"]
             length //= 2
-            continue
-        is_same = all(tap.within(CLOSELY) for tap in found.ends)
-        return [found if is_same else run_freely(model, original, origins, given)], why
     return [], why
 
 

@@ -13,7 +13,7 @@ from txport.models import architecture, family
 from txport.models.config import Config, read_config
 from txport.models.facts import Facts
 from txport.models.generation import Defaults, require_known_options, search_defaults
-from txport.models.names import CONFIG, GENERATION, INDEX, MODULES, PREPROCESSOR, TOKENIZER, WEIGHTS
+from txport.models.names import CONFIG, GENERATION, INDEX, MODULES, PREPROCESSOR, TOKENIZER, TRANSFORMERS, WEIGHTS
 from txport.models.pooling import is_of_sentences, longest_sentence, pooling_defaults
 from txport.models.sources.source import Format, Source, place_of, read_weights
 from txport.models.tokenizers.convert import companions_of
@@ -40,6 +40,7 @@ def read(folder: Path) -> Source:
         weights=partial(read_weights, folder),
         place=place_of(folder),
         generation=partial(defaults, folder),
+        original=TRANSFORMERS,
     )
 
 

@@ -9,7 +9,7 @@ from txport.errors import ConfigError
 from txport.models import architecture
 from txport.models.config import read_config
 from txport.models.family import TYPE
-from txport.models.names import CONFIG, GENERATION
+from txport.models.names import CONFIG, GENERATION, NO_ORIGINAL
 from txport.models.sources.source import Format, Source, generation, no_defaults, place_of, read_weights
 
 ARCHITECTURE = "architecture"
@@ -40,6 +40,7 @@ def read(folder: Path) -> Source:
         weights=partial(read_weights, folder),
         place=place_of(folder),
         generation=partial(generation, folder) if (folder / GENERATION).is_file() else no_defaults,
+        original=NO_ORIGINAL,
     )
 
 

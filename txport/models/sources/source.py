@@ -48,7 +48,8 @@ class Source:
     `rules` convert its tensors to the model's; `weights` opens them, by the names in the files. `generation` returns
     the default search options. Errors about weights name the file or folder `place`. `lines` are the lines of the
     user's rules: number of the rule -> "txport.toml line 7". `texts` returns the text files of a bundle if they are not
-    made from files of transformers.
+    made from files of transformers. `original` is what can run the original model: "transformers", "none" if txport's
+    own module is the original, or "" if only the user knows it.
     """
 
     config: Config
@@ -58,6 +59,7 @@ class Source:
     generation: Callable[[Facts], Defaults] = field(default=no_defaults)
     lines: Mapping[int, str] = field(default_factory=dict)
     texts: Callable[[], Mapping[str, Path | str]] | None = None
+    original: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

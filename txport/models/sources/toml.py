@@ -14,7 +14,7 @@ from txport.models import architecture, family
 from txport.models.config import read_config
 from txport.models.facts import Facts
 from txport.models.generation import Defaults
-from txport.models.names import CONFIG, GENERATION, RULES
+from txport.models.names import CONFIG, GENERATION, RULES, TRANSFORMERS
 from txport.models.sources import hugging_face
 from txport.models.sources.hugging_face import config_as
 from txport.models.sources.rules import parse_rule
@@ -85,6 +85,7 @@ def read(folder: Path) -> Source:
         place=place_of(folder),
         generation=_generation(folder, base is not None),
         lines=lines,
+        original=TRANSFORMERS if base and (folder / CONFIG).is_file() else "",
     )
 
 

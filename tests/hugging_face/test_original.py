@@ -1,0 +1,102 @@
+"""The comparison with transformers that `export` makes before it writes: its record, and its errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from tests.families.folders import FOLDER, NEWEST, whole
+from txport.bundles.original import NOT_COMPARED, describe_original, require_record
+from txport.errors import CheckpointError, ParityError
+from txport.importing.against import recorded
+from txport.importing.against.recorded import compare_original
+from txport.models.checkpoint import load_checkpoint
+from txport.models.names import CONFIG
+from txport.system import memory
+
+CLASSES = {
+    f"{NEWEST}/t5": "T5ForConditionalGeneration",
+    "sentences-mean": "BertModel",
+    "roberta-labels": "RobertaForSequenceClassification",
+    "gpt2": "GPT2LMHeadModel",
+}
+
+
+def record_of(folder: Path, against: str | None = None) -> dict[str, Any]:
+    found = compare_original(load_checkpoint(str(folder)), against)
+    require_record(json.loads(json.dumps(found)))
+    return found
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_record_names_the_original_and_how_close_it_is(name: str, tmp_path: Path) -> None:
+    told = describe_original(record_of(whole(name, tmp_path)))
+    assert told.startswith(f"equal to transformers {transformers.__version__}'s {CLASSES[name]}: "), told
+    assert re.search(r" within 1e-0\d of the largest value, in float64, up to \d+ tokens", told), told
+
+
+def test_a_wrong_scale_is_said_the_right_way_round(tmp_path: Path) -> None:
+    folder = whole(f"{NEWEST}/t5", tmp_path)
+    values = json.loads((folder / CONFIG).read_text())
+    checkpoint = load_checkpoint(str(folder))
+    scaled = values["scale_decoder_outputs"]
+    factor = values["d_model"] ** (-0.5 if scaled else 0.5)
+    (folder / CONFIG).write_text(json.dumps(values | {"scale_decoder_outputs": not scaled}))
+    with pytest.raises(ParityError) as caught:
+        compare_original(checkpoint, None)
+    told = str(caught.value)
+    assert f"does not compute what transformers {transformers.__version__}'s T5ForConditionalGeneration does" in told
+    found = re.search(r"in the original, all of it is ([\d.]+) times the import's", told)
+    assert found is not None, told
+    assert float(found[1]) == pytest.approx(1 / factor, rel=1e-4)
+    assert "--against none exports it" in told
+
+
+def test_the_version_that_saved_the_folder_is_the_way_out(tmp_path: Path) -> None:
+    folder = whole("llama", tmp_path)
+    checkpoint = load_checkpoint(str(folder))
+    values = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(values | {"rms_norm_eps": 0.1, "transformers_version": "9.8.7"}))
+    with pytest.raises(ParityError, match=r"epsilon is 0\.1, the import's is 1e-06.*install transformers 9\.8\.7"):
+        compare_original(checkpoint, None)
+
+
+def test_what_can_not_be_compared_is_recorded_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = whole("llama", tmp_path)
+    assert record_of(folder, "none") == {NOT_COMPARED: "--against none"}
+    with monkeypatch.context() as patch:
+        needed = recorded.memory_for(load_checkpoint(str(folder)).outline, 4)
+        patch.setattr(memory, "available", lambda: needed - 1)
+        assert "of memory, and less is free" in record_of(folder)[NOT_COMPARED]
+        patch.setattr(memory, "available", lambda: needed)
+        assert record_of(folder)["dtype"] == "float32"
+
+
+def test_what_transformers_can_not_load_is_an_error_if_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such layer")
+
+    folder = FOLDER / "llama"
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", fail)
+    reason = f"transformers {transformers.__version__} can't load llama: RuntimeError: no such layer"
+    assert record_of(folder) == {NOT_COMPARED: reason}
+    with pytest.raises(CheckpointError, match="no such layer"):
+        compare_original(load_checkpoint(str(folder)), "transformers")
+
+
+def test_a_folder_of_other_names_can_not_be_run(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = whole("gpt2", tmp_path)
+    weights = {f"net.{name}": each for name, each in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors")
+    lines = ['base = "hugging-face:gpt2"', "[[rule]]", "rename = { pattern = '^net\\.', to = '' }"]
+    (folder / "txport.toml").write_text("\n".join(lines), encoding="utf-8")
+    reason = record_of(folder)[NOT_COMPARED]
+    assert reason.startswith(f"{folder.name} lacks ")
+    assert str(FOLDER) not in reason

@@ -1,0 +1,77 @@
+"""The comparison with the original as a part of `export`: an error if they differ, else the manifest's record."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from txport.bundles.original import NOT_COMPARED
+from txport.errors import CheckpointError, ParityError, UnavailableError, UnsupportedError
+from txport.importing.against.hold import hold, memory_for, require_original
+from txport.importing.against.verdict import Verdict
+from txport.models.adapters.adapted import Adapted
+from txport.models.checkpoint import Checkpoint
+from txport.models.config import read_config
+from txport.models.names import CONFIG, NO_ORIGINAL, TRANSFORMERS
+from txport.models.sources.source import read_source
+from txport.system import memory
+from txport.system.packages import version_of
+
+WORK = 1e12  # maximum number of multiply-adds of the long row: half a minute
+WIDTHS = (8, 4)  # bytes of a number in float64 and float32
+
+
+def compare_original(checkpoint: Checkpoint, against: str | None, *, trust_code: bool = False) -> dict[str, Any]:
+    """Compare a checkpoint with its original and return the manifest's record; {} if txport's module is the original.
+
+    `against` is that of `hold_against`, "none" for no comparison, or None for transformers if it can run the
+    checkpoint's folder. With None, a comparison that can't be made is recorded with the reason; otherwise, it raises
+    `CheckpointError`, `ConfigError` or `UnavailableError`. Raises `ParityError`, with the cause, if they differ.
+    """
+    folder = checkpoint.folder
+    if folder is None or isinstance(checkpoint.outline, Adapted):
+        if against not in (None, NO_ORIGINAL):
+            raise UnsupportedError(f"--against is for folders with weights; {checkpoint.name} is its own original")
+        return {}
+    if against is not None and against != NO_ORIGINAL:
+        require_original(against, trust_code=trust_code)
+    chosen = read_source(folder).original if against is None else against
+    if chosen == NO_ORIGINAL:
+        return {} if against is None else {NOT_COMPARED: "--against none"}
+    if not chosen:
+        return {NOT_COMPARED: "--against names it"}
+    if against is None and importlib.util.find_spec(TRANSFORMERS) is None:
+        return {NOT_COMPARED: f"{TRANSFORMERS} is not installed"}
+    try:
+        verdict = _hold(checkpoint, folder, chosen)
+    except (CheckpointError, UnavailableError) as error:
+        if against is not None:
+            raise
+        return {NOT_COMPARED: str(error).replace(str(folder), folder.name)}
+    if not verdict.passed:
+        raise ParityError("; ".join(_difference(verdict, checkpoint.name, folder, chosen)))
+    return verdict.record()
+
+
+def _hold(checkpoint: Checkpoint, folder: Path, against: str) -> Verdict:
+    """Compare in float64, or in float32 if memory is short; raise `UnavailableError` if it is too short for that."""
+    free = memory.available()
+    needed = [memory_for(checkpoint.outline, width) for width in WIDTHS]
+    fits = [free is None or each <= free for each in needed]
+    if not any(fits):
+        raise UnavailableError(f"both need {memory.readable(needed[-1])} of memory, and less is free")
+    return hold(checkpoint, folder, against, wide=fits[0], work=WORK)
+
+
+def _difference(verdict: Verdict, name: str, folder: Path, against: str) -> Iterator[str]:
+    """Yield the parts of the error: the difference, where it begins, its cause, and the way out."""
+    outputs = ", ".join(each.describe() for each in verdict.outputs if not each.passed)
+    yield f"{name} as it was read does not compute what {verdict.original} does: {outputs or 'its outputs differ'}"
+    if verdict.parting is not None:
+        yield from (f"{word} {text}" for word, text in verdict.parting.lines())
+    saved = read_config(folder / CONFIG).get("transformers_version") if against == TRANSFORMERS else None
+    if saved is not None and saved != (here := version_of(TRANSFORMERS)):
+        yield f"transformers {saved} saved the folder and {here} is installed: install transformers {saved}"
+    yield f"--against {NO_ORIGINAL} exports it without this comparison"
