@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from txport.errors import BundleError, TextError, brief, quoted
+from txport.errors import BundleError, TextError, UnsupportedError, brief, quoted
 from txport.models.tokenizers.base import Unknown, shorten
 from txport.models.tokenizers.file import FileTokenizer
 from txport.models.tokenizers.origin import KIND, MARK, OWN, Message, changes_texts, require_own_tokens
@@ -32,9 +32,15 @@ class ChatReader:
     inner: FileTokenizer
     chat: Chat
 
-    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
-        """See `Tokenizer.encode`; special tokens are those of the template."""
+    def encode(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
+        """See `Tokenizer.encode`; special tokens are those of the template, so `special` raises `UnsupportedError`."""
+        if special:
+            raise UnsupportedError("the template alone writes the special tokens of a chat; remove special")
         return self.inner.with_control(self.prompt(messages_of(text)), self._control[0], MARK, unknown)
+
+    def spelled(self, text: str) -> list[str]:
+        """See `Tokenizer.spelled`: what messages say is plain text."""
+        return []
 
     @property
     def unknown(self) -> int | None:
