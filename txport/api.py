@@ -29,7 +29,7 @@ from txport.locate import checkpoint_of, find_bundle, is_on_demand
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.models.tokenizers.base import Tokenizer, TokenizerPair, Unknown
-from txport.models.tokenizers.chat import ChatReader, chat_line
+from txport.models.tokenizers.chat import ChatReader, chat_line, require_options
 from txport.models.tokenizers.languages import LanguageReader
 from txport.models.tokenizers.load import chat_of, tokenizer_of
 from txport.pairs import Pair, PairEncoder
@@ -94,15 +94,24 @@ class Model(Encoder):
             model.defaults = {**self.defaults, "forced_bos_token_id": reader.forced}
         return model
 
-    def reading_chats(self) -> Model:
+    def reading_chats(
+        self, template_options: Mapping[str, Any] | None = None, continue_final_message: bool | None = None
+    ) -> Model:
         """Return this model in chat mode: each text is a user message, or a JSON list of messages.
 
-        The checkpoint's chat template makes the prompt. Raises `UnsupportedError` for a model without a template.
+        The checkpoint's chat template makes the prompt. `template_options` are its variables: `enable_thinking`,
+        `tools` as a list of JSON schemas, `documents`, and others. With `continue_final_message`, the output continues
+        the last message; by default, it does if that is the model's own (`assistant`). Raises `UnsupportedError` for a
+        model without a template, and for options that are no variables.
         """
         if self._chat is None:
             raise UnsupportedError("this model has no chat template; pass plain prompts")
+        options = {} if template_options is None else template_options
+        require_options(options)
+        continues = None if continue_final_message is None else switch("continue_final_message", continue_final_message)
         model = copy.copy(self)
-        model.tokenizer = TokenizerPair(self._chat, self.tokenizer)
+        reader = dataclasses.replace(self._chat, options=options, continues=continues)
+        model.tokenizer = TokenizerPair(reader, self.tokenizer)
         return model
 
     def writing_special_tokens(self) -> Model:
@@ -111,13 +120,21 @@ class Model(Encoder):
         model._special = True
         return model
 
-    def chat(self, messages: str | Sequence[Mapping[str, Any]], **options: Any) -> Generated:
+    def chat(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        template_options: Mapping[str, Any] | None = None,
+        continue_final_message: bool | None = None,
+        **options: Any,
+    ) -> Generated:
         """Return the model's answer to a list of messages with `role` and `content`, or to one user message.
 
-        Only the template adds special tokens; message content is always plain text. `options` are those of `generate`.
-        Raises `TextError` for messages that the template rejects.
+        `template_options` and `continue_final_message` are those of `reading_chats`. Only the template adds special
+        tokens; message content is always plain text. `options` are those of `generate`. Raises `TextError` for messages
+        that the template rejects.
         """
-        return self.reading_chats().generate(chat_line(messages), **options)[0]
+        return self.reading_chats(template_options, continue_final_message).generate(chat_line(messages), **options)[0]
 
     def warm(
         self,

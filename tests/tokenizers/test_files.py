@@ -245,7 +245,7 @@ def test_an_end_of_turn_that_ends_nothing_is_said(
     reader = tokenizers("qwen2")[0]
     end, other = (reader.id_of(token) for token in ("<|im_end|>", "<|endoftext|>"))
     folder = grown(tmp_path / "model", "llama", "qwen2", reader.size, eos_token_id=other if is_said else end)
-    change(folder, **{"eos_token": "<|im_end|>"})
+    change(folder, eos_token="<|im_end|>")  # noqa: S106 - no password
     load_checkpoint(str(folder))
     said = [each.message for each in caplog.records if "end token" in each.message]
     assert [f"<|im_end|> (id {end}), the tokenizer's end token" in each for each in said] == [True] * is_said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,13 +11,13 @@ import click
 
 from txport.cli.guard import echo
 from txport.cli.options import F, is_given
-from txport.errors import UnsupportedError
+from txport.errors import UnsupportedError, quoted
 from txport.models.facts import Facts
 from txport.models.tokenizers.base import Tokenizer, TokenizerPair, Unknown
 from txport.models.tokenizers.languages import LanguageReader
 
 LANGUAGES = {"source_language": "--source-language", "target_language": "--target-language"}
-FLAGS = {**LANGUAGES, "as_chat": "--chat"}
+FLAGS = {**LANGUAGES, "as_chat": "--chat", "template_options": "--template-option"}
 SPECIAL = {"special_tokens": "--special-tokens"}
 SHOWN = 5  # tokens that a note names
 
@@ -26,6 +27,9 @@ def text_options(command: F) -> F:
     chat = "Each line is what a user says, or a JSON list of messages; the checkpoint's template makes a prompt of it."
     special = "Outputs have special tokens too, as the vocabulary writes them (</s>)."
     command = click.option("--special-tokens", is_flag=True, help=special)(command)
+    variable = "With --chat: variable of the template; VALUE is JSON, or else a text.  [repeatable]"
+    option = click.option("--template-option", "template_options", metavar="NAME=VALUE", multiple=True, help=variable)
+    command = option(command)
     command = click.option("--chat", "as_chat", is_flag=True, help=chat)(command)
     return language_options(command)
 
@@ -50,14 +54,28 @@ def told(model: Any, options: dict[str, Any]) -> Any:
     """
     given = [flag for name, flag in (FLAGS | SPECIAL | {"special": "--parse-special"}).items() if is_given(name)]
     as_chat = options.pop("as_chat")
+    variables = options.pop("template_options")
     special = options.pop("special_tokens")
     if given and is_given("as_ids"):
         raise UnsupportedError(f"--ids gives all tokens as numbers; it can't be combined with {', '.join(given)}")
     if as_chat and options["special"]:
         raise UnsupportedError("the template alone writes the special tokens of a chat; remove --parse-special")
     model = between(model, options)
-    model = model.reading_chats() if as_chat else model
+    if variables and not as_chat:
+        raise UnsupportedError("--template-option needs --chat")
+    model = model.reading_chats(dict(map(_template_option, variables))) if as_chat else model
     return model.writing_special_tokens() if special else model
+
+
+def _template_option(given: str) -> tuple[str, Any]:
+    """Return name and value of a variable of the template; the value is JSON, or else a text."""
+    name, equals, value = given.partition("=")
+    if not equals:
+        raise UnsupportedError(f"--template-option must be NAME=VALUE, got {quoted(given)}")
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
 
 
 def between(model: Any, options: dict[str, Any]) -> Any:
