@@ -98,7 +98,7 @@ def test_a_line_is_what_a_user_says_or_messages() -> None:
 
 def templated(template: str) -> ChatReader:
     reader = READERS["qwen2"]
-    return ChatReader(reader.inner, dataclasses.replace(reader.chat, template=template))
+    return ChatReader(reader.inner, dataclasses.replace(reader.chat, template=template), continues=False)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_a_template_may_look_for_the_end_of_a_thought_in_what_the_model_said() -
     """But in what a user says, that token is text, and elsewhere in what the model said too."""
     inner = READERS["gemma"].inner
     template = "{{ messages[0].content.split('<end_of_turn>')[-1] }}|<end_of_turn><start_of_turn>"
-    reader = ChatReader(inner, dataclasses.replace(READERS["gemma"].chat, template=template))
+    reader = ChatReader(inner, dataclasses.replace(READERS["gemma"].chat, template=template), continues=False)
     said = "a<end_of_turn>b<start_of_turn>"
     tail = inner.decode(reader.encode(chat_line([{"role": "assistant", "content": said}])))
     assert tail == "b<start_of_turn>|<end_of_turn><start_of_turn>"

@@ -131,7 +131,8 @@ export function simple(parts, size, facts) {
   const mask = abilityOf(facts) === "fill" ? [Number(facts.source?.mask)] : [];
   const named = added.map((/** @type {any} */ token) => token.id);
   const cutPlain = aroundTokens(mask, words, added);
-  const cutSpecial = (/** @type {string} */ text) => aroundTokens([...new Set([...mask, ...named])], words, added)(text);
+  const cutSpecial = (/** @type {string} */ text) =>
+    aroundTokens([...new Set([...mask, ...named])], words, added)(text);
   const special = new Set([...specialOf(facts.target ?? facts.source), ...named]);
   const spells = parts.pre_tokenizer?.type === "Split";
   const unknownId = ids.get(model.unk_token);
