@@ -242,7 +242,7 @@ def test_score_tells_how_likely_a_target_is(call: Cli, bundle: Bundle, model: tx
     done = call("score", bundle.path, "bad", target, "--json")
     assert (done.code, done.err) == (0, "")
     line = json.loads(done.out)
-    assert list(line) == ["input", "target", "score", "token_scores"]
+    assert list(line) == ["input", "target", "score", "tokens", "token_scores"]
     known = len(best.tokens) - 1
     assert line["token_scores"][:known] == pytest.approx(best.token_scores[:known], abs=1e-5)
     pairs = tmp_path / "pairs"

@@ -29,9 +29,10 @@ from txport.locate import checkpoint_of, find_bundle, is_on_demand
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.models.tokenizers.base import Tokenizer, TokenizerPair, Unknown
-from txport.models.tokenizers.chat import ChatReader, chat_line
+from txport.models.tokenizers.chat import ChatReader, chat_line, require_options
 from txport.models.tokenizers.languages import LanguageReader
 from txport.models.tokenizers.load import chat_of, tokenizer_of
+from txport.pairs import Pair, PairEncoder
 from txport.release import export, load_checkpoint, parity
 from txport.runtimes.base import ContinuousRuntime, Runtime
 from txport.runtimes.inputs import Source
@@ -96,15 +97,24 @@ class Model(Encoder):
             model.defaults = {**self.defaults, "forced_bos_token_id": reader.forced}
         return model
 
-    def reading_chats(self) -> Model:
+    def reading_chats(
+        self, template_options: Mapping[str, Any] | None = None, continue_final_message: bool | None = None
+    ) -> Model:
         """Return this model in chat mode: each text is a user message, or a JSON list of messages.
 
-        The checkpoint's chat template makes the prompt. Raises `UnsupportedError` for a model without a template.
+        The checkpoint's chat template makes the prompt. `template_options` are its variables: `enable_thinking`,
+        `tools` as a list of JSON schemas, `documents`, and others. With `continue_final_message`, the output continues
+        the last message; by default, it does if that is the model's own (`assistant`). Raises `UnsupportedError` for a
+        model without a template, and for options that are no variables.
         """
         if self._chat is None:
             raise UnsupportedError("this model has no chat template; pass plain prompts")
+        options = {} if template_options is None else template_options
+        require_options(options)
+        continues = None if continue_final_message is None else switch("continue_final_message", continue_final_message)
         model = copy.copy(self)
-        model.tokenizer = TokenizerPair(self._chat, self.tokenizer)
+        reader = dataclasses.replace(self._chat, options=options, continues=continues)
+        model.tokenizer = TokenizerPair(reader, self.tokenizer)
         return model
 
     def writing_special_tokens(self) -> Model:
@@ -113,13 +123,21 @@ class Model(Encoder):
         model._special = True
         return model
 
-    def chat(self, messages: str | Sequence[Mapping[str, Any]], **options: Any) -> Generated:
+    def chat(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        template_options: Mapping[str, Any] | None = None,
+        continue_final_message: bool | None = None,
+        **options: Any,
+    ) -> Generated:
         """Return the model's answer to a list of messages with `role` and `content`, or to one user message.
 
-        Only the template adds special tokens; message content is always plain text. `options` are those of `generate`.
-        Raises `TextError` for messages that the template rejects.
+        `template_options` and `continue_final_message` are those of `reading_chats`. Only the template adds special
+        tokens; message content is always plain text. `options` are those of `generate`. Raises `TextError` for messages
+        that the template rejects.
         """
-        return self.reading_chats().generate(chat_line(messages), **options)[0]
+        return self.reading_chats(template_options, continue_final_message).generate(chat_line(messages), **options)[0]
 
     def warm(
         self,
@@ -161,6 +179,7 @@ class Model(Encoder):
         batch_tokens: int | None = None,
         continuous: bool = False,
         unknown: Unknown = "auto",
+        special: bool = False,
         source_language: str | None = None,
         target_language: str | None = None,
         **options: Any,
@@ -174,7 +193,8 @@ class Model(Encoder):
         texts take the slots of finished ones (cpu and cuda bundles). `unknown` controls text outside the vocabulary:
         "token" uses the unknown token, "error" raises, "skip" removes it (a text that becomes empty has an empty output
         and no hypotheses), "auto" is "token", or "error" for a tokenizer that has no unknown token or is
-        character-level. Languages are those of `between`.
+        character-level. With `special`, the spelling of a special token in a text (`</s>`) is read as the token.
+        Languages are those of `between`.
 
         Raises `TextError` for text that the model can't take, `UnsupportedError` for invalid options.
         """
@@ -182,9 +202,10 @@ class Model(Encoder):
         if source_language is not None or target_language is not None:
             model = self.between(source_language, target_language)
             how: dict[str, Any] = {"batch_size": batch_size, "batch_tokens": batch_tokens, "continuous": continuous}
-            return model.generate_iter(texts, prefixes=prefixes, unknown=unknown, **how, **options)
+            return model.generate_iter(texts, prefixes=prefixes, unknown=unknown, special=special, **how, **options)
         batch_size, batch_tokens = sizes(batch_size, batch_tokens)
         require_unknown(unknown)
+        special = switch("special", special)
         begins = [self._begin(prefix) for prefix in listed("prefixes", many("prefixes", prefixes))]
         chosen = self._options(options, begins)
         self._require_continuous(continuous, batch_tokens)
@@ -201,7 +222,10 @@ class Model(Encoder):
 
         texts = many("texts", texts)
         pairs = zip(texts, repeat(begins[0])) if isinstance(prefixes, str) else paired(texts, begins, "prefixes")
-        encoded = ((text, self._with_room(self._encode_known(text, unknown), chosen), prefix) for text, prefix in pairs)
+        encoded = (
+            (text, self._with_room(self._encode_known(text, unknown, special), chosen), prefix)
+            for text, prefix in pairs
+        )
         size: Callable[[tuple[str, list[int], list[int]]], int] = lambda item: len(item[1])  # noqa: E731
         return in_batches(encoded, begin_batch, batch_size, size, self.workers, batch_tokens, continuous)
 
@@ -240,7 +264,7 @@ class Model(Encoder):
             raise UnsupportedError("this model reads audio, not text: use transcribe")
 
     def stream(
-        self, text: str, *, prefix: str = "", unknown: Unknown = "auto", **options: Any
+        self, text: str, *, prefix: str = "", unknown: Unknown = "auto", special: bool = False, **options: Any
     ) -> Generator[str, None, None]:
         """Generate for one text, and yield the output each time it grows; the last value is the complete output.
 
@@ -252,7 +276,7 @@ class Model(Encoder):
         chosen = self._options(options, [start])
         if chosen.nbest > 1:
             raise UnsupportedError(f"only one hypothesis can be streamed, got nbest {chosen.nbest}")
-        if not (source := self._with_room(self._encode_known(text, unknown), chosen)):
+        if not (source := self._with_room(self._encode_known(text, unknown, switch("special", special)), chosen)):
             return (each for each in [""])
         steps = search(self._numbers, [source], self.facts, chosen, [start])
         return grown(steps, functools.partial(self._text, source))
@@ -293,31 +317,39 @@ class Model(Encoder):
         texts: str | Iterable[str],
         targets: str | Iterable[str],
         *,
+        pieces: bool = False,
         length_penalty: float = 1.0,
         batch_size: int = BATCH_SIZE,
         unknown: Unknown = "auto",
+        special: bool = False,
         add_end: bool = True,
     ) -> Iterator[Hypothesis]:
-        """Score given targets, one per text, written as vocabulary tokens separated by spaces.
+        """Score given targets, one per text.
 
-        `add_end` appends the end token, except for causal models. Raises `TextError` for texts or targets that the
-        model can't process.
+        A target is text as `generate` returns it, or with `pieces` vocabulary tokens separated by spaces. The target of
+        a causal model is what follows its text, and both are tokenised as one text. With an empty text, the model
+        begins at its start token, or at its end token if texts have no start token. `add_end` appends the end token,
+        except for causal models. `unknown` and `special` are those of `generate_iter`. Raises `TextError` for texts or
+        targets that the model can't process.
         """
         require_length_penalty(length_penalty)
         how = functools.partial(score, length_penalty=length_penalty)
-        add_end = switch("add_end", add_end)
-        return map(self._hypothesis, self._each_target(texts, targets, batch_size, unknown, how, add_end))
+        values = {"pieces": pieces, "special": special, "add_end": add_end}
+        return map(self._hypothesis, self._each_target(texts, targets, batch_size, unknown, values, how))
 
     def logits(
         self,
         texts: str | Iterable[str],
         targets: str | Iterable[str],
         *,
+        pieces: bool = False,
         batch_size: int = BATCH_SIZE,
         unknown: Unknown = "auto",
+        special: bool = False,
     ) -> Iterator[NDArray[np.float32]]:
         """Return the logits before each token of given targets (see `score`): (T, V) each."""
-        return self._each_target(texts, targets, batch_size, unknown, logits)
+        values = {"pieces": pieces, "special": special}
+        return self._each_target(texts, targets, batch_size, unknown, values, logits)
 
     def _each_target(
         self,
@@ -325,23 +357,23 @@ class Model(Encoder):
         targets: str | Iterable[str],
         batch_size: int,
         unknown: Unknown,
+        switches: Mapping[str, bool],
         how: Callable[..., list[Item]],
-        add_end: bool = True,
     ) -> Iterator[Item]:
         require_ability(self.facts, "score")
         self._require_text()
         batch_size, _ = sizes(batch_size)
         require_unknown(unknown)
+        chosen = {name: switch(name, value) for name, value in switches.items()}
+        first = self.defaults.get("forced_bos_token_id")
+        encoder = PairEncoder(self.tokenizer, self.facts, first, unknown=unknown, **chosen)
 
-        def work(batch: list[tuple[list[int], list[int]]]) -> list[Item]:
+        def work(batch: list[Pair]) -> list[Item]:
             sources, wanted = zip(*batch, strict=True)
             return how(self._numbers, sources, wanted, self.facts)
 
-        end = [self.facts.writes.end] if add_end and self.facts.task != "causal" else []
-        encoded = (
-            (self.encode(text, unknown), [*self._begin(target, "a target"), *end])
-            for text, target in paired(many("texts", texts), many("targets", targets), "targets")
-        )
+        pairs = paired(many("texts", texts), many("targets", targets), "targets")
+        encoded = (encoder.encode(text, target) for text, target in pairs)
         return in_batches(encoded, at_once(work), batch_size, length=lambda pair: len(pair[1]), workers=self.workers)
 
     def _require_continuous(self, continuous: bool, batch_tokens: int | None) -> None:
@@ -378,10 +410,10 @@ class Model(Encoder):
         require_fit(prefixes, self.facts, chosen)
         return chosen
 
-    def _begin(self, text: str, what: str = "a prefix") -> list[int]:
-        """Return the token ids of a prefix, or of a whole target, written as vocabulary tokens separated by spaces."""
+    def _begin(self, text: str) -> list[int]:
+        """Return the token ids of a prefix, written as vocabulary tokens separated by spaces."""
         if not isinstance(text, str):
-            raise TextError(f"{what} must be a string of tokens, got {quoted(text)}")
+            raise TextError(f"a prefix must be a string of tokens, got {quoted(text)}")
         return self.tokenizer.ids(text)
 
     def _checked(self, tokens: Any) -> Source:

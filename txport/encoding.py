@@ -79,16 +79,19 @@ class Encoder:
         self.workers = workers
         self.defaults = dict(defaults or {})
 
-    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
-        """Tokenize a text; raise `TextError` if it is longer than the model's maximum."""
+    def encode(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
+        """Tokenize a text; raise `TextError` if it is longer than the model's maximum.
+
+        With `special`, the spelling of a special token in the text (`</s>`) is read as the token.
+        """
         if not isinstance(text, str):
             raise TextError(f"a text must be a string, got {quoted(text)}")
-        return encode_within(self.tokenizer, self.facts.vocabulary.longest, text, unknown)
+        return encode_within(self.tokenizer, self.facts.vocabulary.longest, text, unknown, special)
 
-    def _encode_known(self, text: str, unknown: Unknown) -> list[int]:
+    def _encode_known(self, text: str, unknown: Unknown, special: bool) -> list[int]:
         """Like `encode`, but return [] if "skip" removes the whole text."""
         try:
-            return self.encode(text, unknown)
+            return self.encode(text, unknown, special)
         except UnknownTextError:
             if unknown != "skip":
                 raise
@@ -101,17 +104,19 @@ class Encoder:
         batch_size: int = BATCH_SIZE,
         batch_tokens: int | None = None,
         unknown: Unknown = "auto",
+        special: bool = False,
     ) -> Iterator[Outputs]:
         """Yield all outputs of the model for each text in order, by name; outputs per token have shape (T, ...).
 
         A batch has up to `batch_size` texts of similar length, and up to `batch_tokens` tokens, padding included; the
         other texts of a batch do not change a result. `unknown` controls text outside the vocabulary: "token" uses the
         unknown token, "error" raises, "skip" removes it (a text that becomes empty has the outputs {}), "auto" is
-        "token", or "error" for a tokenizer that has no unknown token or is character-level. Raises `TextError` for text
-        that the model can't take.
+        "token", or "error" for a tokenizer that has no unknown token or is character-level. With `special`, the
+        spelling of a special token in a text (`</s>`) is read as the token. Raises `TextError` for text that the model
+        can't take.
         """
         require_ability(self.facts, "infer")
-        return self._each(texts, lambda _, outputs: outputs, batch_size, batch_tokens, unknown, nothing={})
+        return self._each(texts, lambda _, outputs: outputs, batch_size, batch_tokens, unknown, special, nothing={})
 
     @overload
     def embed(
@@ -149,6 +154,7 @@ class Encoder:
         batch_size: int = BATCH_SIZE,
         batch_tokens: int | None = None,
         unknown: Unknown = "auto",
+        special: bool = False,
     ) -> Iterator[Floats]:
         """Like `embed`, for an iterable of any length; a text that "skip" leaves empty has an empty vector: (0,)."""
         require_ability(self.facts, "embed")
@@ -162,7 +168,7 @@ class Encoder:
             return unit(vectors) if is_unit else vectors
 
         nothing = np.zeros((0, self.facts.width) if how == "none" else 0, np.float32)
-        return self._each(texts, finish, batch_size, batch_tokens, unknown, nothing=nothing)
+        return self._each(texts, finish, batch_size, batch_tokens, unknown, special, nothing=nothing)
 
     def classify(self, texts: str | Iterable[str], *, top: int | None = None, **how: Any) -> list[list[Label]]:
         """Return the `top` labels of each text (default: all), highest score first; `how` are the options of `infer`.
@@ -180,6 +186,7 @@ class Encoder:
         batch_size: int = BATCH_SIZE,
         batch_tokens: int | None = None,
         unknown: Unknown = "auto",
+        special: bool = False,
     ) -> Iterator[list[Label]]:
         """Like `classify`, for an iterable of any length; yield results in order."""
         require_ability(self.facts, "classify")
@@ -191,7 +198,7 @@ class Encoder:
             found = scores(outputs[LOGITS], function)
             return [Label(labels[at], float(found[at])) for at in best(found, count)]
 
-        return self._each(texts, finish, batch_size, batch_tokens, unknown, nothing=[])
+        return self._each(texts, finish, batch_size, batch_tokens, unknown, special, nothing=[])
 
     def tag(self, texts: str | Iterable[str], **how: Any) -> list[list[Tag]]:
         """Return the tokens of each text, except special tokens, with their most probable labels.
@@ -207,20 +214,21 @@ class Encoder:
         batch_size: int = BATCH_SIZE,
         batch_tokens: int | None = None,
         unknown: Unknown = "auto",
+        special: bool = False,
     ) -> Iterator[list[Tag]]:
         """Like `tag`, for an iterable of any length; yield results in order."""
         require_ability(self.facts, "tag")
-        special = self.facts.vocabulary.special
+        left_out = self.facts.vocabulary.special
         labels = self.facts.labels
         function = _function(self.facts)
 
         def finish(ids: Sequence[int], outputs: Outputs) -> list[Tag]:
             found = scores(outputs[LOGITS], function)
-            kept = [place for place, id_ in enumerate(ids) if id_ not in special]
+            kept = [place for place, id_ in enumerate(ids) if id_ not in left_out]
             tokens = self.tokenizer.tokens([ids[place] for place in kept])
             return [Tag(token, *likeliest(found[place], labels)) for token, place in zip(tokens, kept, strict=True)]
 
-        return self._each(texts, finish, batch_size, batch_tokens, unknown, nothing=[])
+        return self._each(texts, finish, batch_size, batch_tokens, unknown, special, nothing=[])
 
     def fill(self, texts: str | Iterable[str], *, top: int = 5, **how: Any) -> list[list[list[Fill]]]:
         """Return the `top` tokens for each mask of each text, most probable first; `how` are the options of `infer`."""
@@ -234,25 +242,22 @@ class Encoder:
         batch_size: int = BATCH_SIZE,
         batch_tokens: int | None = None,
         unknown: Unknown = "auto",
+        special: bool = False,
     ) -> Iterator[list[list[Fill]]]:
         """Like `fill`, for an iterable of any length; yield results in order."""
         require_ability(self.facts, "fill")
         finish = partial(self._fill, whole("top", top, 1))
-        return self._each(texts, finish, batch_size, batch_tokens, unknown, nothing=[], masked=True)
+        return self._each(texts, finish, batch_size, batch_tokens, unknown, special, nothing=[], masked=True)
 
     def _fill(self, top: int, ids: Sequence[int], outputs: Outputs) -> list[list[Fill]]:
         filled = []
         for place in (place for place, id_ in enumerate(ids) if id_ == self.facts.vocabulary.mask):
             found = scores(outputs[LOGITS][place], "softmax")
             chosen = best(found, top)
-            tokens = [self.tokenizer.tokens([at])[0] if self._has_token(at) else str(at) for at in chosen]
+            lacking = self.tokenizer.lacks(chosen)  # the size of a model's vocabulary is often rounded up
+            tokens = [str(at) if at in lacking else self.tokenizer.tokens([at])[0] for at in chosen]
             filled.append([Fill(token, at, float(found[at])) for token, at in zip(tokens, chosen, strict=True)])
         return filled
-
-    def _has_token(self, id_: int) -> bool:
-        """Return True if the tokenizer has the token; the model's vocabulary size is often rounded up."""
-        size: int | None = getattr(self.tokenizer, "size", None)
-        return size is None or id_ < size
 
     def _masked(self, ids: list[int], text: str) -> list[int]:
         if (mask := self.facts.vocabulary.mask) not in ids:
@@ -267,6 +272,7 @@ class Encoder:
         batch_size: int,
         batch_tokens: int | None,
         unknown: Unknown,
+        special: bool,
         *,
         nothing: Result,
         masked: bool = False,
@@ -277,6 +283,7 @@ class Encoder:
         """
         batch_size, batch_tokens = sizes(batch_size, batch_tokens)
         require_unknown(unknown)
+        special = switch("special", special)
 
         def work(batch: list[list[int]]) -> list[Result]:
             assert isinstance(self.runtime, EncoderRuntime)
@@ -284,7 +291,7 @@ class Encoder:
             found = iter(infer(self.runtime, known, self.facts) if known else ())
             return [finish(ids, next(found)) if ids else nothing for ids in batch]
 
-        given = ((text, self._encode_known(text, unknown)) for text in many("texts", texts))
+        given = ((text, self._encode_known(text, unknown, special)) for text in many("texts", texts))
         encoded = (self._masked(ids, text) if masked and ids else ids for text, ids in given)
         return in_batches(encoded, at_once(work), batch_size, len, self.workers, batch_tokens)
 

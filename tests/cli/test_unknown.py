@@ -89,7 +89,7 @@ def test_a_foreign_tokenizer_takes_its_unknown_token_and_commands_say_so(foreign
     commands = [
         ["run", "--max-new-tokens", "3", str(foreign), "a ☃ b"],
         ["run", "--max-new-tokens", "3", "--stream", str(foreign), "a ☃ b"],
-        ["score", str(foreign), "a ☃ b", token],
+        ["score", str(foreign), "--pieces", "a ☃ b", token],
     ]
     for command in commands:
         done = CliRunner().invoke(cli, command)
@@ -99,6 +99,25 @@ def test_a_foreign_tokenizer_takes_its_unknown_token_and_commands_say_so(foreign
         assert (done.exit_code != 0, done.stdout) == (True, "")
         said = "has characters outside the vocabulary: '☃'; --unknown skip leaves them out"
         assert said in str(done.exception)
+
+
+def test_special_tokens_in_a_text_are_said_or_read(foreign: Path) -> None:
+    note = "txport: 1 text spells special tokens (<s>, </s>), which are read as plain characters; "
+    note += "--parse-special reads the tokens\n"
+    model = txport.load(foreign)
+    text = "a<s> b </s><s>"
+    start, end = model.tokenizer.ids("<s> </s>")
+    ids = [model.encode(text, special=special)[1:-1] for special in (False, True)]
+    assert (start in ids[0], [id_ for id_ in ids[1] if id_ in (start, end)]) == (False, [start, end, start])
+    run = ["run", "--max-new-tokens", "3", str(foreign), text, "a"]
+    score = ["score", str(foreign), "a", text]
+    for command in (run, [*run, "--stream"], score):
+        done = CliRunner().invoke(cli, command)
+        assert (done.exit_code, done.stderr.splitlines(keepends=True)[0]) == (0, note)
+        parsed = CliRunner().invoke(cli, [*command, "--parse-special"])
+        assert (parsed.exit_code, parsed.stderr) == (0, "")
+    (found,) = model.score("a", text, special=True)
+    assert found.tokens == [*([] if (id_ := model.defaults.get("forced_bos_token_id")) is None else [id_]), *ids[1], 2]
 
 
 def test_a_tokenizer_of_letters_takes_its_unknown_token_only_where_it_is_asked_for(bundle: Bundle) -> None:

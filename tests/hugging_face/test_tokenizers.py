@@ -78,3 +78,18 @@ def differences(theirs: Any, source: FileTokenizer, target: FileTokenizer, texts
         elif target.decode(ids) != (wanted := written(theirs, ids)):
             found.append((text, target.decode(ids), wanted))
     return found
+
+
+@pytest.mark.filterwarnings("ignore:Recommended")
+@pytest.mark.parametrize("name", NAMES)
+def test_special_tokens_in_texts_are_read_alike(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("sentencepiece")
+    theirs = saved_again(name, tmp_path)
+    theirs.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|bot|>"]})
+    theirs.add_tokens(["<plain>"])
+    theirs.save_pretrained(tmp_path / "new")
+    source, _ = ours(tmp_path / "new")
+    for token in ("<|user|>", "<|bot|>", *theirs.all_special_tokens):
+        for text in ("{}the cat", "the cat{}", "see {} the", "a{}b <plain> c", "  x {}  two  {}{} y"):
+            line = text.replace("{}", token)
+            assert source.encode(line, "token", special=True) == ids_of(theirs, line), line

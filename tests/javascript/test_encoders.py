@@ -170,8 +170,9 @@ def test_a_mask_takes_the_spaces_that_python_gives_it(strips: dict[str, bool], t
     bundle = made(tmp_path, "tokens", "portable", letters(**strips))
     texts = ["a \n[MASK]  b", "[MASK] [MASK]", " [MASK] ", "a[MASK]b"]
     model = txport.load(bundle)
-    theirs = on_node(bundle, [("encode", text, "token") for text in texts])
-    assert theirs == [model.encode(text, "token") for text in texts]
+    for special in (False, True):
+        theirs = on_node(bundle, [("encode", text, "token", special) for text in [*texts, "a [UNK][MASK]"]])
+        assert theirs == [model.encode(text, "token", special) for text in [*texts, "a [UNK][MASK]"]]
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
@@ -180,7 +181,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     refusals: list[tuple[tuple[Any, ...], str]] = [
         (("fill", "good b"), "'good b' has no mask token; insert [MASK]"),
         (("fill", "good [MASK]", {"top": 0}), "top must be a whole number from 1 on, got 0"),
-        (("fill", "[MASK]", {"count": 1}), "unknown option 'count'; supported: unknown, top"),
+        (("fill", "[MASK]", {"count": 1}), "unknown option 'count'; supported: unknown, special, top"),
         (("tag", "good"), f"tag {elsewhere}"),
         (("generate", "good"), f"generate {elsewhere}"),
         (("fill", [1, 2.5]), "a source must be a list of token ids in 0 to 15, got [1,2.5]"),

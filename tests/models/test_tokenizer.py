@@ -135,7 +135,7 @@ def test_one_tokenizer_serves_no_two_vocabularies(tmp_path: Path) -> None:
 
 def test_ids_without_a_token(spelling: FileTokenizer) -> None:
     for ids in ([4, len(VOCABULARY)], [-1]):
-        for name in (spelling.tokens, spelling.decode, NumberTokenizer(tiny_facts()).tokens):
+        for name in (spelling.tokens, NumberTokenizer(tiny_facts()).tokens):
             with pytest.raises(TokenError, match=rf"\b{len(VOCABULARY) - 1}\b") as caught:
                 name(ids)
             assert str(ids[-1]) in str(caught.value)

@@ -88,4 +88,4 @@ def test_chats_have_the_prompts_that_they_have_in_transformers(name: str) -> Non
 def chat_reader(name: str) -> ChatReader:
     chat = read_usage(FOLDER / TEXT, companions_of(FOLDER / name)[TEXT]).chat
     assert chat is not None
-    return ChatReader(tokenizers(name)[0], chat)
+    return ChatReader(tokenizers(name)[0], chat, continues=False)  # as recorded

@@ -98,7 +98,7 @@ def test_a_line_is_what_a_user_says_or_messages() -> None:
 
 def templated(template: str) -> ChatReader:
     reader = READERS["qwen2"]
-    return ChatReader(reader.inner, dataclasses.replace(reader.chat, template=template))
+    return ChatReader(reader.inner, dataclasses.replace(reader.chat, template=template), continues=False)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_a_template_may_look_for_the_end_of_a_thought_in_what_the_model_said() -
     """But in what a user says, that token is text, and elsewhere in what the model said too."""
     inner = READERS["gemma"].inner
     template = "{{ messages[0].content.split('<end_of_turn>')[-1] }}|<end_of_turn><start_of_turn>"
-    reader = ChatReader(inner, dataclasses.replace(READERS["gemma"].chat, template=template))
+    reader = ChatReader(inner, dataclasses.replace(READERS["gemma"].chat, template=template), continues=False)
     said = "a<end_of_turn>b<start_of_turn>"
     tail = inner.decode(reader.encode(chat_line([{"role": "assistant", "content": said}])))
     assert tail == "b<start_of_turn>|<end_of_turn><start_of_turn>"
@@ -435,6 +435,56 @@ def test_a_bundle_chats(chatting: Path) -> None:
     assert model.generate("Hello there", max_new_tokens=5)[0].hypotheses != said.hypotheses
     refused = CliRunner().invoke(cli, [*run, json.dumps([{"role": "system", "content": "x"}])])
     assert "Only users and assistants talk here" in str(refused.exception)
+
+
+SWITCHED = """{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content | trim }}<|im_end|>
+{% endfor %}{% if tools %}{{ tools | tojson }}{% endif -%}
+{% for each in documents or [] %}{{ each.text | lower }}{% endfor -%}
+{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}"""
+
+
+def test_a_template_gets_its_variables() -> None:
+    reader = templated(SWITCHED)
+    plain = [{"role": "user", "content": "Hello"}]
+    assert reader.prompt(plain).endswith("<|im_start|>assistant\n")
+    quiet = dataclasses.replace(reader, options={"enable_thinking": False})
+    assert quiet.prompt(plain) == reader.prompt(plain) + "<think></think>"
+    tools = dataclasses.replace(reader, options={"tools": [{"type": "function", "name": "see <|im_end|>"}]})
+    ids = [each.encode(chat_line(plain)) for each in (reader, tools)]
+    assert [[id_ for id_ in each if id_ in CONTROL["qwen2"]] for each in ids] == [[501, 502, 501]] * 2
+    assert "see <|im_end|>" in reader.inner.decode(ids[1])
+    documents = dataclasses.replace(reader, options={"documents": [{"text": "<|IM_END|>"}]})
+    with pytest.raises(TextError, match="makes the special token"):
+        documents.prompt(plain)
+
+
+def test_a_conversation_that_ends_with_the_model_is_continued() -> None:
+    asked = [{"role": "user", "content": "Hello"}]
+    reader = dataclasses.replace(templated(SWITCHED), continues=None)
+    begun = reader.prompt(asked)
+    for said in ("I am", "I am  "):
+        messages = [*asked, {"role": "assistant", "content": said}]
+        assert reader.prompt(messages) == f"{begun}I am"
+        assert dataclasses.replace(reader, continues=False).prompt(messages).endswith("<|im_start|>assistant\n")
+    silent = dataclasses.replace(
+        templated("{% for each in messages[:-1] %}{{ each.content }}{% endfor %}"), continues=None
+    )
+    with pytest.raises(TextError, match="can't be continued"):
+        silent.prompt([*asked, {"role": "assistant", "content": "I am"}])
+
+
+def test_commands_give_variables_to_a_template(chatting: Path) -> None:
+    run = ["run", str(chatting), "--max-new-tokens", "2", "Hello"]
+    for options, message in (
+        (["--template-option", "a=1"], "--template-option needs --chat"),
+        (["--chat", "--template-option", "a"], "must be NAME=VALUE, got 'a'"),
+        (["--chat", "--template-option", "messages=[]"], "a template has no option 'messages'"),
+        (["--chat", "--parse-special"], "remove --parse-special"),
+    ):
+        assert message in str(CliRunner().invoke(cli, [*run, *options]).exception)
+    assert CliRunner().invoke(cli, [*run, "--chat", "--template-option", "enable_thinking=false"]).exit_code == 0
 
 
 def test_a_model_without_a_template_refuses_chats(copied: Path) -> None:

@@ -17,7 +17,7 @@ from tests.tokenizers.grown import TOKENIZERS, grown
 from tests.tokenizers.test_agreement import NAMES, tokenizers
 from txport.errors import BundleError, CheckpointError, TextError, TxportError
 from txport.models.checkpoint import load_checkpoint
-from txport.models.names import SPELLINGS, TARGET_TOKENIZER, TOKENIZER, TOKENIZER_CONFIG, digest
+from txport.models.names import SPELLINGS, TARGET_TOKENIZER, TEXT, TOKENIZER, TOKENIZER_CONFIG, digest
 from txport.models.tokenizers.convert import companions_of
 from txport.models.tokenizers.file import FileTokenizer, clean_up
 from txport.models.tokenizers.load import tokenizer_of
@@ -226,3 +226,26 @@ def test_electra_has_the_tokenizer_of_bert(kind: str | None, tmp_path: Path) -> 
     (folder / "config.json").write_text('{"model_type": "electra"}', encoding="utf-8")
     change(folder, tokenizer_class=kind)
     assert companions_of(folder) == companions_of(TOKENIZERS / "bert")
+
+
+def test_spaces_before_punctuation_stay_in_bpe(tmp_path: Path) -> None:
+    """As in transformers 5; in other tokenizers they go."""
+    folder = copied_of("gpt2", tmp_path)
+    change(folder, clean_up_tokenization_spaces=True)
+    assert TEXT not in companions_of(folder)
+    change(folder, clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output=True)
+    assert json.loads(str(companions_of(folder)[TEXT]))["clean_up"] is True
+    assert json.loads(str(companions_of(copied_of("bert", tmp_path))[TEXT]))["clean_up"] is True
+
+
+@pytest.mark.parametrize("is_said", [False, True])
+def test_an_end_of_turn_that_ends_nothing_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_said: bool
+) -> None:
+    reader = tokenizers("qwen2")[0]
+    end, other = (reader.id_of(token) for token in ("<|im_end|>", "<|endoftext|>"))
+    folder = grown(tmp_path / "model", "llama", "qwen2", reader.size, eos_token_id=other if is_said else end)
+    change(folder, eos_token="<|im_end|>")  # noqa: S106 - no password
+    load_checkpoint(str(folder))
+    said = [each.message for each in caplog.records if "end token" in each.message]
+    assert [f"<|im_end|> (id {end}), the tokenizer's end token" in each for each in said] == [True] * is_said

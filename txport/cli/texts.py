@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -11,26 +12,39 @@ import click
 from txport.cli.guard import echo
 from txport.cli.options import F, is_given
 from txport.errors import UnsupportedError, quoted
-from txport.models.tokenizers.base import Reader, TokenizerPair, Unknown
+from txport.models.facts import Facts
+from txport.models.tokenizers.base import Tokenizer, TokenizerPair, Unknown
 from txport.models.tokenizers.languages import LanguageReader
 
-FLAGS = {"source_language": "--source-language", "target_language": "--target-language", "as_chat": "--chat"}
+LANGUAGES = {"source_language": "--source-language", "target_language": "--target-language"}
+FLAGS = {**LANGUAGES, "as_chat": "--chat", "template_options": "--template-option"}
 SPECIAL = {"special_tokens": "--special-tokens"}
+SHOWN = 5  # tokens that a note names
 
 
 def text_options(command: F) -> F:
-    """Add the options for languages, chat and special tokens."""
+    """Add the options for languages, chat and special tokens in outputs."""
     chat = "Each line is what a user says, or a JSON list of messages; the checkpoint's template makes a prompt of it."
-    source = "Language of the texts, as the tokenizer names it (eng_Latn).  [default: the tokenizer's]"
     special = "Outputs have special tokens too, as the vocabulary writes them (</s>)."
-    for option in (
-        click.option("--special-tokens", is_flag=True, help=special),
-        click.option("--chat", "as_chat", is_flag=True, help=chat),
-        click.option("--target-language", metavar="NAME", help="Language of the targets."),
-        click.option("--source-language", metavar="NAME", help=source),
-    ):
-        command = option(command)
-    return command
+    command = click.option("--special-tokens", is_flag=True, help=special)(command)
+    variable = "With --chat: variable of the template; VALUE is JSON, or else a text.  [repeatable]"
+    option = click.option("--template-option", "template_options", metavar="NAME=VALUE", multiple=True, help=variable)
+    command = option(command)
+    command = click.option("--chat", "as_chat", is_flag=True, help=chat)(command)
+    return language_options(command)
+
+
+def language_options(command: F) -> F:
+    """Add the options for languages."""
+    source = "Language of the texts, as the tokenizer names it (eng_Latn).  [default: the tokenizer's]"
+    command = click.option("--target-language", metavar="NAME", help="Language of the targets.")(command)
+    return click.option("--source-language", metavar="NAME", help=source)(command)
+
+
+def parse_option(command: F) -> F:
+    """Add `--parse-special`, which reads special tokens in texts."""
+    text = "Read the spelling of a special token in a text (</s>) as the token.  [default: as plain characters]"
+    return click.option("--parse-special", "special", is_flag=True, help=text)(command)
 
 
 def told(model: Any, options: dict[str, Any]) -> Any:
@@ -38,17 +52,39 @@ def told(model: Any, options: dict[str, Any]) -> Any:
 
     Raises `UnsupportedError` if the model does not support an option, or if one is combined with `--ids`.
     """
-    given = [flag for name, flag in (FLAGS | SPECIAL).items() if is_given(name)]
-    languages = {name: options.pop(name) for name in ("source_language", "target_language")}
+    given = [flag for name, flag in (FLAGS | SPECIAL | {"special": "--parse-special"}).items() if is_given(name)]
     as_chat = options.pop("as_chat")
+    variables = options.pop("template_options")
     special = options.pop("special_tokens")
     if given and is_given("as_ids"):
         raise UnsupportedError(f"--ids gives all tokens as numbers; it can't be combined with {', '.join(given)}")
+    if as_chat and options["special"]:
+        raise UnsupportedError("the template alone writes the special tokens of a chat; remove --parse-special")
+    model = between(model, options)
+    if variables and not as_chat:
+        raise UnsupportedError("--template-option needs --chat")
+    model = model.reading_chats(dict(map(_template_option, variables))) if as_chat else model
+    return model.writing_special_tokens() if special else model
+
+
+def _template_option(given: str) -> tuple[str, Any]:
+    """Return name and value of a variable of the template; the value is JSON, or else a text."""
+    name, equals, value = given.partition("=")
+    if not equals:
+        raise UnsupportedError(f"--template-option must be NAME=VALUE, got {quoted(given)}")
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
+
+
+def between(model: Any, options: dict[str, Any]) -> Any:
+    """Apply the options of languages, and remove them from `options`; return the new model."""
+    languages = {name: options.pop(name) for name in LANGUAGES}
     if any(each is not None for each in languages.values()):
         model = model.between(**languages)
     _tell_choice(model)
-    model = model.reading_chats() if as_chat else model
-    return model.writing_special_tokens() if special else model
+    return model
 
 
 def tell_not_followed(model: Any) -> None:
@@ -68,31 +104,72 @@ def _tell_choice(model: Any) -> None:
         echo("txport: no target language is given, so the model chooses one; --target-language sets it", err=True)
 
 
-class Counted:
-    """A reader that counts the unknown tokens in its results."""
+class Watched:
+    """A tokenizer that keeps what commands say of texts: see `told_of_texts`."""
 
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
-        self.count = 0
+    def __init__(self, tokenizer: Tokenizer, facts: Facts) -> None:
+        self._tokenizer = tokenizer
+        self._facts = facts
+        self.unknown_pieces = 0
+        self.spelling_texts = 0
+        self.spelled_tokens: dict[str, None] = {}
+        self.lacking: dict[int, None] = {}
 
-    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
         """See `Tokenizer.encode`."""
-        ids = self.reader.encode(text, unknown)
-        self.count += 0 if self.unknown is None else ids.count(self.unknown)
+        ids = self._tokenizer.encode(text, unknown, special)
+        self._watch(self._tokenizer, text, ids, special)
         return ids
 
-    @property
-    def unknown(self) -> int | None:
-        """See `Tokenizer.unknown`."""
-        return self.reader.unknown
+    def encode_target(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
+        """See `Tokenizer.encode_target`."""
+        ids = self._tokenizer.encode_target(text, unknown, special)
+        if self._facts.task == "seq2seq":  # otherwise a part of a text that is also encoded
+            pair = self._tokenizer
+            self._watch(pair.target if isinstance(pair, TokenizerPair) else pair, text, ids, special)
+        return ids
+
+    def _watch(self, reader: Tokenizer, text: str, ids: list[int], special: bool) -> None:
+        self.unknown_pieces += 0 if reader.unknown is None else ids.count(reader.unknown)
+        spelled = [] if special else reader.spelled(text)
+        self.spelling_texts += bool(spelled)
+        self.spelled_tokens |= dict.fromkeys(spelled)
+
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
+        """See `Tokenizer.decode`."""
+        self.lacking |= dict.fromkeys(self._tokenizer.lacks(ids))
+        return self._tokenizer.decode(ids, special)
+
+    def continuation(self, before: Sequence[int], ids: Sequence[int], special: bool = False) -> str:
+        """See `Tokenizer.continuation`."""
+        self.lacking |= dict.fromkeys(self._tokenizer.lacks(ids))
+        return self._tokenizer.continuation(before, ids, special)
 
 
 @contextlib.contextmanager
-def unknown_told(model: Any) -> Iterator[None]:
-    """Print on standard error, after the block, how many pieces of its texts became the unknown token, if any."""
-    counted = Counted(model.tokenizer)
-    model.tokenizer = TokenizerPair(counted, model.tokenizer)
+def told_of_texts(model: Any) -> Iterator[None]:
+    """Print on standard error, after the block, what was not read or written as the texts of the model say."""
+    watched = Watched(model.tokenizer, model.facts)
+    model.tokenizer = watched
     yield
-    if counted.count:
-        what = "1 piece is" if counted.count == 1 else f"{counted.count} pieces are"
+    if watched.spelled_tokens:
+        texts = "1 text spells" if watched.spelling_texts == 1 else f"{watched.spelling_texts} texts spell"
+        which = _listed(watched.spelled_tokens)
+        fix = "--parse-special reads the tokens"
+        echo(f"txport: {texts} special tokens ({which}), which are read as plain characters; {fix}", err=True)
+    if watched.unknown_pieces:
+        what = "1 piece is" if watched.unknown_pieces == 1 else f"{watched.unknown_pieces} pieces are"
         echo(f"txport: {what} not in the vocabulary; the model reads the unknown token there", err=True)
+    if watched.lacking:
+        which = _listed(sorted(watched.lacking))
+        echo(
+            f"txport: the tokenizer has no token for ids of the model ({which}); they are written as nothing", err=True
+        )
+
+
+def _listed(values: Iterable[object]) -> str:
+    shown = [str(value) for value in values]
+    return ", ".join(shown[:SHOWN]) + (f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")

@@ -78,6 +78,7 @@ runtime_option = click.option(
     help="Continuous batching: new texts take the slots of finished ones (cpu and cuda bundles).",
 )
 @unknown_option
+@texts.parse_option
 @click.option(
     "--ids", "as_ids", is_flag=True, help="Read and write token ids, special tokens included, without a tokenizer."
 )
@@ -151,19 +152,19 @@ def _carry_out(
     shown = {name: options.pop(name) for name in encoding.FLAGS}
     heard = {name: options.pop(name) for name in speech.FLAGS}
     if model.facts.ability:
-        how = {name: options[name] for name in ("batch_size", "batch_tokens", "unknown")}
-        with texts.unknown_told(model):
+        how = {name: options[name] for name in ("batch_size", "batch_tokens", "unknown", "special")}
+        with texts.told_of_texts(model):
             encoding.run(model, source, total, output, as_json, shown, how)
         return
     texts.tell_not_followed(model)
     with _in_flags():
         model = texts.told(model, options)
     options = _chosen(options | _token_ids(model.tokenizer, options), model.defaults, as_json)
-    if speech.is_for(model.facts):
-        with _in_flags():
-            speech.run(model, source, total, output, as_json, heard, options)
-        return
-    with texts.unknown_told(model):
+    with texts.told_of_texts(model):
+        if speech.is_for(model.facts):
+            with _in_flags():
+                speech.run(model, source, total, output, as_json, heard, options)
+            return
         _write(model, source, total, output, options, as_json, as_stream)
 
 
@@ -285,6 +286,9 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
 )
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Batch size, in texts.")
 @unknown_option
+@texts.parse_option
+@texts.language_options
+@click.option("--pieces", is_flag=True, help="TARGET is tokens as the vocabulary writes them, separated by spaces.")
 @click.option(
     "--ids",
     "as_ids",
@@ -306,9 +310,10 @@ def score(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """How likely TARGET is for TEXT: tokens as the vocabulary writes them, apart by spaces.
+    """How likely TARGET is for TEXT: text as `run` writes it.
 
-    The end token is added to it, but not to that of a causal model, which is what follows TEXT, and not with --ids.
+    The TARGET of a causal model is what follows TEXT; both are tokenised as one text. TEXT may be empty: the model then
+    begins at its start token. For other models, the end token is added to TARGET, except with --ids.
 
     PAIR is TEXT TARGET; without one, lines of TEXT, a tab and TARGET come from files or standard input.
     """
@@ -320,15 +325,18 @@ def score(
     model = api.load(bundle, **where, checkpoint=checkpoint, trust_code=trust_code, progress=progress)
     if as_ids:
         model.tokenizer = NumberTokenizer(model.facts, exact=True)
+    with _in_flags():
+        model = texts.between(model, options)
     given = [(pair[0], pair[1])] if pair else textio.split_pairs(textio.open_texts((), inputs)[0])
     pairs, sources, targets = itertools.tee(given, 3)
-    with _in_flags():
-        scored = model.score(
-            (text for text, _ in sources), (target for _, target in targets), add_end=not as_ids, **options
-        )
-    with texts.unknown_told(model):
+    with texts.told_of_texts(model):
+        with _in_flags():
+            scored = model.score(
+                (text for text, _ in sources), (target for _, target in targets), add_end=not as_ids, **options
+            )
         for (text, target), found in zip(pairs, scored, strict=True):
-            values = {"input": text, "target": target, "score": found.score, "token_scores": found.token_scores}
+            values = {"input": text, "target": target, "score": found.score, "tokens": found.tokens}
+            values["token_scores"] = found.token_scores
             line = textio.to_json(values) if as_json else f"{found.score:.4f}\t{text}\t{target}"
             textio.print_line(line, results())
 

@@ -25,8 +25,9 @@ NO_USE = {  # options for text that do not apply to audio
     "forced_bos_token": "--forced-bos-token",
     "as_stream": "--stream",
     "special_tokens": "--special-tokens",
+    "special": "--parse-special",
 }
-OF_TEXT = ("continuous", "batch_tokens", "unknown", "prefixes", "batch_size")
+OF_TEXT = ("continuous", "batch_tokens", "unknown", "special", "prefixes", "batch_size")
 
 
 def speech_options(command: F) -> F:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,11 @@ from txport.models.names import CONFIG, GENERATION, INDEX, MODULES, PREPROCESSOR
 from txport.models.pooling import is_of_sentences, longest_sentence, pooling_defaults
 from txport.models.sources.source import Format, Source, place_of, read_weights
 from txport.models.tokenizers.convert import companions_of
+from txport.models.tokenizers.settings import Settings
 from txport.models.weights.values import Weights
 from txport.system.documents import DocumentError, read_json
 
+logger = logging.getLogger(__name__)
 ENCODER, HEADLESS = "bert", "Model"  # architecture of encoder-only models, and the class of one without a head
 GENERATED = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 
@@ -85,7 +88,18 @@ def defaults(folder: Path, facts: Facts) -> Defaults:
     values = read_config(path)
     if path == own:
         require_known_options(values, path)
+    _warn_of_end(folder, facts)
     return search_defaults(values, facts)
+
+
+def _warn_of_end(folder: Path, facts: Facts) -> None:
+    """Warn if the tokenizer's end of a turn does not end the generation of a causal model."""
+    token = Settings(folder).token("eos_token")
+    id_ = (_special_tokens(folder) or {}).get(token or "")
+    if facts.task == "causal" and id_ is not None and id_ not in facts.writes.ends:
+        ends = ", ".join(map(str, facts.writes.ends))
+        what = f"{token} (id {id_}), the tokenizer's end token, is not among the end tokens of generation ({ends})"
+        logger.warning("%s: %s; outputs go on after it unless --eos-token %s is given", folder, what, token)
 
 
 def _special_tokens(folder: Path) -> dict[str, int] | None:

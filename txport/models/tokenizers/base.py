@@ -14,14 +14,19 @@ Unknown = Literal["auto", "token", "error", "skip"]
 
 
 class Tokenizer(Protocol):
-    """Converts source text to token ids, and target ids to text. An id without a token raises `TokenError`."""
+    """Converts source text to token ids, and target ids to text."""
 
-    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
-        """Return the source ids, special tokens included.
+    def encode(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
+        """Return the source ids, with special tokens around them.
 
-        Raises `TextError` for characters that the tokenizer can't encode, and `UnknownTextError` for empty text or text
-        in which nothing can be encoded.
+        The spelling of a special token in a text is plain characters, or with `special` the token. Raises `TextError`
+        for characters that the tokenizer can't encode, and `UnknownTextError` for empty text or text in which nothing
+        can be encoded.
         """
+        ...
+
+    def spelled(self, text: str) -> list[str]:
+        """Return the special tokens that are spelled in a source text, and are plain characters without `special`."""
         ...
 
     @property
@@ -29,8 +34,27 @@ class Tokenizer(Protocol):
         """The id of the unknown token of sources; None if there is none."""
         ...
 
+    def encode_target(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
+        """Return the ids of a target text as `decode` writes it, without special tokens around them; [] if it is blank.
+
+        For a tokenizer that writes tokens separated by spaces, such as a character-level one, it reads these.
+        """
+        ...
+
+    @property
+    def joins(self) -> bool:
+        """Whether a text and what follows it can be encoded as one text."""
+        ...
+
+    def lacks(self, ids: Sequence[int]) -> list[int]:
+        """Return those of these target ids that have no token."""
+        ...
+
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
-        """Return the text of target ids, without special tokens, or with them as the vocabulary writes them."""
+        """Return the text of target ids, without special tokens, or with them as the vocabulary writes them.
+
+        An id without a token has no text.
+        """
         ...
 
     def continuation(self, before: Sequence[int], ids: Sequence[int], special: bool = False) -> str:
@@ -38,7 +62,7 @@ class Tokenizer(Protocol):
         ...
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Return the token of each target id, as the vocabulary writes it."""
+        """Return the token of each target id, as the vocabulary writes it; raise `TokenError` for an id without one."""
         ...
 
     def ids(self, tokens: str) -> list[int]:
@@ -49,8 +73,12 @@ class Tokenizer(Protocol):
 class Reader(Protocol):
     """The encoding part of a tokenizer."""
 
-    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
+    def encode(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
         """See `Tokenizer.encode`."""
+        ...
+
+    def spelled(self, text: str) -> list[str]:
+        """See `Tokenizer.spelled`."""
         ...
 
     @property
@@ -66,14 +94,31 @@ class TokenizerPair:
     source: Reader
     target: Tokenizer
 
-    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
+    def encode(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
         """See `Tokenizer.encode`."""
-        return self.source.encode(text, unknown)
+        return self.source.encode(text, unknown, special)
+
+    def spelled(self, text: str) -> list[str]:
+        """See `Tokenizer.spelled`."""
+        return self.source.spelled(text)
 
     @property
     def unknown(self) -> int | None:
         """See `Tokenizer.unknown`."""
         return self.source.unknown
+
+    def encode_target(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
+        """See `Tokenizer.encode_target`."""
+        return self.target.encode_target(text, unknown, special)
+
+    @property
+    def joins(self) -> bool:
+        """See `Tokenizer.joins`."""
+        return self.target.joins
+
+    def lacks(self, ids: Sequence[int]) -> list[int]:
+        """See `Tokenizer.lacks`."""
+        return self.target.lacks(ids)
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """See `Tokenizer.decode`."""
@@ -92,9 +137,11 @@ class TokenizerPair:
         return self.target.ids(tokens)
 
 
-def encode_within(tokenizer: Tokenizer, longest: int, text: str, unknown: Unknown = "auto") -> list[int]:
+def encode_within(
+    tokenizer: Tokenizer, longest: int, text: str, unknown: Unknown = "auto", special: bool = False
+) -> list[int]:
     """Return the token ids of a text; raise `TextError` if it has more than `longest` tokens."""
-    ids = tokenizer.encode(text, unknown)
+    ids = tokenizer.encode(text, unknown, special)
     if len(ids) > longest:
         raise TextError(f"{shorten(text)} has {len(ids)} tokens, the model takes at most {longest}; split the text")
     return ids

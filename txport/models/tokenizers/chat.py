@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from txport.errors import BundleError, TextError, brief, quoted
+from txport.errors import BundleError, TextError, UnsupportedError, brief, quoted
 from txport.models.tokenizers.base import Unknown, shorten
 from txport.models.tokenizers.file import FileTokenizer
 from txport.models.tokenizers.origin import KIND, MARK, OWN, Message, changes_texts, require_own_tokens
 from txport.models.tokenizers.usage import Chat
 from txport.system.packages import needed
 
+TAG = "\ufdd1\ufdd1 "  # marks the end of a message that the model continues; the blank shows whether blanks are kept
+RESERVED = ("messages", "add_generation_prompt", "role", "loop", "self")
 ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # errors that a template raises for messages that it does not expect or that are too large for Python
 RAISED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
@@ -27,14 +29,27 @@ RAISED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, R
 
 @dataclass(frozen=True)
 class ChatReader:
-    """Encodes a line as chat messages: a JSON list of messages, or else the text of one user message."""
+    """Encodes a line as chat messages: a JSON list of messages, or else the text of one user message.
+
+    `options` are variables of the template (`enable_thinking`, `tools`, `documents`); texts in them are plain text,
+    like messages. With `continues`, the prompt ends with the last message, which the model continues; None: if that is
+    the model's own.
+    """
 
     inner: FileTokenizer
     chat: Chat
+    options: Mapping[str, Any] = field(default_factory=dict)
+    continues: bool | None = None
 
-    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
-        """See `Tokenizer.encode`; special tokens are those of the template."""
+    def encode(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
+        """See `Tokenizer.encode`; special tokens are those of the template, so `special` raises `UnsupportedError`."""
+        if special:
+            raise UnsupportedError("the template alone writes the special tokens of a chat; remove special")
         return self.inner.with_control(self.prompt(messages_of(text)), self._control[0], MARK, unknown)
+
+    def spelled(self, text: str) -> list[str]:
+        """See `Tokenizer.spelled`: what messages say is plain text."""
+        return []
 
     @property
     def unknown(self) -> int | None:
@@ -47,26 +62,41 @@ class ChatReader:
         Raises `TextError` for messages that can't be formatted.
         """
         try:
-            marked = [self._marked(message) for message in messages]
+            marked: list[Message] = [self._marked(message) for message in messages]
         except RecursionError as error:
             raise TextError("the messages hold lists or objects in one another, too many to be read") from error
+        continues = bool(messages) and messages[-1]["role"] == OWN if self.continues is None else self.continues
+        every, own = self._control
+        options = _broken(self.options, every)
+        if continues:
+            messages, marked = _tagged(messages), _tagged(marked)
         self._template[0].environment.begin()
-        prompt = self._render(marked)
+        prompt = self._render(marked, options, not continues)
         if self._template[2]:
-            every, own = self._control
             kept = [token for token in every if token not in own]
-            require_own_tokens(prompt, messages, self._render, every, kept)
-        return prompt
+            require_own_tokens(prompt, messages, lambda found: self._render(found, options, not continues), every, kept)
+            if nested := {name: value for name, value in self.options.items() if isinstance(value, list | dict)}:
+                others = options.keys() - nested
 
-    def _render(self, messages: Sequence[Message]) -> str:
-        """Return the prompt that the template writes; raise `TextError` for messages that it does not support."""
+                def render(found: Sequence[Message]) -> str:
+                    changed = {name: value for name, value in found[0].items() if name in nested}
+                    return self._render(marked, changed | {name: options[name] for name in others}, not continues)
+
+                require_own_tokens(prompt, [{"role": "tool", **nested}], render, every, kept)
+        return _until_tag(prompt) if continues else prompt
+
+    def _render(self, messages: Sequence[Message], options: Mapping[str, Any], opens: bool) -> str:
+        """Return the prompt that the template writes; raise `TextError` for messages that it does not support.
+
+        With `opens`, it ends with the start of the model's message.
+        """
         template = self._template[0]
         import jinja2
 
         template.environment.begin_text()
         try:
-            variables = {**self.chat.variables, "messages": messages, "tools": None, "documents": None}
-            return str(template.render(**variables, add_generation_prompt=True))
+            variables = {**self.chat.variables, "tools": None, "documents": None, **options, "messages": messages}
+            return str(template.render(**variables, add_generation_prompt=opens))
         except jinja2.TemplateError as error:
             raise TextError(f"the chat template does not take these messages: {brief(error)}") from error
         except RAISED as error:
@@ -148,6 +178,41 @@ def chat_line(messages: str | Sequence[Message]) -> str:
         raise TextError(f"messages must be such as JSON has, got {quoted(messages)}: {brief(error)}") from error
 
 
+def require_options(options: Mapping[str, Any]) -> None:
+    """Raise `UnsupportedError` for variables that a template can't be given."""
+    for name in options:
+        if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
+            raise UnsupportedError(f"a template has no option {quoted(name)}; an option is a variable, such as tools")
+    try:
+        json.dumps(dict(options))
+    except (TypeError, ValueError, RecursionError) as error:
+        what = f"options of a template must be such as JSON has, got {quoted(options)}: {brief(error)}"
+        raise UnsupportedError(what) from error
+
+
+def _tagged(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with a tag at the end of the last one; raise `TextError` if that has no text."""
+    last = dict(messages[-1])
+    content = last.get("content")
+    if isinstance(content, str):
+        last["content"] = content + TAG
+        return [*messages[:-1], last]
+    parts = [dict(each) if isinstance(each, Mapping) else each for each in content or []]
+    texts = [each for each in parts if isinstance(each, dict) and isinstance(each.get("text"), str)]
+    if not texts:
+        raise TextError("the last message has no text to be continued")
+    texts[-1]["text"] += TAG
+    return [*messages[:-1], last | {"content": parts}]
+
+
+def _until_tag(prompt: str) -> str:
+    """Return what precedes the tag, without blanks if the template cuts them off."""
+    place = prompt.rfind(TAG.strip())
+    if place < 0:
+        raise TextError("the chat template does not write the end of the last message, so it can't be continued")
+    return prompt[:place] if prompt[place:].startswith(TAG) else prompt[:place].rstrip()
+
+
 def _broken(value: Any, tokens: Sequence[str], ends: bool = True) -> Any:
     """Return the value with a mark inside each token in its texts.
 
@@ -161,8 +226,9 @@ def _broken(value: Any, tokens: Sequence[str], ends: bool = True) -> Any:
 
 
 def _cut(value: str, tokens: Sequence[str], ends: bool = False) -> str:
-    if MARK in value:
-        raise TextError(f"{shorten(value)} has the character U+FDD0, which is none")
+    for mark in (MARK, TAG[0]):
+        if mark in value:
+            raise TextError(f"{shorten(value)} has the character U+{ord(mark):X}, which is none")
     for token in tokens:
         if len(token) == 1 and token in value:
             raise TextError(f"{shorten(value)} has the special token {quoted(token)}, which no message may have")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from txport.models.names import (
 )
 from txport.models.tokenizers import pieces, vocabularies
 from txport.models.tokenizers.assemble import Vocabulary
+from txport.models.tokenizers.file import LARGEST
 from txport.models.tokenizers.pieces import Made
 from txport.models.tokenizers.settings import Settings
 from txport.models.tokenizers.usage import Chat, Usage, write_usage
@@ -97,6 +99,7 @@ CLEANED = (
     "DistilBertTokenizer",
     "ElectraTokenizer",
 )  # classes that remove spaces before punctuation by default
+BPE_CLEANED = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
 DEFAULTS = {  # special tokens by name, for templates that use one that the settings do not name
     "LlamaTokenizer": pieces.ENDS,
     "GemmaTokenizer": pieces.GEMMA,
@@ -139,10 +142,21 @@ def of_class(folder: Path, files: dict[str, Path | str], default: str | None = N
     template = settings.template()
     chat = None if template is None else Chat(template=template, variables=settings.variables(defaults))
     clean_up = settings.flag("clean_up_tokenization_spaces", name in CLEANED)
+    if clean_up and _is_bpe(files[TOKENIZER]):  # as transformers 5, since it loses spaces of the text (`if x : y`)
+        clean_up = settings.flag(BPE_CLEANED, False)
     usage = Usage(clean_up=clean_up, languages=languages, chat=chat)
     if TEXT not in files and usage != Usage():
         files[TEXT] = write_usage(usage)
     return files
+
+
+def _is_bpe(file: Path | str) -> bool:
+    """Return whether the model of a `tokenizer.json`, a file or its text, is a BPE."""
+    try:
+        values = read_json(file, LARGEST) if isinstance(file, Path) else json.loads(file)
+        return bool(values["model"]["type"] == "BPE")
+    except (DocumentError, LookupError, TypeError):  # the error is raised when it is loaded
+        return False
 
 
 def _model_type(folder: Path) -> str | None:

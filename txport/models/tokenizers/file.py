@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ class FileTokenizer:
     """A `tokenizer.json` for encoding and decoding. Decoded text leaves out its special tokens and the `special` ids.
 
     A text is refused before it is encoded if it is too long for `longest` tokens. The token `mask` is recognised in a
-    text; no other special token is. `content` is the JSON text if it is not to be read from `path`. Ids from `limit` on
-    are not ids of the model: text that is encoded as one of them is outside the vocabulary. Raises `BundleError` for a
-    file that is not a tokenizer.
+    text; other special tokens are if a method is called with `special`. `content` is the JSON text if it is not to be
+    read from `path`. Ids from `limit` on are not ids of the model: text that is encoded as one of them is outside the
+    vocabulary. Raises `BundleError` for a file that is not a tokenizer.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class FileTokenizer:
         with refusals(BundleError, f"{path} is not a tokenizer"):
             tokenizer = read_tokenizer(path, content)
             self._tokenizer = tokenizer if mask is None else _reading(tokenizer, mask)
-            self._tokenizer.encode_special_tokens = True  # "</s>" in a user's text is four characters
+            self._tokenizer.encode_special_tokens = True  # without `special`, "</s>" in a text is four characters
             self._tokenizer.no_truncation()  # a text that is too long is refused, not cut
             self._tokenizer.no_padding()
             parts = json.loads(self._tokenizer.to_str())
@@ -74,38 +75,59 @@ class FileTokenizer:
         """The `tokenizer.json`, as the library writes it."""
         return str(self._tokenizer.to_str())
 
-    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
+    def encode(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
         """See `Tokenizer.encode`. Raises `TextError` also for text that is not UTF-8 or too long."""
-        return self._encode(text, unknown, special=True)
+        return self._encode(text, unknown, around=True, reader=self._parser if special else self._reader)
+
+    def spelled(self, text: str) -> list[str]:
+        """See `Tokenizer.spelled`."""
+        return list(dict.fromkeys(self._spellings.findall(text)))
+
+    @cached_property
+    def _parser(self) -> Any:
+        """A copy of the tokenizer that recognises special tokens in texts, as the library does by default."""
+        return type(self._tokenizer).from_str(self.content)
+
+    @cached_property
+    def _spellings(self) -> re.Pattern[str]:
+        """The pattern of the special tokens, the longest first."""
+        tokens = sorted((token for token, is_special in self.added().items() if is_special), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, tokens)) or "(?!)")
 
     @property
     def unknown(self) -> int | None:
         """See `Tokenizer.unknown`."""
         return self._unknown if self._unknown is not None and self._unknown < self._limit else None
 
-    def bare(self, text: str, unknown: Unknown = "auto") -> list[int]:
+    def bare(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
         """Like `encode`, without special tokens around the ids."""
-        return self._encode(text, unknown, special=False)
+        return self._encode(text, unknown, around=False, reader=self._parser if special else self._reader)
+
+    def encode_target(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
+        """See `Tokenizer.encode_target`."""
+        if self._spells:
+            return self.ids(text)
+        return self.bare(text, unknown, special) if text.strip() else []
 
     def with_control(self, text: str, control: Collection[str], mark: str, unknown: Unknown = "auto") -> list[int]:
         """Like `bare`, but `control` tokens are recognised unless a `mark` breaks them; marks are then removed."""
         if self._control is None:
             with refusals(BundleError, f"{self._path} can't read the prompts of a chat"):
                 self._control = _controlled(self._tokenizer, control, mark)
-        return self._encode(text, unknown, special=False, reader=self._control)
+        return self._encode(text, unknown, around=False, reader=self._control)
 
     def added(self) -> dict[str, bool]:
         """Return the added tokens, which are matched as a whole, and for each whether it is special."""
         return {token.content: token.special for token in self._tokenizer.get_added_tokens_decoder().values()}
 
-    def _encode(self, text: str, unknown: Unknown, special: bool, reader: Any = None) -> list[int]:
+    def _encode(self, text: str, unknown: Unknown, around: bool, reader: Any) -> list[int]:
         if not text.strip():
             raise UnknownTextError("the text is empty; give at least one character")
         if NOT_UTF8.search(text):
             raise TextError(f"{shorten(text)} is not UTF-8 text")
         self._require_length(text)
         with refusals(TextError, f"{self._path} can't split {shorten(text)}; fix it, or leave that text out"):
-            encoding = (reader or self._reader).encode(text, add_special_tokens=special)
+            encoding = reader.encode(text, add_special_tokens=around)
         takes = unknown == "token" or (unknown == "auto" and not self._spells)
         ids = [self._known_id(id_, token, takes) for id_, token in zip(encoding.ids, encoding.tokens, strict=True)]
         strange = [span for id_, span in zip(ids, encoding.offsets, strict=True) if id_ is None]
@@ -155,6 +177,15 @@ class FileTokenizer:
             raise TextError(f"{shorten(text)} has {count} characters beside spaces, {takes}; split the text")
 
     @property
+    def joins(self) -> bool:
+        """See `Tokenizer.joins`."""
+        return not self._spells
+
+    def lacks(self, ids: Sequence[int]) -> list[int]:
+        """See `Tokenizer.lacks`."""
+        return [id_ for id_ in ids if self._tokenizer.id_to_token(id_) is None]
+
+    @property
     def vocabulary(self) -> dict[str, int]:
         """All tokens with their ids below the limit."""
         return {token: id_ for token, id_ in self._tokenizer.get_vocab().items() if id_ < self._limit}
@@ -176,7 +207,6 @@ class FileTokenizer:
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """See `Tokenizer.decode`."""
         kept = [id_ for id_ in ids if special or id_ not in self._special]
-        self.tokens(kept)  # the library leaves out unknown ids
         with refusals(BundleError, f"{self._path} can't write tokens as text"):
             text = str(self._tokenizer.decode(kept, skip_special_tokens=not special))
         return clean_up(text) if self._clean_up else text
@@ -194,9 +224,7 @@ class FileTokenizer:
     def _token(self, id_: int) -> str:
         token = self._tokenizer.id_to_token(id_) if id_ >= 0 else None
         if token is None:
-            have = f"which has ids up to {self.size - 1}"
-            fix = "export the checkpoint with the tokenizer that its model was trained with"
-            raise TokenError(f"{self._path} has no token for id {id_} ({have}); {fix}")
+            raise TokenError(f"{self._path} has no token for id {id_}: its ids go up to {self.size - 1}")
         return str(token)
 
     def ids(self, tokens: str) -> list[int]:

@@ -64,20 +64,28 @@ class LanguageReader:
             return None
         return (self.writer or self.inner).id_of(self._token(self.target))
 
-    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
+    def encode(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
         """See `Tokenizer.encode`."""
-        tokens = self.languages.tokens
         first = [] if self.target is None or self.languages.target != "source" else [self._token(self.target)]
-        if self.languages.target == "source":
-            own = next((token for token in tokens.values() if text.startswith(token)), None)
-            text, first = (text, first) if own is None else (text.removeprefix(own), [*first, own])
+        if own := self._own(text):
+            text = text.removeprefix(own)
+            first.append(own)
         language = self.source or self.languages.source
         before, after = (
             [self._token(language or "") if each is None else each for each in side]
             for side in (self.languages.before, self.languages.after)
         )
         ids = [self.inner.id_of(token) for token in (*first, *before)]
-        return [*ids, *self.inner.bare(text, unknown), *map(self.inner.id_of, after)]
+        return [*ids, *self.inner.bare(text, unknown, special), *map(self.inner.id_of, after)]
+
+    def spelled(self, text: str) -> list[str]:
+        """See `Tokenizer.spelled`."""
+        return self.inner.spelled(text.removeprefix(self._own(text)))
+
+    def _own(self, text: str) -> str:
+        """Return the language token that a source begins with itself, if the model reads the target language there."""
+        tokens = self.languages.tokens.values() if self.languages.target == "source" else ()
+        return next((token for token in tokens if text.startswith(token)), "")
 
     @property
     def unknown(self) -> int | None:

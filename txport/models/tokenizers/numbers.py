@@ -22,7 +22,7 @@ class NumberTokenizer:
         self._fix = "" if exact else "; text needs a tokenizer beside the checkpoint (docs/tokenizers.md)"
         self._why = "text is read as" if exact else "this model has no tokenizer, so text is"
 
-    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
+    def encode(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
         """See `Tokenizer.encode`; the start and end tokens that the model expects are added, unless `exact`."""
         if not text.strip():
             raise UnknownTextError(f"the text is empty; {self._why} token ids such as '5 17 3'")
@@ -41,10 +41,27 @@ class NumberTokenizer:
             raise UnknownTextError(f"{shorten(text)} has no number from 0 to {size - 1}")
         return ids if self._exact else self._facts.vocabulary.with_special(ids)
 
+    def spelled(self, text: str) -> list[str]:
+        """See `Tokenizer.spelled`: no token has a spelling."""
+        return []
+
+    def encode_target(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
+        """See `Tokenizer.encode_target`."""
+        return self.ids(text)
+
     @property
     def unknown(self) -> None:
         """See `Tokenizer.unknown`: there is none."""
         return None
+
+    @property
+    def joins(self) -> bool:
+        """See `Tokenizer.joins`: numbers at the ends of two texts would become one."""
+        return False
+
+    def lacks(self, ids: Sequence[int]) -> list[int]:
+        """See `Tokenizer.lacks`."""
+        return []
 
     def continuation(self, before: Sequence[int], ids: Sequence[int], special: bool = False) -> str:
         """See `Tokenizer.continuation`."""

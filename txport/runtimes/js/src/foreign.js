@@ -71,8 +71,7 @@ export function foreign({ source, target }, facts, cleansUp, files) {
       throw new UnsupportedError(`unknown ${quoted(unknown)} needs the bundle's tokenizer.json, and it has none`);
     },
     decode(ids) {
-      const kept = ids.filter((id) => !special.has(id));
-      words?.tokens(kept); // an id without a token is an error, which libraries pass over
+      const kept = ids.filter((id) => !special.has(id) && (words === null || words.has(id)));
       return kept.length ? String(target.decode(kept, how)) : "";
     },
     tokens: words?.tokens ?? ((ids) => ids.map(name)),

@@ -79,24 +79,27 @@ export interface SearchOptions {
   alignment?: "soft" | "hard";
 }
 
-export interface GenerateOptions extends SearchOptions {
+export interface TextOptions {
+  unknown?: Unknown;
+  /** Whether what a text spells as a special token is the token; a library's tokenizer always reads it so. */
+  special?: boolean;
+}
+
+export interface GenerateOptions extends SearchOptions, TextOptions {
   /** What the target of a seq2seq model begins with: tokens as the vocabulary writes them, apart by spaces. */
   prefix?: string;
-  unknown?: Unknown;
   /** Ends the search between two steps; the promise is then rejected with the signal's reason. */
   signal?: AbortSignal;
 }
 
-export interface EmbedOptions {
+export interface EmbedOptions extends TextOptions {
   pooling?: Pooling;
   normalize?: boolean;
-  unknown?: Unknown;
 }
 
-export interface TopOptions {
+export interface TopOptions extends TextOptions {
   /** So many labels, or tokens for each mask: by default all labels, or 5 tokens. */
   top?: number;
-  unknown?: Unknown;
 }
 
 /** One target: its token ids, the end token included if it was reached, its score, and the log-prob of each token. */
@@ -216,17 +219,17 @@ export interface Model {
   readonly provider: Provider;
   /** What is slower here than it could be, and why; generation options of the checkpoint that are not followed. */
   readonly notes: string[];
-  encode(text: string, unknown?: Unknown): number[];
+  encode(text: string, unknown?: Unknown, special?: boolean): number[];
   decode(ids: number[]): string;
   tokens(ids: number[]): string[];
   generate(text: string, options?: GenerateOptions): Promise<Generated>;
   stream(text: string, options?: GenerateOptions): AsyncGenerator<Grown, void>;
   search(source: number[], options?: SearchOptions & { prefix?: number[]; signal?: AbortSignal }): Promise<Found[]>;
   // Of models that only encode; a text may be given as its token ids, special ones included.
-  infer(text: string | number[], options?: { unknown?: Unknown }): Promise<Record<string, Output>>;
+  infer(text: string | number[], options?: TextOptions): Promise<Record<string, Output>>;
   embed(text: string | number[], options?: EmbedOptions): Promise<Float32Array>;
   classify(text: string | number[], options?: TopOptions): Promise<Label[]>;
-  tag(text: string | number[], options?: { unknown?: Unknown }): Promise<Tag[]>;
+  tag(text: string | number[], options?: TextOptions): Promise<Tag[]>;
   /** The likeliest tokens for each mask of a text. */
   fill(text: string | number[], options?: TopOptions): Promise<Fill[][]>;
   release(): Promise<void>;

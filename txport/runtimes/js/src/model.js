@@ -65,18 +65,20 @@ export class Model {
   }
 
   /**
-   * Token ids of a text, special tokens included.
+   * Token ids of a text, special tokens included. What the text spells as a special token is read as it with `special`.
    *
    * @param {string} text
    * @param {Unknown} [unknown]
+   * @param {boolean} [special]
    */
-  encode(text, unknown = "auto") {
+  encode(text, unknown = "auto", special = false) {
     if (typeof text !== "string") throw new TextError(`a text must be a string, got ${quoted(text)}`);
     if (!UNKNOWN.includes(unknown))
       throw new UnsupportedError(`unknown must be one of ${UNKNOWN.join(", ")}, got ${quoted(unknown)}`);
+    if (typeof special !== "boolean") throw new UnsupportedError(`special must be a boolean, got ${quoted(special)}`);
     if (text.trim() === "") throw new UnknownTextError("the text is empty; give at least one character");
     if (/\p{Surrogate}/u.test(text)) throw new TextError(`${quoted(text)} is not UTF-8 text`);
-    return this.#checked(this.#reader.encode(text, unknown));
+    return this.#checked(this.#reader.encode(text, unknown, special));
   }
 
   /** Text of target ids, special tokens left out. @param {number[]} ids */
@@ -95,9 +97,9 @@ export class Model {
    * @param {string} text
    * @param {import("./index.js").GenerateOptions} [options]
    */
-  async generate(text, { unknown, prefix, ...options } = {}) {
+  async generate(text, { unknown, special, prefix, ...options } = {}) {
     requireAbility(this.facts, "generate");
-    const source = this.encode(text, unknown);
+    const source = this.encode(text, unknown, special);
     const found = await this.search(source, { ...options, prefix: this.#begin(prefix) });
     const hypotheses = found.map((each) => ({ output: this.#text(source, each.tokens), ...each }));
     return { input: text, output: hypotheses[0]?.output ?? "", score: hypotheses[0]?.score ?? 0, hypotheses };
@@ -110,9 +112,9 @@ export class Model {
    * @param {string} text
    * @param {import("./index.js").GenerateOptions} [options]
    */
-  async *stream(text, { unknown, prefix, signal, ...options } = {}) {
+  async *stream(text, { unknown, special, prefix, signal, ...options } = {}) {
     requireAbility(this.facts, "generate");
-    const source = this.encode(text, unknown);
+    const source = this.encode(text, unknown, special);
     const chosen = chosenOptions(this.manifest.generation, options, this.facts);
     if (chosen.nbest > 1) throw new UnsupportedError(`only one hypothesis can be streamed, got nbest ${chosen.nbest}`);
     const steps = search(this.#runtime, this.facts, source, chosen, this.#begin(prefix), signal);
@@ -154,12 +156,12 @@ export class Model {
    * All outputs of a model that only encodes, by name, for a text or its token ids.
    *
    * @param {string | number[]} text
-   * @param {{ unknown?: Unknown }} [options]
+   * @param {import("./index.js").TextOptions} [options]
    */
   async infer(text, options = {}) {
-    requireKnown(options, ["unknown"]);
+    requireKnown(options, ["unknown", "special"]);
     requireAbility(this.facts, "infer");
-    return (await this.#infer(text, options.unknown)).outputs;
+    return (await this.#infer(text, options)).outputs;
   }
 
   /**
@@ -169,13 +171,13 @@ export class Model {
    * @param {import("./index.js").EmbedOptions} [options]
    */
   async embed(text, options = {}) {
-    requireKnown(options, ["unknown", "pooling", "normalize"]);
+    requireKnown(options, ["unknown", "special", "pooling", "normalize"]);
     requireAbility(this.facts, "embed");
     /** @type {any} */
     const defaults = this.manifest.generation;
     const { pooling = defaults.pooling ?? "mean", normalize = defaults.normalize ?? false } = options;
     requirePooling(pooling, normalize);
-    const { ids, outputs } = await this.#infer(text, options.unknown);
+    const { ids, outputs } = await this.#infer(text, options);
     if (ids.length === 0 && pooling === "none") return new Float32Array();
     if (ids.length === 0) throw new UnknownTextError(`${quoted(text)} has no vector: nothing of it is left`);
     const vectors = pooled(outputs.last_hidden_state.data, this.facts.width, pooling);
@@ -190,12 +192,12 @@ export class Model {
    * @param {import("./index.js").TopOptions} [options]
    */
   async classify(text, options = {}) {
-    requireKnown(options, ["unknown", "top"]);
+    requireKnown(options, ["unknown", "special", "top"]);
     requireAbility(this.facts, "classify");
     const { labels, function_to_apply: kind } = this.facts;
     const { top = labels.length } = options;
     requireTop(top);
-    const { ids, outputs } = await this.#infer(text, options.unknown);
+    const { ids, outputs } = await this.#infer(text, options);
     if (ids.length === 0) return [];
     const found = scores(outputs.logits.data, kind);
     return best(found, top).map((at) => ({ label: labels[at], score: found[at] }));
@@ -205,13 +207,13 @@ export class Model {
    * The tokens of a text with their likeliest labels, special ones left out.
    *
    * @param {string | number[]} text
-   * @param {{ unknown?: Unknown }} [options]
+   * @param {import("./index.js").TextOptions} [options]
    */
   async tag(text, options = {}) {
-    requireKnown(options, ["unknown"]);
+    requireKnown(options, ["unknown", "special"]);
     requireAbility(this.facts, "tag");
     const { labels, function_to_apply: kind } = this.facts;
-    const { ids, outputs } = await this.#infer(text, options.unknown);
+    const { ids, outputs } = await this.#infer(text, options);
     const special = specialOf(this.facts.source);
     const places = Array.from(ids.keys()).filter((place) => !special.has(ids[place]));
     const tokens = this.#reader.tokens(places.map((place) => ids[place]));
@@ -228,12 +230,12 @@ export class Model {
    * @param {import("./index.js").TopOptions} [options]
    */
   async fill(text, options = {}) {
-    requireKnown(options, ["unknown", "top"]);
+    requireKnown(options, ["unknown", "special", "top"]);
     requireAbility(this.facts, "fill");
     const { top = FILLS } = options;
     requireTop(top);
     const mask = Number(this.facts.source?.mask);
-    const ids = this.#ids(text, options.unknown);
+    const ids = this.#ids(text, options);
     if (ids.length === 0) return [];
     if (!ids.includes(mask)) {
       const name = this.#reader.tokens([mask])[0];
@@ -256,10 +258,10 @@ export class Model {
    * A text, or its token ids -> the ids, and every output by name; none of a text of which nothing is left.
    *
    * @param {string | number[]} text
-   * @param {Unknown} [unknown]
+   * @param {import("./index.js").TextOptions} [options]
    */
-  async #infer(text, unknown) {
-    const ids = this.#ids(text, unknown);
+  async #infer(text, options) {
+    const ids = this.#ids(text, options);
     if (ids.length === 0) return { ids, outputs: {} };
     const { found, size } = await this.#runtime.infer(ids);
     /** @type {Record<string, import("./index.js").Output>} */
@@ -279,12 +281,12 @@ export class Model {
    * No ids of a text of which nothing is known, if what is unknown is to be left out.
    *
    * @param {string | number[]} text
-   * @param {Unknown} [unknown]
+   * @param {import("./index.js").TextOptions} [options]
    */
-  #ids(text, unknown) {
+  #ids(text, { unknown, special } = {}) {
     if (Array.isArray(text)) return this.#checked(text);
     try {
-      return this.encode(text, unknown);
+      return this.encode(text, unknown, special);
     } catch (error) {
       if (unknown === "skip" && error instanceof UnknownTextError) return [];
       throw error;

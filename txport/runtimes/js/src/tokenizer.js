@@ -13,7 +13,8 @@ import { SPACE, idsOf, outside, specialOf, vocabularyOf } from "./words.js";
  * @typedef {import("./index.js").Unknown} Unknown
  * @typedef {import("./words.js").Vocabulary} Vocabulary
  * @typedef {object} Reader what a model does with texts
- * @property {(text: string, unknown: Unknown) => number[]} encode special tokens included
+ * @property {(text: string, unknown: Unknown, special: boolean) => number[]} encode special tokens included; with
+ *   `special`, those that the text spells too
  * @property {(ids: number[]) => string} decode special tokens left out
  * @property {(ids: number[]) => string[]} tokens each as the vocabulary writes it
  * @property {number} size one more than the largest id that has a token
@@ -127,22 +128,24 @@ export function simple(parts, size, facts) {
     throw new BundleError(`${sizes}: it belongs to another model`);
   }
   const { ids, tokens } = words;
-  const cut = aroundMask(abilityOf(facts) === "fill" ? Number(facts.source?.mask) : null, words, added);
-  const special = new Set([
-    ...specialOf(facts.target ?? facts.source),
-    ...added.map((/** @type {any} */ token) => token.id),
-  ]);
+  const mask = abilityOf(facts) === "fill" ? [Number(facts.source?.mask)] : [];
+  const named = added.map((/** @type {any} */ token) => token.id);
+  const cutPlain = aroundTokens(mask, words, added);
+  const cutSpecial = (/** @type {string} */ text) =>
+    aroundTokens([...new Set([...mask, ...named])], words, added)(text);
+  const special = new Set([...specialOf(facts.target ?? facts.source), ...named]);
   const spells = parts.pre_tokenizer?.type === "Split";
   const unknownId = ids.get(model.unk_token);
   return {
-    encode(text, unknown) {
+    encode(text, unknown, readsSpecial) {
       const known = [];
       const strange = new Set();
+      const cut = readsSpecial ? cutSpecial : cutPlain;
       const takes = unknown === "token" || (unknown === "auto" && !spells);
       for (const part of cut(text)) {
-        if (typeof part === "number") known.push(part);
-        for (const piece of typeof part === "number" ? [] : split(normalize(part))) {
-          const id = Object.hasOwn(model.vocab, piece) ? model.vocab[piece] : undefined;
+        const isToken = typeof part === "number";
+        for (const piece of isToken ? tokens([part]) : split(normalize(part))) {
+          const id = isToken ? part : Object.hasOwn(model.vocab, piece) ? model.vocab[piece] : undefined;
           if (id !== undefined && id !== unknownId) known.push(id);
           else if (takes && unknownId !== undefined) known.push(unknownId);
           else strange.add(piece);
@@ -152,7 +155,7 @@ export function simple(parts, size, facts) {
       if (known.length === 0) throw new UnknownTextError(`${quoted(text)} has no character of the vocabulary`);
       return [...around.before, ...known, ...around.after];
     },
-    decode: (kept) => tokens(kept.filter((id) => !special.has(id))).join(" "),
+    decode: (kept) => tokens(kept.filter((id) => !special.has(id) && words.has(id))).join(" "),
     tokens,
     size: words.size,
     ids: (text) => idsOf(text, (token) => ids.get(token)),
@@ -160,22 +163,35 @@ export function simple(parts, size, facts) {
 }
 
 /**
- * What cuts a text at its masks: they are read as the vocabulary writes them, and no other special token is.
+ * What cuts a text at these tokens, which are read as the vocabulary writes them; no other special token is.
  *
- * @param {number | null} mask
+ * @param {number[]} wanted
  * @param {Vocabulary} words
  * @param {any[]} added the tokens that were added to the vocabulary
- * @returns {(text: string) => (string | number)[]} texts, and the mask between them
+ * @returns {(text: string) => (string | number)[]} texts, and the tokens between them
  */
-function aroundMask(mask, words, added) {
-  if (mask === null) return (text) => [text];
-  const [name] = words.tokens([mask]);
-  const how = added.find((token) => token.id === mask) ?? {};
-  if (how.normalized || how.single_word)
-    throw unread("a mask that is read only after the text was normalised, or as a whole word");
-  const letters = name.replace(/[\\^$.*+?()[\]{}|]/g, "\\$&");
-  const around = new RegExp(`${how.lstrip ? `[${SPACE}]*` : ""}${letters}${how.rstrip ? `[${SPACE}]*` : ""}`, "u");
-  return (text) => text.split(around).flatMap((part, number) => (number ? [mask, part] : [part]));
+function aroundTokens(wanted, words, added) {
+  if (wanted.length === 0) return (text) => [text];
+  const names = words.tokens(wanted);
+  const longestFirst = [...wanted.keys()].sort((one, other) => names[other].length - names[one].length);
+  const around = longestFirst.map((at) => {
+    const how = added.find((token) => token.id === wanted[at]) ?? {};
+    if (how.normalized || how.single_word)
+      throw unread("a token that is read only after the text was normalised, or as a whole word");
+    const letters = names[at].replace(/[\\^$.*+?()[\]{}|]/g, "\\$&");
+    return `${how.lstrip ? `[${SPACE}]*` : ""}(${letters})${how.rstrip ? `[${SPACE}]*` : ""}`;
+  });
+  const ids = longestFirst.map((at) => wanted[at]);
+  const pattern = new RegExp(around.join("|"), "gu");
+  return (text) => {
+    const parts = [];
+    let end = 0;
+    for (const found of text.matchAll(pattern)) {
+      parts.push(text.slice(end, found.index), ids[found.slice(1).findIndex((group) => group !== undefined)]);
+      end = found.index + found[0].length;
+    }
+    return [...parts, text.slice(end)];
+  };
 }
 
 /** @param {string} what */

@@ -12,6 +12,7 @@ const SHOWN = 10; // unknown characters that a message names
  * @property {Map<string, number>} ids
  * @property {number} size one more than the largest id
  * @property {(wanted: number[]) => string[]} tokens
+ * @property {(id: number) => boolean} has whether an id has a token
  *
  * @param {any} parts
  * @returns {Vocabulary}
@@ -22,13 +23,14 @@ export function vocabularyOf({ model, added_tokens: added = [] }) {
   const ids = new Map(isList ? vocab.map(([token], id) => [token, id]) : Object.entries(vocab));
   for (const { content, id } of added) ids.set(content, id);
   const names = new Map([...ids].map(([token, id]) => [id, token]));
-  return { ids, size: 1 + largest([...names.keys()]), tokens: (wanted) => wanted.map(nameOf) };
+  const tokens = (/** @type {number[]} */ wanted) => wanted.map(nameOf);
+  return { ids, size: 1 + largest([...names.keys()]), tokens, has: (id) => names.has(id) };
 
   /** @param {number} id @returns {string} */
   function nameOf(id) {
     const token = names.get(id);
     if (token !== undefined) return token;
-    throw new BundleError(`tokenizer.json has no token for id ${id}; export the checkpoint with its own tokenizer`);
+    throw new BundleError(`tokenizer.json has no token for id ${id}`);
   }
 }
 

@@ -13,6 +13,6 @@ const found = jobs.map((/** @type {{ folder: string, lines: string[], size: numb
   /** @type {any} */
   const facts = { source: tokens, target: tokens };
   const reader = foreign({ source: tokenizer, target: tokenizer }, facts, false, { source: file, target: null });
-  return lines.map((line) => reader.encode(line, "token"));
+  return lines.map((line) => reader.encode(line, "token", false));
 });
 process.stdout.write(JSON.stringify(found));
