@@ -24,7 +24,7 @@ from txport.cli.options import (
     unknown_option,
     variant_option,
 )
-from txport.cli.outputs import require_outputs
+from txport.cli.outputs import INPUT, OUTPUT, command
 from txport.cli.searching import FLAGS, IDS, ONLY_GENERATING, search_options
 from txport.errors import UnsupportedError
 from txport.models.tokenizers.numbers import NumberTokenizer
@@ -48,7 +48,7 @@ runtime_option = click.option(
 )
 
 
-@click.command()
+@command()
 @click.argument("bundle", shell_complete=completion.models)
 @click.argument("text", nargs=-1)
 @runtime_option
@@ -81,10 +81,8 @@ runtime_option = click.option(
 @click.option(
     "--ids", "as_ids", is_flag=True, help="Read and write token ids, special tokens included, without a tokenizer."
 )
-@click.option(
-    "--input", "inputs", type=click.Path(path_type=Path), multiple=True, help="Read lines from a file.  [repeatable]"
-)
-@click.option("--output", type=click.Path(path_type=Path), help="Write to a file, atomically.")
+@click.option("--input", "inputs", type=INPUT, multiple=True, help="Read lines from a file.  [repeatable]")
+@click.option("--output", type=OUTPUT, help="Write to a file, atomically.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
 @click.option(
     "--stream", "as_stream", is_flag=True, help="Stream each output while it is generated, one text after the other."
@@ -124,7 +122,6 @@ def run(
         raise UnsupportedError("give TEXT or --input, not both")
     _require_shown(as_stream, as_json, options["alignment"])
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
-    require_outputs({"--output": output})
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
     how: dict[str, Any] = {"checkpoint": checkpoint, "trust_code": trust_code, "single": single, "variant": variant}
     model = api.load(bundle, **where, **how, progress=progress)
@@ -256,13 +253,13 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@click.command()
+@command()
 @click.argument("bundle", shell_complete=completion.models)
 @click.argument("pair", nargs=-1)
 @click.option(
     "--input",
     "inputs",
-    type=click.Path(path_type=Path),
+    type=INPUT,
     multiple=True,
     help="Read lines of TEXT, a tab and TARGET from a file.  [repeatable]",
 )
