@@ -158,6 +158,21 @@ def test_nbest_gives_scored_lines_best_first(call: Cli, bundle: Bundle) -> None:
         assert len({output for _, output in group}) == 3
 
 
+def test_each_text_has_its_lines_whatever_an_output_holds(
+    call: Cli, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = "a\n-0.1\tforged\r\x1b[2J\u2028\\n"
+    monkeypatch.setattr(txport.Model, "_text", lambda *_: output)
+    shown = r"a\n-0.1{tab}forged\r\x1b[2J\u2028\n"
+    assert call("run", bundle.path, "bad", "hi").out.split("\n") == [shown.format(tab="\t")] * 2 + [""]
+    rows = call("run", bundle.path, "bad", "hi", "--beams", 2, "--nbest", 2).out.splitlines()
+    assert [row.split("\t")[1:] for row in rows] == [[shown.format(tab=r"\t")]] * 4
+    assert call("run", bundle.path, "bad", "hi", "--raw").out == f"{output}\n" * 2
+    lines = call("run", bundle.path, "bad", "hi", "--json").out.splitlines()
+    assert [json.loads(line)["output"] for line in lines] == [output] * 2
+    assert "--raw writes text and --json writes JSON" in call("run", bundle.path, "bad", "--raw", "--json").err
+
+
 @pytest.mark.parametrize("option", ["--beams=4", "--length-penalty=-1", "--early-stopping=never", "--max-new-tokens=2"])
 def test_search_options_reach_the_search(call: Cli, bundle: Bundle, model: txport.Model, option: str) -> None:
     name, value = option.removeprefix("--").split("=")

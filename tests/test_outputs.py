@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -12,13 +11,14 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 import txport
 from txport import api, cli, locate, release
 from txport import bench as measure
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.cli.outputs import require_outputs
+from txport.cli.outputs import Command, InputPath, OutputFile, OutputFolder, require_outputs
 from txport.errors import BundleError, OutputError
 
 Refused = Callable[..., str]
@@ -96,37 +96,77 @@ def test_two_outputs_to_one_file_are_refused(
     assert "--report and --keep name the same place" in refused("matrix", "g2p-en", "--report", one, "--keep", one)
 
 
-def test_a_report_does_not_replace_the_texts_of_the_user(refused: Refused, tmp_path: Path) -> None:
+PARAMETERS = [(name, each) for name, command in cli.cli.commands.items() for each in command.params]
+WRITING = [(name, each.opts[-1]) for name, each in PARAMETERS if isinstance(each.type, OutputFile)]
+
+
+def test_each_parameter_says_whether_it_is_read_or_written() -> None:
+    """The guard of `Command` needs no list of options: it looks at the types of the parameters."""
+    paths = [(name, each.name, each.type) for name, each in PARAMETERS if isinstance(each.type, click.Path)]
+    assert [each for each in paths if not isinstance(each[2], InputPath | OutputFile | OutputFolder)] == []
+    assert {name for name, _ in WRITING} == {"import", "run", "parity", "matrix", "bench", "inspect"}
+    assert all(isinstance(cli.cli.commands[name], Command) for name, _ in WRITING)
+
+
+@pytest.mark.parametrize(("command", "option"), WRITING)
+def test_no_option_replaces_a_file_of_a_model(
+    refused: Refused, bundle: Bundle, checkpoint: Path, tmp_path: Path, command: str, option: str
+) -> None:
+    """Neither of the model that is named, by any name of the file, nor of one that the command does not read."""
+    graph = next(iter(bundle.manifest.files))
+    weights = checkpoint / "model.safetensors"
+    (tmp_path / "link").symlink_to(bundle.path / "txport.json")
+    (tmp_path / "hard").hardlink_to(weights)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "pytorch_model.bin").write_text("precious")
+    for model, target in (
+        (bundle.path, bundle.path / graph),
+        (bundle.path, tmp_path / "link"),
+        (bundle.path, weights),
+        (bundle.path, tmp_path / "other" / "pytorch_model.bin"),
+        (checkpoint, tmp_path / "hard"),
+    ):
+        before = target.read_bytes()
+        said = refused(command, model, option, target)
+        assert said.startswith(f"txport: {target} is a file of ")
+        assert said.endswith(f", and {option} would replace it; choose another place\n")
+        assert target.read_bytes() == before
+
+
+def test_no_output_replaces_what_the_command_reads(refused: Refused, tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.write_text("bad\tB\n")
-    said = refused(*PARITY, "--quality", texts, "--markdown", texts)
-    assert said == f"txport: --markdown would replace what --quality reads, {texts}; choose another place\n"
+    code = tmp_path / "model.py"
+    code.write_text("Net = None")
+    for what, arguments in {
+        "--quality": (*PARITY, "--quality", texts, "--markdown", texts),
+        "--baseline": (*PARITY, "--baseline", texts, "--junit", texts),
+        "--compare": ("bench", "g2p-en", "--compare", texts, "--report", texts),
+        "--input": ("run", "g2p-en", "--input", texts, "--output", texts),
+        "TEXT": ("run", "g2p-en", texts, "--output", texts),
+        "--checkpoint": (*PARITY, "--checkpoint", f"{code}:Net", "--report", code),
+    }.items():
+        said = refused(*arguments)
+        option = arguments[-2]
+        assert (
+            said
+            == f"txport: {arguments[-1]} is what {what} reads, and {option} would replace it; choose another place\n"
+        )
 
 
-def test_an_input_may_be_the_output(bundle: Bundle, tmp_path: Path) -> None:
-    words = tmp_path / "words"
-    words.write_text("bad\nchief\n")
-    expected = [each.output for each in txport.load(bundle.path).generate(["bad", "chief"])]
-    cli.main(["run", str(bundle.path), "--input", str(words), "--output", str(words)])
-    assert words.read_text().splitlines() == expected
-
-
-def test_a_baseline_may_be_the_new_report(bundle: Bundle, checkpoint: Path, tmp_path: Path) -> None:
-    report = tmp_path / "report"
-    command = ["parity", str(bundle.path), "--checkpoint", str(checkpoint), "--runtime", "ort", "--report", str(report)]
-    cli.main(command)
-    before = report.read_text()
-    report.chmod(0o600)
-    cli.main([*command, "--baseline", str(report)])
-    assert json.loads(report.read_text())["verdict"] == json.loads(before)["verdict"]
-    assert report.stat().st_mode & 0o777 == 0o600
+def test_a_report_in_the_folder_of_a_bundle_is_replaced(copied: Path, tmp_path: Path) -> None:
+    report = copied / "report.html"
+    for _ in range(2):
+        cli.main(["inspect", str(copied), "--html", str(report)])
+    assert load_bundle(copied).manifest
+    assert report.read_text().startswith("<!")
 
 
 def test_files_may_lie_in_the_folder_that_is_kept(tmp_path: Path) -> None:
     keep = tmp_path / "keep"
-    require_outputs({"--report": keep / "matrix.json", "--html": None}, keep=keep)
+    require_outputs({"--report": keep / "matrix.json"}, {"--keep": keep})
     with pytest.raises(OutputError, match=r"deeper/matrix\.json can't be written"):
-        require_outputs({"--report": keep / "deeper" / "matrix.json"}, keep=keep)
+        require_outputs({"--report": keep / "deeper" / "matrix.json"}, {"--keep": keep})
     assert list(tmp_path.iterdir()) == []
 
 

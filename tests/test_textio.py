@@ -27,6 +27,18 @@ def read(data: bytes) -> list[str]:
     return list(textio.read_lines(io.BytesIO(data), "it"))
 
 
+@given(fields=st.lists(st.text(), min_size=1))
+def test_a_row_is_one_line_of_its_fields(fields: list[str]) -> None:
+    stream = io.StringIO()
+    textio.print_row(fields, stream)
+    (line,) = stream.getvalue().splitlines()
+    tabs = fields[0].count("\t") if len(fields) == 1 else len(fields) - 1
+    assert line.count("\t") == tabs
+    stream = io.StringIO()
+    textio.print_row(fields, stream, raw=True)
+    assert stream.getvalue() == "\t".join(fields) + "\n"
+
+
 @settings(deadline=None)
 @given(lines=st.lists(LINE, min_size=1), end=st.sampled_from(["\n", "\r\n"]), is_ended=st.booleans())
 def test_lines_come_without_their_ends_whatever_these_are(lines: list[str], end: str, is_ended: bool) -> None:

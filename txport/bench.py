@@ -41,9 +41,9 @@ from txport.runtimes.base import Ints, QueuedRuntime, Runtime, Sizes
 from txport.system import machine
 from txport.system.documents import DocumentError, read_json
 from txport.system.progress import Progress, silent
+from txport.system.signals import ENDING
 
 WARM_UP = 3
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 BANDWIDTH = {
     "read bandwidth": "GB/s",  # of the machine, for as many bytes as a step reads, in the same rounds
     "bandwidth reached": "%",  # of a step: bytes of its weights / time, as a share of the read bandwidth
@@ -146,7 +146,7 @@ class Worker:
 
 @contextlib.contextmanager
 def _deaf() -> Iterator[None]:
-    """Block SIGINT for a process that is started in this block: a terminal sends Ctrl-C to all, the parent ends it.
+    """Block signals for a process that is started in this block: a terminal sends Ctrl-C to all, the parent ends it.
 
     Signals to this process are delayed until the block ends.
     """
@@ -156,8 +156,8 @@ def _deaf() -> Iterator[None]:
         return
     resource_tracker.ensure_running()  # otherwise it is started in the block, and unblocks signals
     came: list[int] = []
-    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in SIGNALS}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in ENDING}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, set(ENDING) - {signal.SIGTERM})
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Ctrl-C at many moments of a command, from its first line to its last: one line and 130, or nothing at all."""
+"""Ctrl-C and other signals at many moments of a command, from first line to last: one line and 130, or nothing."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ import pytest
 from tests.cli.processes import ENVIRONMENT, start
 from txport.bundles.bundle import Bundle
 from txport.cli import INTERRUPTED
+from txport.system.signals import ENDING
 
 OURS = re.compile(r"cli/__init__\.py\", line \d+, in main|^txport: ", re.MULTILINE)
 GOES_ON = "Failed checking if argv[0] is an import path entry"  # CPython's own, from before it opens our program
 BENCH = ["--rounds", 3, "--source", 4, "--tokens", 4, "--threads", 1]
 
 
-def interrupt(seconds: float, folder: Path, command: list[object], number: int = signal.SIGINT) -> tuple[int, str]:
+def interrupt(seconds: float, folder: Path, command: list[object], number: int) -> tuple[int, str]:
     """Start a command and interrupt it, and all that it started as a terminal does, after so long."""
     process = start(*command, cwd=folder, start_new_session=True)
     time.sleep(seconds)
@@ -37,11 +38,11 @@ def interrupt(seconds: float, folder: Path, command: list[object], number: int =
 
 def is_before_our_first_line(code: int, err: str) -> bool:
     """Python itself is starting: no line of ours has had a chance. (It may print that it was interrupted and go on.)"""
-    return (code in (-signal.SIGINT, 1) and not OURS.search(err)) or err.startswith(GOES_ON)
+    return (-code in (*ENDING, -1) and not OURS.search(err)) or err.startswith(GOES_ON)
 
 
 def sweep(folder: Path, command: list[object], moments: int) -> Counter[int]:
-    """Let it end by itself, then interrupt it at moments of that time; -> how often it ended with which code."""
+    """Let it end by itself, then end it by a signal at moments of that time; -> how often it ended with which code."""
     begun = time.perf_counter()
     process = start(*command, cwd=folder)
     _, err = process.communicate(timeout=60)
@@ -50,7 +51,7 @@ def sweep(folder: Path, command: list[object], moments: int) -> Counter[int]:
     ended: Counter[int] = Counter()
     for moment in range(1, moments + 1):
         seconds = whole * moment / (moments + 1)
-        code, err = interrupt(seconds, folder, command)
+        code, err = interrupt(seconds, folder, command, ENDING[moment % len(ENDING)])
         if not is_before_our_first_line(code, err):
             assert (code, err) in ((130, INTERRUPTED), (0, "")), f"after {seconds} s: {err}"
             ended[code] += 1
@@ -204,7 +205,7 @@ def test_no_interrupt_is_swallowed(trap: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def handlers() -> Iterator[dict[int, object]]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in ENDING}
     yield before
     assert {number: signal.getsignal(number) for number in before} == before
 

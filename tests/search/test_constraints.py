@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,11 @@ OPTIONS = st.fixed_dictionaries(
     },
 )
 PREFIXES = st.lists(st.lists(TOKENS, max_size=3), min_size=1, max_size=4)
+
+
+def _with(value: float, scores: Any) -> Any:
+    scores[1, 4] = value
+    return scores
 
 
 def unchanged(scores: Floats, token_ids: Ints) -> Floats:
@@ -387,15 +392,24 @@ def test_a_processor_has_no_say_in_a_prefix(beams: int) -> None:
     assert [each[0].tokens for each in found] == [(2, 3, 5, 5), (5, 5)]
 
 
-def test_a_processor_must_return_what_it_got() -> None:
-    with pytest.raises(UnsupportedError, match=r"logits_processor must return scores of shape \(1, 9\), got \(1, 3\)"):
-        search(
-            random_table(SIZE, 0),
-            [[1]],
-            SIZE,
-            max_new_tokens=2,
-            logits_processor=lambda scores, token_ids: scores[:, :3],
-        )
+@pytest.mark.parametrize("way", [{}, {"do_sample": True, "seed": 1}, {"beams": 3}])
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (lambda scores: scores[:, :3], r"scores of shape \(\d, 9\), got \(\d, 3\)"),
+        (lambda scores: scores + 1j, "real numbers, got complex64"),
+        (lambda scores: scores.astype(str), "real numbers, got <U"),
+        (lambda scores: _with(np.nan, scores), "got NaN in row 1"),
+        (lambda scores: _with(np.inf, scores), "got infinity in row 1"),
+        (lambda scores: _with(1e300, scores.astype(float)), "got infinity in row 1"),
+    ],
+)
+def test_a_processor_must_return_scores(way: dict[str, Any], changed: Callable[[Floats], Any], message: str) -> None:
+    def odd(scores: Floats, token_ids: Ints) -> Any:
+        return changed(scores)
+
+    with pytest.raises(UnsupportedError, match=rf"the logits_processor .*odd must return .*{message}"):
+        search(random_table(SIZE, 0), [[1], [2]], SIZE, max_new_tokens=2, logits_processor=odd, **way)
 
 
 @settings(deadline=None, max_examples=40)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from txport.system.terminal import one_line, printable, printable_json
 
-STEERING = {"\x1b[31m": r"\x1b[31m", "a\rb": r"a\x0db", "\x9b": r"\x9b", "\u202e": r"\u202e", "\udcff": r"\udcff"}
+STEERING = {"\x1b[31m": r"\x1b[31m", "a\rb": r"a\rb", "\x9b": r"\x9b", "\u202e": r"\u202e", "\udcff": r"\udcff"}
 
 
 @pytest.mark.parametrize(("text", "shown"), STEERING.items())

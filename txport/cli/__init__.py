@@ -40,10 +40,12 @@ def main(arguments: Iterable[str] | None = None) -> None:
 
 
 def _leave_at_interrupts() -> None:
-    """Make SIGINT and SIGTERM end the process at once until a command begins: there is nothing to undo."""
+    """Make the signals of `ENDING` end the process at once until a command begins: there is nothing to undo."""
     import signal
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    from txport.system.signals import ENDING
+
+    for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _leave)
 

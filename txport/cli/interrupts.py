@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a command runs: they raise KeyboardInterrupt when that is safe, until the command ends."""
+"""Signals that end a command while it runs: they raise KeyboardInterrupt when that is safe, until the command ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import threading
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from txport.system.signals import ENDING
+
 SOON = 0.02  # seconds
 
 
@@ -55,7 +56,7 @@ def _answered() -> list[signal.Signals]:
     """Return the signals to handle: those that are not ignored, and none outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return []
-    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    return [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _is_importing(frame: FrameType | None) -> bool:

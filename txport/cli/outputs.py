@@ -1,37 +1,113 @@
-"""Checks of output paths, before any work is done."""
+"""Files that a command writes: checked before any work is done, and never a file that the command reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
-from txport.errors import UnsupportedError
-from txport.system.files import is_stream, require_file, require_folder
+import click
+
+from txport.errors import OutputError, UnsupportedError
+from txport.models.names import code_name
+from txport.ownership import files_in
+from txport.system.files import is_stream, require_file
 from txport.system.places import resolve
+
+STDIN = Path("/dev/stdin")
+Read = tuple[str, Path]  # what a file is, in words, and the file
+
+
+class InputPath(click.Path):
+    """The type of a parameter that names a file or folder to read."""
+
+
+class OutputFile(click.Path):
+    """The type of a parameter that names a file to write."""
+
+
+class OutputFolder(click.Path):
+    """The type of a parameter that names a folder to create; the command checks it."""
+
+
+INPUT = InputPath(path_type=Path)
+OUTPUT = OutputFile(path_type=Path)
+OUTPUT_FOLDER = OutputFolder(path_type=Path)
+
+
+class Command(click.Command):
+    """A command whose parameters of type `OutputFile` are checked before it runs."""
+
+    def invoke(self, context: click.Context) -> Any:
+        """Raise `OutputError` or `UnsupportedError` for a file that can't or must not be written."""
+        given = [(each, context.params[each.name]) for each in self.params if each.name in context.params]
+        files = {_flag(each): path for each, path in given if isinstance(each.type, OutputFile) and path}
+        folders = {_flag(each): path for each, path in given if isinstance(each.type, OutputFolder) and path}
+        if files:
+            named = ((_flag(each), value) for each, value in given if not isinstance(each.type, OutputFile))
+            reads = [read for flag, value in named for read in _read(flag, value)]
+            require_outputs(files, folders, [*reads, ("what standard input reads", STDIN)])
+        return super().invoke(context)
+
+
+command = partial(click.command, cls=Command)
 
 
 def require_outputs(
-    files: Mapping[str, Path | None], *, keep: Path | None = None, inputs: Mapping[str, Path | None] | None = None
+    files: Mapping[str, Path], folders: Mapping[str, Path] | None = None, reads: Sequence[Read] = ()
 ) -> None:
-    """Raise `OutputError` if a file can't be written, or the folder `keep` can't be created.
+    """Raise `OutputError` if a file can't be written, or is one of `reads` or of a bundle or checkpoint.
 
-    `files` and `inputs` are paths by option. Raises `UnsupportedError` if two options name the same file, or a file
-    would replace one of the `inputs`. Files can be in `keep`, which is created before they are written.
+    `files` and `folders` are paths by option. Raises `UnsupportedError` if two options name the same place. Files can
+    be in one of the `folders`, which are created before the files are written.
     """
-    given = {option: path for option, path in files.items() if path}
-    if keep:
-        require_folder(keep)
-        given["--keep"] = keep
-    named = {option: resolve(path) for option, path in given.items() if not is_stream(path)}
-    for (option, path), (other, same) in combinations(named.items(), 2):
-        if path == same:
+    given = {**files, **(folders or {})}
+    places = {option: resolve(path) for option, path in given.items() if not is_stream(path)}
+    for (option, place), (other, same) in combinations(places.items(), 2):
+        if place == same:
             raise UnsupportedError(f"{option} and {other} name the same place, {given[option]}; give each its own")
-    for reads, source in (inputs or {}).items():
-        for option in (option for option, path in named.items() if source and path == resolve(source)):
-            raise UnsupportedError(f"{option} would replace what {reads} reads, {source}; choose another place")
-    for option in named.keys() - {"--keep"}:
-        if not keep or named[option].parent != named["--keep"]:
-            require_file(given[option])
-    for option in given.keys() - named.keys():
-        require_file(given[option])
+    created = [places[option] for option in folders or {} if option in places]
+    for option, path in files.items():
+        if option not in places or places[option].parent not in created:
+            _spare(option, path, reads)
+            require_file(path)
+
+
+def _spare(option: str, path: Path, reads: Sequence[Read]) -> None:
+    """Raise `OutputError` if `path` is a file that is read, or a file of the bundle or checkpoint in its folder."""
+    try:
+        status = path.stat()
+    except OSError:  # there is no file
+        return
+    around = {above for place in (path.absolute(), resolve(path)) for above in list(place.parents)[:2]}
+    owned = ((f"a file of {folder}", file) for folder in sorted(around) for file in files_in(folder))
+    for what, file in (*reads, *owned):
+        if _is(file, status):
+            raise OutputError(f"{path} is {what}, and {option} would replace it; choose another place")
+
+
+def _is(file: Path, status: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(file.stat(), status)
+    except (OSError, ValueError):  # there is no such file, or the name can't be one
+        return False
+
+
+def _read(flag: str, value: Any) -> Iterator[Read]:
+    """Yield the files that the value of a parameter names: a file, a file of code, or those of a model's folder."""
+    for each in value if isinstance(value, tuple) else (value,):
+        if not isinstance(each, str | Path):
+            continue
+        code = code_name(str(each))
+        path = code[0] if code else Path(each)
+        if os.path.isdir(path):  # noqa: PTH112 - False for text that can't be a path
+            yield from ((f"a file of {each}", file) for file in files_in(path))
+        elif os.path.isfile(path):  # noqa: PTH113
+            yield f"what {flag} reads", path
+
+
+def _flag(parameter: click.Parameter) -> str:
+    return parameter.opts[-1] if isinstance(parameter, click.Option) else parameter.human_readable_name

@@ -14,7 +14,7 @@ from typing import IO, Any, BinaryIO, TypeVar
 from txport.cli.guard import echo, results
 from txport.errors import TextError
 from txport.system.files import staged_file
-from txport.system.terminal import printable, printable_json
+from txport.system.terminal import printable, printable_json, unbroken
 
 Item = TypeVar("Item")
 LONG = 64  # minimum number of texts for a progress bar
@@ -92,6 +92,15 @@ def draw_texts(pairs: Iterable[tuple[str, str]], count: int, seed: int) -> dict[
 def print_line(line: str, stream: IO[str], *, end: str = "\n", flush: bool = True) -> None:
     """Write a line of data; on a terminal, escape control characters."""
     print(printable(line, keep="\t\n") if stream.isatty() else line, end=end, file=stream, flush=flush)
+
+
+def print_row(fields: Sequence[str], stream: IO[str], *, raw: bool = False, flush: bool = True) -> None:
+    """Write one line of fields, apart by tabs.
+
+    Line ends and other control characters in a field are escaped unless `raw`, and tabs if there are several fields.
+    """
+    keep = "\t" if len(fields) == 1 else ""
+    print_line("\t".join(each if raw else unbroken(each, keep) for each in fields), stream, flush=flush)
 
 
 def tell_unknown(unknown: int, count: int) -> None:

@@ -18,7 +18,7 @@ from txport.models.facts import Facts
 from txport.runtimes.base import Floats, Ints, Scores, log_softmax, scores
 from txport.runtimes.inputs import Sources
 from txport.search.changes import NOTHING, Changes, ends_with, renormalise
-from txport.search.options import SearchOptions
+from txport.search.options import Processor, SearchOptions
 from txport.search.problems import single_tokens
 from txport.search.requests import SearchRequest, Step
 
@@ -143,10 +143,7 @@ class Constraints:
         if self._options.logits_processor is None:
             return values
         ids = np.where(seen == NOTHING, self._filler, seen)
-        shape = values.shape
-        values = np.asarray(self._options.logits_processor(values, ids), np.float32)
-        if values.shape != shape:
-            raise UnsupportedError(f"logits_processor must return scores of shape {shape}, got {values.shape}")
+        values = _processed(self._options.logits_processor, values, ids)
         if forced is not None:  # it does not change prefixes
             values[given] = -np.inf
             values[given, forced[given]] = 0.0
@@ -262,6 +259,23 @@ def _choose(
     own = own if count is None else np.take_along_axis(own, ids, axis=1)
     log_probs = own if forced is None else np.where((forced != NOTHING)[:, None], np.float32(0), own)
     return Candidates(changed, np.where(changed == -np.inf, np.float32(-np.inf), log_probs), ids, attention)
+
+
+def _processed(processor: Processor, values: Floats, ids: Ints) -> Floats:
+    """Return what a `logits_processor` makes of the scores; raise `UnsupportedError` if these can't be scores."""
+    found = np.asarray(processor(values, ids))
+    must = f"the logits_processor {getattr(processor, '__qualname__', type(processor).__name__)} must return"
+    if found.shape != values.shape:
+        raise UnsupportedError(f"{must} scores of shape {values.shape}, got {found.shape}")
+    if not np.can_cast(found.dtype, np.float32, "same_kind"):
+        raise UnsupportedError(f"{must} real numbers, got {found.dtype}")
+    with np.errstate(over="ignore"):
+        found = found.astype(np.float32, copy=False)
+    wrong = np.flatnonzero(~(found.max(axis=1) < np.inf))  # also of NaN
+    if wrong.size:
+        what = "NaN" if np.isnan(found[wrong[0]]).any() else "infinity"
+        raise UnsupportedError(f"{must} finite scores, or -inf for a banned token, got {what} in row {wrong[0]}")
+    return found
 
 
 def _forbid(values: Floats, banned: Ints) -> None:

@@ -11,7 +11,9 @@ from contextvars import ContextVar
 # Control characters, line separators, marks and overrides of direction, and halves of pairs, which no encoding takes.
 BEYOND_ASCII = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 UNSAFE = re.compile(f"[\0-\x1f{BEYOND_ASCII}]")
+BREAKING = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029]")  # in a file, marks of direction are text
 UNSAFE_IN_JSON = re.compile(f"[{BEYOND_ASCII}]")  # the others are escaped in any JSON
+SHORT = {9: r"\t", 10: r"\n", 13: r"\r"}
 
 owns_stderr = ContextVar("owns_stderr", default=False)  # of the thread that may move the process's stderr for a moment
 
@@ -19,6 +21,11 @@ owns_stderr = ContextVar("owns_stderr", default=False)  # of the thread that may
 def printable(text: str, keep: str = "") -> str:
     r"""Return a text with control characters escaped, such as \x1b, except the characters in `keep`."""
     return UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escape(ord(found[0])), text)
+
+
+def unbroken(text: str, keep: str = "") -> str:
+    r"""Return a text without line ends and control characters: they are escaped (\n), except those in `keep`."""
+    return BREAKING.sub(lambda found: found[0] if found[0] in keep else _escape(ord(found[0])), text)
 
 
 def one_line(text: str) -> str:
@@ -32,7 +39,7 @@ def printable_json(text: str) -> str:
 
 
 def _escape(code: int) -> str:
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    return SHORT.get(code) or f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 @contextlib.contextmanager

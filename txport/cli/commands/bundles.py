@@ -12,15 +12,15 @@ from txport.bundles.original import describe_original
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
 from txport.cli.options import provider_option, threads_option, trust_option, variant_option
-from txport.cli.outputs import require_outputs
+from txport.cli.outputs import OUTPUT, OUTPUT_FOLDER, command
 from txport.cli.progress import shown, verbose_option
 from txport.errors import UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
 
 
-@click.command()
+@command()
 @click.argument("checkpoint", shell_complete=completion.models)
-@click.argument("out", type=click.Path(path_type=Path), shell_complete=completion.folders)
+@click.argument("out", type=OUTPUT_FOLDER, shell_complete=completion.folders)
 @click.option(
     "--target", type=click.Choice(TARGETS), default="portable", show_default=True, help="Target of the export."
 )
@@ -120,14 +120,14 @@ def _size(size: float) -> str:
     return megabytes(size)
 
 
-@click.command()
+@command()
 @click.argument("bundle", shell_complete=completion.models)
 @variant_option
 @click.option("--brief", is_flag=True, help="Print only the summary, the parity figures and the path.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
 @click.option(
     "--html",
-    type=click.Path(path_type=Path),
+    type=OUTPUT,
     help="Write an HTML page with drawings of the run, weights, graphs and operators.",
 )
 def inspect(bundle: str, variant: str | None, brief: bool, as_json: bool, html: Path | None) -> None:
@@ -140,14 +140,10 @@ def inspect(bundle: str, variant: str | None, brief: bool, as_json: bool, html: 
     from txport.cli import tables
     from txport.locate import find_bundle
 
-    require_outputs({"--html": html})
     found = find_bundle(bundle, variant=variant, progress=progress)
     if html:
         from txport.inspection.page import page
 
-        texts = [each for each in found.texts.values() if isinstance(each, Path)]
-        for read in (*(found.path / name for name in (found.manifest.written_in, *found.manifest.files)), *texts):
-            require_outputs({"--html": html}, inputs={"BUNDLE": read})
         textio.write_text(html, page(found))
     if as_json:
         textio.print_json({"path": str(found.path.resolve()), **found.manifest.to_dict(), **_kernels(found)})
@@ -165,7 +161,7 @@ def _kernels(bundle: Any) -> dict[str, Any]:
     return {"on_cuda": {role: each.to_dict() for role, each in found.items()} or why}
 
 
-@click.command()
+@command()
 @click.argument("bundle", shell_complete=completion.models)
 @click.option(
     "--runtime",

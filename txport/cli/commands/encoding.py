@@ -20,7 +20,7 @@ ARRAY = ".npy"
 TRUE = 0.5  # minimum probability of a printed label, if labels are independent
 FLAGS = {"pooling": "--pooling", "normalize": "--normalize", "top": "--top"}
 OF = {"embed": ("pooling", "normalize"), "classify": ("top",), "tag": (), "fill": ("top",)}  # a model's options
-Lines = Iterator[str]
+Rows = Iterator[tuple[str, ...]]
 
 
 def encoding_options(command: F) -> F:
@@ -73,7 +73,7 @@ def run(
     if _is_array(output) and as_json:
         raise UnsupportedError(f"--json writes text and --output {output} writes an array; remove one of them")
     texts, told = itertools.tee(texts)
-    found, lines = WAYS[model.facts.ability](model, texts, shown, how)
+    found, rows = WAYS[model.facts.ability](model, texts, shown, how)
     with textio.open_output(output) as stream:
         results = textio.with_progress(found, total, stream)
         if _is_array(output):
@@ -82,8 +82,8 @@ def run(
         count = unknown = 0
         for text, result in zip(told, results, strict=True):
             is_known = len(result) > 0
-            for line in lines(text, result, as_json) if is_known or as_json else [""]:
-                textio.print_line(line, stream, flush=total is None)
+            for row in rows(text, result, as_json) if is_known or as_json else [("",)]:
+                textio.print_row(row, stream, raw=is_given("raw"), flush=total is None)
             count = count + 1
             unknown = unknown + (not is_known)
     textio.tell_unknown(unknown, count)
@@ -106,16 +106,16 @@ def _write_array(stream: IO[str], vectors: Iterable[Any], pooling: str, width: i
     np.save(stream.buffer, array)  # type: ignore[attr-defined]  # of a file
 
 
-Way = tuple[Iterator[Any], Callable[[str, Any, bool], Lines]]
+Way = tuple[Iterator[Any], Callable[[str, Any, bool], Rows]]
 
 
 def _embed(model: Any, texts: Iterable[str], shown: dict[str, Any], how: dict[str, Any]) -> Way:
-    def lines(text: str, vectors: Any, as_json: bool) -> Lines:
+    def rows(text: str, vectors: Any, as_json: bool) -> Rows:
         values = _numbers(vectors) if vectors.size else None
         name = "vector" if vectors.ndim == 1 else "vectors"
-        yield textio.to_json({"input": text, name: values} if as_json else values or [])
+        yield (textio.to_json({"input": text, name: values} if as_json else values or []),)
 
-    return model.embed_iter(texts, pooling=shown["pooling"], normalize=shown["normalize"], **how), lines
+    return model.embed_iter(texts, pooling=shown["pooling"], normalize=shown["normalize"], **how), rows
 
 
 def _numbers(array: Any) -> Any:
@@ -127,41 +127,41 @@ def _classify(model: Any, texts: Iterable[str], shown: dict[str, Any], how: dict
     function = model.facts.function_to_apply
     least = TRUE if function == "sigmoid" and len(model.facts.labels) > 1 else -math.inf
 
-    def lines(text: str, labels: Any, as_json: bool) -> Lines:
+    def rows(text: str, labels: Any, as_json: bool) -> Rows:
         if as_json:
-            yield textio.to_json({"input": text, "labels": [asdict(each) for each in labels]})
+            yield (textio.to_json({"input": text, "labels": [asdict(each) for each in labels]}),)
         elif shown["top"] is not None:
             yield from map(_scored, labels)
         elif function == "softmax":
-            yield labels[0].label
+            yield (labels[0].label,)
         else:
-            yield "\t".join(_scored(each) for each in labels if each.score >= least)
+            yield tuple(field for each in labels if each.score >= least for field in _scored(each))
 
-    return model.classify_iter(texts, top=shown["top"], **how), lines
+    return model.classify_iter(texts, top=shown["top"], **how), rows
 
 
-def _scored(label: Any) -> str:
-    return f"{label.score:.4f}\t{label.label}"
+def _scored(label: Any) -> tuple[str, str]:
+    return f"{label.score:.4f}", label.label
 
 
 def _tag(model: Any, texts: Iterable[str], shown: dict[str, Any], how: dict[str, Any]) -> Way:
-    def lines(text: str, tags: Any, as_json: bool) -> Lines:
+    def rows(text: str, tags: Any, as_json: bool) -> Rows:
         if as_json:
-            yield textio.to_json({"input": text, "tags": [asdict(each) for each in tags]})
+            yield (textio.to_json({"input": text, "tags": [asdict(each) for each in tags]}),)
         else:
-            yield " ".join(f"{each.token}/{each.label}" for each in tags)
+            yield (" ".join(f"{each.token}/{each.label}" for each in tags),)
 
-    return model.tag_iter(texts, **how), lines
+    return model.tag_iter(texts, **how), rows
 
 
 def _fill(model: Any, texts: Iterable[str], shown: dict[str, Any], how: dict[str, Any]) -> Way:
-    def lines(text: str, masks: Any, as_json: bool) -> Lines:
+    def rows(text: str, masks: Any, as_json: bool) -> Rows:
         if as_json:
-            yield textio.to_json({"input": text, "masks": [[asdict(each) for each in one] for one in masks]})
+            yield (textio.to_json({"input": text, "masks": [[asdict(each) for each in one] for one in masks]}),)
         else:
-            yield from (f"{each.score:.4f}\t{each.token}" for one in masks for each in one)
+            yield from ((f"{each.score:.4f}", each.token) for one in masks for each in one)
 
-    return model.fill_iter(texts, **({} if shown["top"] is None else {"top": shown["top"]}), **how), lines
+    return model.fill_iter(texts, **({} if shown["top"] is None else {"top": shown["top"]}), **how), rows
 
 
 WAYS: dict[str, Callable[..., Way]] = {"embed": _embed, "classify": _classify, "tag": _tag, "fill": _fill}

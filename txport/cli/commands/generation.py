@@ -24,7 +24,7 @@ from txport.cli.options import (
     unknown_option,
     variant_option,
 )
-from txport.cli.outputs import require_outputs
+from txport.cli.outputs import INPUT, OUTPUT, command
 from txport.cli.searching import FLAGS, IDS, ONLY_GENERATING, search_options
 from txport.errors import UnsupportedError
 from txport.models.tokenizers.numbers import NumberTokenizer
@@ -48,7 +48,7 @@ runtime_option = click.option(
 )
 
 
-@click.command()
+@command()
 @click.argument("bundle", shell_complete=completion.models)
 @click.argument("text", nargs=-1)
 @runtime_option
@@ -82,11 +82,10 @@ runtime_option = click.option(
 @click.option(
     "--ids", "as_ids", is_flag=True, help="Read and write token ids, special tokens included, without a tokenizer."
 )
-@click.option(
-    "--input", "inputs", type=click.Path(path_type=Path), multiple=True, help="Read lines from a file.  [repeatable]"
-)
-@click.option("--output", type=click.Path(path_type=Path), help="Write to a file, atomically.")
+@click.option("--input", "inputs", type=INPUT, multiple=True, help="Read lines from a file.  [repeatable]")
+@click.option("--output", type=OUTPUT, help="Write to a file, atomically.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
+@click.option("--raw", is_flag=True, help="Write outputs with their line ends and control characters, not escaped.")
 @click.option(
     "--stream", "as_stream", is_flag=True, help="Stream each output while it is generated, one text after the other."
 )
@@ -105,6 +104,7 @@ def run(
     output: Path | None,
     as_ids: bool,
     as_json: bool,
+    raw: bool,
     as_stream: bool,
     early_stopping: str,
     **options: Any,
@@ -113,19 +113,19 @@ def run(
 
     A model that reads audio expects audio files as TEXT, such as talk.wav, and transcribes them.
 
-    The output of a causal model is the continuation of each text. An encoder-only model prints labels, tokens for each
-    mask, or vectors (as lists, or as an array with --output X.npy). A classifier prints its most probable label; with
-    independent labels, score and label of those with a score of at least 0.5; with a single label or a regression,
-    score and label of each. With --unknown skip, a text without known characters gets an empty output; with
-    --output X.npy this is an error.
+    Line ends and control characters in an output are escaped, so that lines of output match lines of input; --raw,
+    --json and --stream keep them. The output of a causal model is the continuation of each text. An encoder-only model
+    prints labels, tokens for each mask, or vectors (as lists, or as an array with --output X.npy). A classifier prints
+    its most probable label; with independent labels, score and label of those with a score of at least 0.5; with a
+    single label or a regression, score and label of each. With --unknown skip, a text without known characters gets an
+    empty output; with --output X.npy this is an error.
     """
     from txport import api
 
     if text and inputs:
         raise UnsupportedError("give TEXT or --input, not both")
-    _require_shown(as_stream, as_json, options["alignment"])
+    _require_shown(as_stream, as_json, raw, options["alignment"])
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
-    require_outputs({"--output": output})
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
     how: dict[str, Any] = {"checkpoint": checkpoint, "trust_code": trust_code, "single": single, "variant": variant}
     model = api.load(bundle, **where, **how, progress=progress)
@@ -168,10 +168,12 @@ def _carry_out(
         _write(model, source, total, output, options, as_json, as_stream)
 
 
-def _require_shown(as_stream: bool, as_json: bool, alignment: Any) -> None:
+def _require_shown(as_stream: bool, as_json: bool, raw: bool, alignment: Any) -> None:
     """Raise `UnsupportedError` for output options of `run` that can't be combined."""
     if as_stream and (others := [flag for name, flag in NOT_STREAMED.items() if is_given(name)]):
         raise UnsupportedError(f"--stream prints text by text; it can't be combined with {', '.join(others)}")
+    if raw and as_json:
+        raise UnsupportedError("--raw writes text and --json writes JSON; remove one of them")
     if alignment and not as_json:
         raise UnsupportedError("--alignment needs --json")
 
@@ -192,8 +194,8 @@ def _write(
             return
         count = unknown = 0
         for result in textio.with_progress(model.generate_iter(source, **options), total, stream):
-            for line in _lines(result, as_json, options["nbest"]):
-                textio.print_line(line, stream, flush=total is None)
+            for row in _rows(result, as_json, options["nbest"]):
+                textio.print_row(row, stream, raw=is_given("raw"), flush=total is None)
             count += 1
             unknown += not result.hypotheses
     textio.tell_unknown(unknown, count)
@@ -261,13 +263,13 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@click.command()
+@command()
 @click.argument("bundle", shell_complete=completion.models)
 @click.argument("pair", nargs=-1)
 @click.option(
     "--input",
     "inputs",
-    type=click.Path(path_type=Path),
+    type=INPUT,
     multiple=True,
     help="Read lines of TEXT, a tab and TARGET from a file.  [repeatable]",
 )
@@ -337,16 +339,16 @@ def score(
         for (text, target), found in zip(pairs, scored, strict=True):
             values = {"input": text, "target": target, "score": found.score, "tokens": found.tokens}
             values["token_scores"] = found.token_scores
-            line = textio.to_json(values) if as_json else f"{found.score:.4f}\t{text}\t{target}"
-            textio.print_line(line, results())
+            row = (textio.to_json(values),) if as_json else (f"{found.score:.4f}", text, target)
+            textio.print_row(row, results())
 
 
-def _lines(result: Any, as_json: bool, nbest: int) -> Iterator[str]:
+def _rows(result: Any, as_json: bool, nbest: int) -> Iterator[tuple[str, ...]]:
     if as_json:
-        yield textio.to_json(result.to_dict())
+        yield (textio.to_json(result.to_dict()),)
     elif nbest == 1:
-        yield result.output
+        yield (result.output,)
     elif not result.hypotheses:
-        yield from ["\t"] * nbest  # the same number of lines as for other texts
+        yield from [("", "")] * nbest  # the same number of lines as for other texts
     else:
-        yield from (f"{each.score:.4f}\t{each.output}" for each in result.hypotheses)
+        yield from ((f"{each.score:.4f}", each.output) for each in result.hypotheses)

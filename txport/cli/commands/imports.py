@@ -9,6 +9,7 @@ import click
 
 from txport.cli import completion, textio
 from txport.cli.guard import echo
+from txport.cli.outputs import OUTPUT, OUTPUT_FOLDER, command
 from txport.errors import UnsupportedError
 from txport.system.packages import needed
 
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 FURTHER = 40  # problems to show
 
 
-@click.command("import")
+@command("import")
 @click.argument("source", shell_complete=completion.models)
-@click.argument("out", type=click.Path(path_type=Path), required=False, shell_complete=completion.folders)
+@click.argument("out", type=OUTPUT_FOLDER, required=False, shell_complete=completion.folders)
 @click.option(
     "--draft-map",
-    type=click.Path(path_type=Path),
+    type=OUTPUT,
     help="Write a draft of txport.toml for the weights of SOURCE (a folder or a file) to this path; import nothing.",
 )
 @click.option(

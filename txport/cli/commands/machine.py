@@ -19,12 +19,12 @@ from txport.cli.options import (
     trust_option,
     variant_option,
 )
-from txport.cli.outputs import require_outputs
+from txport.cli.outputs import INPUT, OUTPUT, command
 from txport.errors import UnsupportedError
 from txport.runtimes import MODULES
 
 
-@click.command()
+@command()
 @click.argument("bundle", shell_complete=completion.models)
 @checkpoint_option("The checkpoint of the bundle, unless it is included in txport.")
 @trust_option
@@ -52,8 +52,8 @@ from txport.runtimes import MODULES
 @click.option(
     "--rounds", type=click.IntRange(3), default=9, show_default=True, help="Measured rounds; runtimes alternate."
 )
-@click.option("--report", type=click.Path(path_type=Path), help="Write all figures as JSON.")
-@click.option("--compare", type=click.Path(path_type=Path), help="An older report: exit 1 if this one is slower.")
+@click.option("--report", type=OUTPUT, help="Write all figures as JSON.")
+@click.option("--compare", type=INPUT, help="An older report: exit 1 if this one is slower.")
 @click.option("--max-regression", type=float, default=10.0, show_default=True, help="Allowed slow-down, in percent.")
 def bench(
     bundle: str,
@@ -82,7 +82,6 @@ def bench(
         runtimes.require(name, provider)
     if compare is None and is_given("max_regression"):
         raise UnsupportedError("--max-regression needs --compare with an older report")
-    require_outputs({"--report": report})
     old = measure.read_report(compare) if compare else None
     how = measure.Protocol(provider=provider, **protocol)
     if old:
@@ -103,7 +102,7 @@ def bench(
         raise SystemExit(1)
 
 
-@click.command(short_help="Say what can run here, what can't, and how to fix it.")
+@command(short_help="Say what can run here, what can't, and how to fix it.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def doctor(as_json: bool) -> None:
     """Say what can run here, what can't, and how to fix it; exit 1 if the installation is broken."""

@@ -12,16 +12,17 @@ from txport.bundles.manifest import PRECISIONS, TARGETS
 from txport.cli import completion, textio
 from txport.cli.guard import progress
 from txport.cli.options import checkpoint_option, is_given, provider_option, trust_option, variant_option
-from txport.cli.outputs import require_outputs
+from txport.cli.outputs import INPUT, OUTPUT, OUTPUT_FOLDER, command
 from txport.cli.progress import shown, verbose_option
 from txport.errors import TextError, UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
+from txport.system.files import require_folder
 
 QUALITY_TEXTS = 1000
 MATRIX_NOTE = "  [repeatable; default: all]"
 
 
-@click.command()
+@command()
 @click.argument("bundle", shell_complete=completion.models)
 @checkpoint_option("The checkpoint of the bundle, unless it is included in txport.")
 @trust_option
@@ -48,7 +49,7 @@ MATRIX_NOTE = "  [repeatable; default: all]"
 @click.option("--rtol", type=float, help="Tolerance relative to the largest value of a tensor; added to --atol.")
 @click.option(
     "--quality",
-    type=click.Path(path_type=Path),
+    type=INPUT,
     help="Lines of TEXT, a tab and TARGET: measure the error rate, and PyTorch's on the same texts.",
 )
 @click.option(
@@ -56,10 +57,10 @@ MATRIX_NOTE = "  [repeatable; default: all]"
     type=click.IntRange(1),
     help=f"How many texts of --quality to use, drawn by seed.  [default: {QUALITY_TEXTS}]",
 )
-@click.option("--baseline", type=click.Path(path_type=Path), help="An older --report: exit 1 if anything became worse.")
-@click.option("--report", type=click.Path(path_type=Path), help="Write everything that was compared, as JSON.")
-@click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML, for CI.")
-@click.option("--markdown", type=click.Path(path_type=Path), help="Write a summary for a pull request.")
+@click.option("--baseline", type=INPUT, help="An older --report: exit 1 if anything became worse.")
+@click.option("--report", type=OUTPUT, help="Write everything that was compared, as JSON.")
+@click.option("--junit", type=OUTPUT, help="Write JUnit XML, for CI.")
+@click.option("--markdown", type=OUTPUT, help="Write a summary for a pull request.")
 @click.option("--bisect", is_flag=True, help="Find the first part that differs, and the cause; see docs/differs.md.")
 @verbose_option
 def parity(
@@ -90,8 +91,6 @@ def parity(
 
     if quality_texts and not quality:
         raise UnsupportedError("--quality-texts needs --quality")
-    outputs = {"--report": report, "--junit": junit, "--markdown": markdown}
-    require_outputs(outputs, inputs={"--quality": quality})
     for name in names or ("ort",):
         runtimes.require(name, provider)
     named = short_name(provider) if is_given("provider") else None
@@ -141,7 +140,7 @@ def _write(result: Any, seconds: float, report: Path | None, junit: Path | None,
         textio.write_text(markdown, render.markdown(result))
 
 
-@click.command()
+@command()
 @click.argument("checkpoint", shell_complete=completion.models)
 @click.option("--target", "targets", type=click.Choice(TARGETS), multiple=True, help="Export for this." + MATRIX_NOTE)
 @click.option(
@@ -166,10 +165,10 @@ def _write(result: Any, seconds: float, report: Path | None, junit: Path | None,
     help="Compare on this provider of ort." + MATRIX_NOTE,
 )
 @trust_option
-@click.option("--keep", type=click.Path(path_type=Path), help="Keep the bundles in this new folder.")
-@click.option("--report", type=click.Path(path_type=Path), help="Write the matrix as JSON.")
-@click.option("--markdown", type=click.Path(path_type=Path), help="Write the matrix as Markdown.")
-@click.option("--html", type=click.Path(path_type=Path), help="Write the matrix as one HTML file.")
+@click.option("--keep", type=OUTPUT_FOLDER, help="Keep the bundles in this new folder.")
+@click.option("--report", type=OUTPUT, help="Write the matrix as JSON.")
+@click.option("--markdown", type=OUTPUT, help="Write the matrix as Markdown.")
+@click.option("--html", type=OUTPUT, help="Write the matrix as one HTML file.")
 @verbose_option
 def matrix(
     checkpoint: str, report: Path | None, markdown: Path | None, html: Path | None, verbose: bool, **chosen: Any
@@ -182,7 +181,8 @@ def matrix(
     from txport import release
     from txport.cli import tables
 
-    require_outputs({"--report": report, "--markdown": markdown, "--html": html}, keep=chosen["keep"])
+    if chosen["keep"]:
+        require_folder(chosen["keep"])
     with shown(verbose) as report_progress:
         result = release.matrix(checkpoint, **chosen, progress=report_progress)
     from txport.proof.matrix import require_run

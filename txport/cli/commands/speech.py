@@ -83,14 +83,14 @@ def run(
     with textio.open_output(output) as stream:
         found = model.transcribe_iter(files, **heard, **how)
         for transcript in textio.with_progress(found, total, stream):
-            for line in _lines(transcript, as_json, heard["timestamps"]):
-                textio.print_line(line, stream)
+            for row in _rows(transcript, as_json, heard["timestamps"]):
+                textio.print_row(row, stream, raw=is_given("raw"))
 
 
-def _lines(transcript: Any, as_json: bool, timestamps: bool) -> Iterator[str]:
+def _rows(transcript: Any, as_json: bool, timestamps: bool) -> Iterator[tuple[str, ...]]:
     if as_json:
-        yield textio.to_json(transcript.to_dict())
+        yield (textio.to_json(transcript.to_dict()),)
     elif timestamps:
-        yield from (f"{each.start:.2f}\t{each.end:.2f}\t{each.text.strip()}" for each in transcript.segments)
+        yield from ((f"{each.start:.2f}", f"{each.end:.2f}", each.text.strip()) for each in transcript.segments)
     else:
-        yield transcript.text.strip()
+        yield (transcript.text.strip(),)
