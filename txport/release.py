@@ -110,23 +110,20 @@ def export(
     precision = usual_precision(target) if precision is None else precision
     opset = None if opset is None else whole("opset", opset, 1, GREATEST)
     rows = None if rows is None else whole("rows", rows, 1, GREATEST)
-    _require_auto(auto, target, precision)
-    limit = _auto_limit(auto, auto_limit)
-    if not switch("weights", weights) and auto:
-        raise UnsupportedError("auto needs weights; remove auto, or export with weights")
+    limit = _auto_limit(auto, auto_limit, target, precision, weights=switch("weights", weights))
     if isinstance(name, str | Path):
         _spare_source(str(name), Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST, progress=progress) as folder:
         progress(Stage(f"reading {name if isinstance(name, str | Path) else 'the module'}", 0))
         is_original = against is not None and code_name(against) is not None  # what the trusted code is
         checkpoint = load_checkpoint(name, adapter=adapter, trust_code=trust_code and not is_original)
+        how: dict[str, Any] = {"target": target, "precision": precision, "opset": opset, "rows": rows}
+        how |= {"weights": weights, "single": switch("single", single), "original": None}
         if weights:
             require_room(checkpoint, target, precision)
             progress(Stage("comparing with the original", 0.02))
-            original = compare_original(checkpoint, against, trust_code=trust_code and is_original)
+            how["original"] = compare_original(checkpoint, against, trust_code=trust_code and is_original)
         progress(f"exporting {checkpoint.name} ({target} {precision})")
-        how: dict[str, Any] = {"target": target, "precision": precision, "opset": opset, "rows": rows}
-        how |= {"weights": weights, "single": switch("single", single), "original": original if weights else None}
         progress(Stage("writing the graphs", 0.05))
         bundle = write(checkpoint, folder, **how)
         if not weights:
@@ -169,19 +166,22 @@ def _proven(
     return bundle
 
 
-def _require_auto(auto: bool, target: str, precision: str) -> None:
-    """Raise `UnsupportedError` for `auto` with a bundle that has no weights in few bits on the cpu target."""
-    if switch("auto", auto) and not (target == "cpu" and is_quantised(target, precision)):
+def _auto_limit(auto: bool, limit: float | None, target: str, precision: str, *, weights: bool) -> float:
+    """Return the share of the weights that `auto` may keep in fp32; raise `UnsupportedError` for what it does not suit.
+
+    It is for weights in few bits on the cpu target, and a share lies in 0 to 1.
+    """
+    if not switch("auto", auto):
+        if limit is not None:
+            raise UnsupportedError("auto_limit needs auto")
+        return AUTO_LIMIT
+    if not (target == "cpu" and is_quantised(target, precision)):
         what = "weights of int8 and int4 in fp32, on the cpu target alone"
         raise UnsupportedError(f"auto keeps {what}; {target} {precision} has none of them")
-
-
-def _auto_limit(auto: bool, limit: float | None) -> float:
-    """Return the share of the weights that `auto` may keep in fp32; raise `UnsupportedError` if it is not in 0 to 1."""
+    if not weights:
+        raise UnsupportedError("auto needs weights; remove auto, or export with weights")
     if limit is None:
         return AUTO_LIMIT
-    if not auto:
-        raise UnsupportedError("auto_limit needs auto")
     if not 0 <= (share := number("auto_limit", limit)) <= 1:
         raise UnsupportedError(f"the limit of auto must lie in 0 to 1, got {limit}")
     return share
