@@ -12,6 +12,7 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import AUTO_LIMIT, is_quantised, usual_precision
 from txport.errors import OutputError, ParityError, TxportError, UnsupportedError, quoted
 from txport.models.names import MANIFEST, code_name, files_of, find_folder, preset_name
+from txport.ownership import listed
 from txport.system import machine
 from txport.system.files import ELSEWHERE, staged_folder
 from txport.system.numbers import number, switch, whole
@@ -108,7 +109,7 @@ def export(
         raise UnsupportedError("auto needs weights; remove auto, or export with weights")
     if isinstance(name, str | Path):
         _spare_source(str(name), Path(out))
-    with staged_folder(Path(out), force=force, holding=MANIFEST, progress=progress) as folder:
+    with staged_folder(Path(out), force=force, holding=MANIFEST, owned=listed, progress=progress) as folder:
         progress(Stage(f"reading {name if isinstance(name, str | Path) else 'the module'}", 0))
         checkpoint = load_checkpoint(name, adapter=adapter, trust_code=trust_code)
         if weights:

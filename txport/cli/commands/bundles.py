@@ -58,7 +58,7 @@ from txport.runtimes import GRAPH_RUNTIMES
     is_flag=True,
     help="Add onnx/generate.onnx, a single graph that contains the model and the search (docs/single-graph.md).",
 )
-@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+@click.option("--force", is_flag=True, help="Replace OUT if it exists; other files in it stay.")
 @trust_option
 @verbose_option
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
