@@ -499,7 +499,7 @@ def test_export_prints_the_manifest_and_replaces_by_force(call: Cli, checkpoint:
     assert manifest == load_bundle(out).manifest.to_dict()
     assert (manifest["opset"], manifest["precision"], manifest["parity"]["verdict"]) == (20, "fp16", "pass")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
-    assert not (out / "old").exists()
+    assert (out / "old").exists(), "it is no file of the bundle"
 
 
 def a_wrong_export(bundle: Bundle) -> Callable[..., Manifest]:
@@ -1146,6 +1146,14 @@ def test_a_disk_that_fills_up_during_an_export(call: Cli, checkpoint: Path, tmp_
         done = call("export", checkpoint, out, "--force")
     assert_refused(done, f"{out} can't be written: File too large; nothing was left there")
     assert tree(tmp_path) == {"out": None, f"out/{MANIFEST}": b"old"}
+
+
+def test_a_disk_that_fills_up_during_an_import(call: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    with disk_of(20_000):
+        done = call("import", checkpoint, tmp_path / "out")
+    assert done.code == 2
+    assert re.fullmatch(r"txport: .*/out can't be written: .*File too large.*; nothing was left there\n", done.err)
+    assert tree(tmp_path) == {}
 
 
 def test_a_disk_that_fills_up_during_a_run(call: Cli, bundle: Bundle, many: Path, tmp_path: Path) -> None:

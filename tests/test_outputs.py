@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -17,9 +18,11 @@ import pytest
 import txport
 from txport import api, cli, locate, release
 from txport import bench as measure
+from txport.bundles import bundle as bundles
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.cli.outputs import Command, InputPath, OutputFile, OutputFolder, require_outputs
 from txport.errors import BundleError, OutputError
+from txport.system.files import sha256
 
 Refused = Callable[..., str]
 
@@ -273,3 +276,58 @@ def test_an_export_spares_what_the_checkpoint_is_made_of(checkpoint: Path, tmp_p
     with pytest.raises(OutputError, match="holds the checkpoint itself; choose another place"):
         txport.export(source, out.format(store=store, link=link), force=True)
     assert (store / "weights").is_file()
+
+
+def test_an_export_keeps_the_files_of_others_in_out(copied: Path, checkpoint: Path) -> None:
+    """A bundle may lie in a repository; what the old bundle had and the new one has not goes."""
+    kept = {"notes.txt": "mine", ".git/objects/ab/cd": "history", "onnx/README": "too", "link": "dangling"}
+    for name, content in kept.items():
+        path = copied / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name == "link":
+            path.symlink_to(content)
+        else:
+            path.write_text(content)
+    (copied / "notes.txt").chmod(0o400)
+    (copied / ".git").chmod(0o700)
+    before = set(load_bundle(copied).manifest.files)
+    made = txport.export(checkpoint, copied, target="cpu", force=True)
+    assert before - set(made.manifest.files)
+    files = {path.relative_to(copied).as_posix() for path in copied.rglob("*") if path.is_file() or path.is_symlink()}
+    assert files == {"txport.json", *made.manifest.files, *kept}
+    assert (copied / "notes.txt").read_text() == "mine"
+    assert [(copied / name).stat().st_mode & 0o777 for name in ("notes.txt", ".git")] == [0o400, 0o700]
+    assert (copied / "link").readlink() == Path("dangling")
+    assert load_bundle(copied).manifest == made.manifest
+
+
+def test_an_export_over_a_damaged_bundle_makes_a_whole_one(copied: Path, checkpoint: Path) -> None:
+    (copied / "txport.json").write_text("{")
+    (copied / "samples.txt").write_text("bad")
+    txport.export(checkpoint, copied, target="cpu", force=True)
+    assert load_bundle(copied).manifest.target == "cpu"
+
+
+@pytest.mark.parametrize("step", ["read_manifest", "damage"])
+def test_a_bundle_that_is_replaced_while_it_is_read_is_read_again(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """An export replaces it after the step; a reader gets all of the old one or all of the new one."""
+    other = tmp_path / "other"
+    shutil.copytree(copied, other)
+    (other / "README.md").write_text("new")
+    manifest = json.loads((other / "txport.json").read_text())
+    manifest["files"]["README.md"] = {"sha256": sha256(other / "README.md"), "bytes": 3}
+    manifest["checkpoint"]["name"] = "new"
+    (other / "txport.json").write_text(json.dumps(manifest))
+    original = getattr(bundles, step)
+
+    def replace(given: object) -> object:
+        result = original(given)
+        if other.exists():
+            copied.rename(tmp_path / "aside")
+            other.rename(copied)
+        return result
+
+    monkeypatch.setattr(bundles, step, replace)
+    assert load_bundle(copied).manifest.checkpoint["name"] == "new"

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from txport import runtimes
 from txport.arguments import checked_features, listed, many, paired, require_many, require_unknown, sizes, token_ids
-from txport.bundles.bundle import Bundle
+from txport.bundles.bundle import Bundle, steady
 from txport.encoding import BATCH_SIZE, Encoder, Fill, Label, Tag, require_ability
 from txport.errors import BundleError, TextError, UnsupportedError, quoted
 from txport.generated import Generated, Hypothesis, grown
@@ -464,6 +464,7 @@ def _defaults_of(bundle: Bundle) -> Mapping[str, Any]:
     return defaults
 
 
+@steady
 def load(
     name: str | Path,
     *,

@@ -13,6 +13,7 @@ from txport.bundles.manifest import AUTO_LIMIT, STAND_IN, is_quantised, usual_pr
 from txport.errors import OutputError, ParityError, TxportError, UnsupportedError, quoted
 from txport.models.names import MANIFEST, code_name, files_of, find_folder, preset_name
 from txport.origins import remember
+from txport.ownership import listed
 from txport.system import machine
 from txport.system.files import ELSEWHERE, staged_folder
 from txport.system.numbers import number, switch, whole
@@ -113,7 +114,7 @@ def export(
     limit = _auto_limit(auto, auto_limit, target, precision, weights=switch("weights", weights))
     if isinstance(name, str | Path):
         _spare_source(str(name), Path(out))
-    with staged_folder(Path(out), force=force, holding=MANIFEST, progress=progress) as folder:
+    with staged_folder(Path(out), force=force, holding=MANIFEST, owned=listed, progress=progress) as folder:
         progress(Stage(f"reading {name if isinstance(name, str | Path) else 'the module'}", 0))
         is_original = against is not None and code_name(against) is not None  # what the trusted code is
         checkpoint = load_checkpoint(name, adapter=adapter, trust_code=trust_code and not is_original)

@@ -150,6 +150,18 @@ def test_a_graph_that_may_run_for_ever_is_refused(copied: Path) -> None:
         edit_graph(copied, ENCODER, loop)
 
 
+def test_a_graph_with_local_functions_is_refused(copied: Path) -> None:
+    """Each nested one may double the operators that a runtime makes of it."""
+
+    def call(model: Any) -> None:
+        node = onnx.helper.make_node("Identity", ["x"], ["y"])
+        opsets = [onnx.helper.make_opsetid("", 18)]
+        model.functions.append(onnx.helper.make_function("here", "Again", ["x"], ["y"], [node], opsets))
+
+    with pytest.raises(BundleError, match=r"encoder_model\.onnx has 1 local functions, and txport writes none"):
+        edit_graph(copied, ENCODER, call)
+
+
 def test_a_graph_has_the_opset_of_its_manifest(copied: Path) -> None:
     def newer(model: Any) -> None:
         model.opset_import[0].version = 99

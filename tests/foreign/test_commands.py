@@ -231,4 +231,4 @@ def test_the_page_is_written_beside_the_folder(
     for name in ("config.json", "encoder_model.onnx"):
         code, _, err = call(capsys, "inspect", folders["marian"], "--html", folders["marian"] / name)
         assert code == 2
-        assert "would replace what BUNDLE reads" in err
+        assert f"{name} is a file of {folders['marian']}, and --html would replace it" in err

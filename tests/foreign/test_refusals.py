@@ -163,6 +163,13 @@ def test_loops_are_refused(folder: Path) -> None:
     assert "has the operator Loop, which may not terminate" in refused(folder)
 
 
+def test_local_functions_are_refused(folder: Path) -> None:
+    node = helper.make_node("Identity", ["x"], ["y"])
+    function = helper.make_function("here", "Again", ["x"], ["y"], [node], [helper.make_opsetid("", 18)])
+    edit(folder / "encoder_model.onnx", lambda model: model.functions.append(function))
+    assert "has local functions, which may expand without end" in refused(folder)
+
+
 @pytest.mark.parametrize("wanted", ["start", "end"])
 def test_what_nothing_says_of_targets_is_asked_for(wanted: str, folder: Path) -> None:
     changes = {"model_type": "unheard", "num_attention_heads": 4, "hidden_size": 24}

@@ -155,7 +155,7 @@ def test_a_draft_is_written_and_told(run: Run, own: Path) -> None:
         (["--architecture", "gpt2"], "--architecture needs --draft-map"),
         (["out", "--draft-map", "x.toml"], "--draft-map writes a draft, not a checkpoint"),
         (["{own}"], "{own} holds the checkpoint itself; choose another place"),
-        (["--draft-map", "{own}/txport.toml"], "exists; a draft replaces no file"),
+        (["--draft-map", "{own}/txport.toml"], "and --draft-map would replace it"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: list[str], message: str, run: Run, own: Path) -> None:

@@ -23,7 +23,7 @@ from txport.bundles.declared import read_initializers
 from txport.bundles.graphs import read_outline
 from txport.bundles.ports import DECODER, ENCODER
 from txport.cli import cli
-from txport.errors import BundleError, OutputError, UnsupportedError
+from txport.errors import BundleError, OutputError
 from txport.inspection.drawings import _squarified
 from txport.inspection.page import page
 from txport.inspection.weights import by_kind, part_of, parts_of
@@ -206,7 +206,7 @@ def test_a_place_that_can_not_be_written_is_refused_before_any_work(bundle: Bund
 def test_no_file_of_the_bundle_is_replaced(name: str, copied: Path) -> None:
     before = (copied / name).read_bytes()
     done = inspect(copied, "--html", copied / name)
-    assert isinstance(done.exception, UnsupportedError)
+    assert isinstance(done.exception, OutputError)
     assert (copied / name).read_bytes() == before
 
 

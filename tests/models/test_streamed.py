@@ -105,10 +105,10 @@ def test_a_large_checkpoint_is_the_same_model(large: Path, monkeypatch: pytest.M
 
 def test_what_does_not_fit_is_told_of_a_large_checkpoint_too(large: Path) -> None:
     weights = load_file(large / WEIGHTS)
-    del weights["projection.bias" if "projection.bias" in weights else "projection.weight"]
+    del weights["encoder_norm.weight"]
     weights["decoder_norm.weight"][3] = torch.nan
     save_file(weights, large / WEIGHTS)
-    with pytest.raises(CheckpointError, match=r"decoder_norm\.weight holds NaN or infinity; missing projection"):
+    with pytest.raises(CheckpointError, match=r"decoder_norm\.weight holds NaN or infinity; missing encoder_norm"):
         load_checkpoint(str(large))
 
 

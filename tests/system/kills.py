@@ -109,11 +109,11 @@ def _export_at_no_cost(bundle: Path) -> None:
 
     manifest: Manifest = load_bundle(bundle).manifest
     stand_ins: Any = (release, proven, memory)
-    toy = SimpleNamespace(name="toy", outline=SimpleNamespace(fp32_only=""))
+    toy = SimpleNamespace(name="toy", folder=None, outline=SimpleNamespace(fp32_only=""))
     stand_ins[0].load_checkpoint = lambda name, **how: toy
     stand_ins[1].write = write
     stand_ins[2].require_room = lambda *_: None
-    stand_ins[1].prove = lambda bundle, checkpoint, **how: (bundle, SimpleNamespace(passed=True))
+    stand_ins[1].prove = lambda bundle, checkpoint, **how: (bundle, SimpleNamespace(passed=True, about={"ran": {}}))
 
 
 def _ignore(folder: Path) -> None:

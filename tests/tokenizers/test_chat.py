@@ -429,7 +429,7 @@ def test_a_bundle_chats(chatting: Path) -> None:
         model.search([READERS["llama-new"].encode("Hello there")], max_new_tokens=5)[0][0].tokens
     )
     assert model.chat(messages, max_new_tokens=5) == said
-    run = ["run", str(chatting), "--chat", "--max-new-tokens", "5"]
+    run = ["run", str(chatting), "--chat", "--max-new-tokens", "5", "--raw"]
     for line in ("Hello there", json.dumps(messages)):
         assert CliRunner().invoke(cli, [*run, line]).output.rstrip("\n") == said.output
     assert model.generate("Hello there", max_new_tokens=5)[0].hypotheses != said.hypotheses

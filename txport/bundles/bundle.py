@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from txport.bundles.graphs import STANDARD, is_beside, read_outline
 from txport.bundles.manifest import Manifest
 from txport.bundles.metadata import contradictions
 from txport.bundles.ports import GENERATE
 from txport.bundles.reading import read_manifest
-from txport.errors import BundleError, UnsupportedError, quoted
+from txport.errors import BundleError, TxportError, UnsupportedError, quoted
 from txport.models.names import COMPANIONS, LARGEST_SAMPLES, MANIFEST, SAMPLES
 from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import sha256
 
+Item = TypeVar("Item")
+Arguments = ParamSpec("Arguments")
+
+TRIES = 3  # of reading a bundle that other processes replace
 LOOPS = frozenset({"Loop", "Scan"})  # only the single graph has one: its search loop
 # Operators with optional inputs; ONNX Runtime 1.31 crashes if a required input of an operator is missing.
 OPTIONAL = frozenset(
@@ -105,12 +111,44 @@ def seal(folder: Path, manifest: Manifest) -> Bundle:
     return Bundle(folder, manifest)
 
 
+def steady(read: Callable[Arguments, Item]) -> Callable[Arguments, Item]:
+    """Decorate a function of the path of a bundle: it is called again if the bundle was replaced meanwhile."""
+    first = next(iter(inspect.signature(read).parameters))
+
+    @functools.wraps(read)
+    def read_steadily(*arguments: Arguments.args, **options: Arguments.kwargs) -> Item:
+        path = arguments[0] if arguments else options.get(first, "")
+        for _ in range(TRIES):
+            before = _stamp(path)
+            try:
+                result = read(*arguments, **options)
+            except TxportError:
+                if _stamp(path) == before:
+                    raise
+            else:
+                if _stamp(path) == before:
+                    return result
+        return read(*arguments, **options)
+
+    return read_steadily
+
+
+@steady
 def load_bundle(path: Path) -> Bundle:
     """Read a bundle and check every file against its hash; raise `BundleError` with the files that do not match."""
     bundle = Bundle(path, read_manifest(path))
     if problems := damage(bundle):
         raise BundleError(f"{path}: {'; '.join(problems)}; export it again")
     return bundle
+
+
+def _stamp(path: Any) -> tuple[int, ...]:
+    """Return what identifies the manifest's file; () if there is none."""
+    try:
+        status = Path(path, MANIFEST).stat()
+    except (OSError, ValueError, TypeError):
+        return ()
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def damage(bundle: Bundle) -> list[str]:
@@ -157,5 +195,6 @@ def _strange(bundle: Bundle, role: str) -> list[str]:
         *(f"{file} reads {quoted(name)}, which is no file of weights that the manifest lists" for name in strange),
         *(f"{file} leaves out an input of {name}, which needs them all" for name in sorted(outline.gaps - OPTIONAL)),
         *(f"{file} has the operator {name}, which may not terminate" for name in loops),
+        *([f"{file} has {outline.functions} local functions, and txport writes none"] if outline.functions else []),
         *(f"{file} says {each}" for each in contradictions(outline.metadata, bundle.manifest, role)),
     ]

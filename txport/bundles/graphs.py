@@ -36,7 +36,7 @@ OPSET = {1: "domain", 2: "version"}
 ENTRY = {1: "key", 2: "value"}
 OPERATOR, INPUT, DOMAIN = "operator", "input", "domain"
 STANDARD = ("", "ai.onnx")  # names of the standard's domain
-KINDS = ("location", OPERATOR, "opset", "gap", "metadata")  # of what is named
+KINDS = ("location", OPERATOR, "opset", "gap", "metadata", "function")  # of what is named
 GIVEN = {"tensor": {8: "name"}, "value": {1: "name"}, "sparse": {1: "tensor"}}  # names of weights and inputs
 READ = {1: INPUT, 2: "output"}
 LONGEST_NAME = 200  # characters
@@ -54,6 +54,7 @@ class Outline(NamedTuple):
     opsets: frozenset[tuple[str, int]]
     gaps: frozenset[str]  # operators of nodes with an omitted input
     metadata: Mapping[str, str]
+    functions: int = 0  # number of local functions, which runtimes expand at each call, nested ones without a limit
 
     @property
     def names(self) -> frozenset[str]:
@@ -75,7 +76,7 @@ def read_outline(path: Path) -> Outline:
     if len(metadata) < found["metadata"].total():  # readers do not agree on which one counts
         raise BundleError(f"{path.name} is not an ONNX file: its metadata has a key twice")
     files, opsets, gaps = (frozenset(found[kind]) for kind in ("location", "opset", "gap"))
-    return Outline(files, found[OPERATOR], opsets, gaps, metadata)
+    return Outline(files, found[OPERATOR], opsets, gaps, metadata, len(found["function"]))
 
 
 def require_order(path: Path) -> None:
@@ -142,6 +143,8 @@ def _names(content: mmap.mmap) -> Iterator[tuple[str, Any]]:
                 if entry.get("key") == b"location":
                     yield "location", entry.get("value", b"").decode()
             else:
+                if inner == "function":
+                    yield inner, first
                 pending.append((inner, first, last, depth + 1))
         if message == "node":
             domain = "" if given[DOMAIN] in STANDARD else f"{given[DOMAIN]}."

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from txport.errors import BundleError, CheckpointError, ConfigError, TextError, quoted
+from txport.errors import BundleError, CheckpointError, ConfigError, TextError, brief, quoted
 from txport.models import architecture
 from txport.models.config import Config
 from txport.models.facts import Facts
@@ -278,12 +279,20 @@ def save_checkpoint(
     replaced = (CONFIG, WEIGHTS, *texts, *([] if generation is None else [GENERATION]))
     with staged_files(Path(out), replaced) as folder:
         write_json(folder / CONFIG, {"architecture": architecture.name_of(model.config), **model.config.to_dict()})
-        save_file({name: tensor.half() if half else tensor for name, tensor in weights.items()}, folder / WEIGHTS)
+        _save({name: tensor.half() if half else tensor for name, tensor in weights.items()}, folder / WEIGHTS)
         for name, values in search.items():
             write_json(folder / name, values)
         for name, text in texts.items():
             if text is not None:
                 (folder / name).write_text(text, encoding="utf-8")
+
+
+def _save(weights: dict[str, Tensor], file: Path) -> None:
+    """Write weights as safetensors, whose own error becomes `OSError`."""
+    try:
+        save_file(weights, file)
+    except SafetensorError as error:
+        raise OSError(brief(error)) from error
 
 
 def expected_tensors(model: Model) -> dict[str, Tensor]:

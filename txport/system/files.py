@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import shutil
 import stat
 import sys
 import tempfile
@@ -42,13 +43,19 @@ def hash_of(parts: dict[str, str]) -> str:
 
 @contextmanager
 def staged_folder(
-    out: Path, *, force: bool = False, holding: str | None = None, progress: Progress = silent
+    out: Path,
+    *,
+    force: bool = False,
+    holding: str | None = None,
+    owned: Callable[[Path], Collection[str]] | None = None,
+    progress: Progress = silent,
 ) -> Iterator[Path]:
     """Yield a new folder next to `out`, which becomes `out` if the block succeeds and is removed if it fails.
 
     With `force` it replaces a folder, but only one with a file named `holding`, if that is given: this protects, for
-    example, a home directory. A link at `out` stays, and leads to the new folder. First, stages of killed processes
-    are removed or put back, and reported to `progress`. Raises `OutputError` as `require_folder` does.
+    example, a home directory. `owned` returns the paths in a replaced folder that belong to it; other files stay.
+    Without it, none stays. A link at `out` stays, and leads to the new folder. First, stages of killed processes are
+    removed or put back, and reported to `progress`. Raises `OutputError` as `require_folder` does.
     """
     with contextlib.ExitStack() as stack:
         with told(out, ELSEWHERE):
@@ -63,6 +70,8 @@ def staged_folder(
             _settle(stage, mode)
             if force:  # another process may have put something else there meanwhile
                 _refuse(out, place, force, holding)
+                if owned and place.is_dir():
+                    _keep(place, stage, owned(place))
             _replace(stage, place, force)
 
 
@@ -141,6 +150,24 @@ def _settle(stage: Path, mode: int) -> None:
             descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
             os.fsync(descriptor)
             os.close(descriptor)
+
+
+def _keep(old: Path, new: Path, owned: Collection[str]) -> None:
+    """Link, or copy, into the folder `new` the files of `old` that are not `owned` and that `new` does not have."""
+    for path in sorted(old.rglob("*")):
+        name = path.relative_to(old)
+        kept = new / name
+        is_folder = path.is_dir() and not path.is_symlink()
+        if is_folder or name.as_posix() in owned or os.path.lexists(kept):
+            continue
+        for folder in reversed(name.parents):
+            if not (new / folder).exists():
+                (new / folder).mkdir()
+                shutil.copymode(old / folder, new / folder)
+        try:
+            os.link(path, kept, follow_symlinks=False)
+        except (OSError, NotImplementedError):  # of a file system without links
+            shutil.copy2(path, kept, follow_symlinks=False)
 
 
 def _replace(stage: Path, out: Path, force: bool) -> None:

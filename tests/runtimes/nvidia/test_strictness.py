@@ -208,15 +208,23 @@ def test_tensorrt_rtx_keeps_its_engines_too(bundle: Bundle, gpu: pytest.MonkeyPa
     assert os.environ[fit.TF32] == "0"
 
 
+class Started:
+    """What a session was started with."""
+
+    def __init__(self, *given: Any, **how: Any) -> None:
+        self.given = given
+        self.how = how
+
+
 def test_tensorrt_rtx_from_its_package_gets_its_devices_and_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     asked = SimpleNamespace(add_provider_for_devices=lambda *each: given.append(each))
     monkeypatch.setattr(rtx, "is_plugged", lambda: True)
     monkeypatch.setattr(rtx, "devices", lambda: ("the GPU",))
-    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *each, **how: (each, how))
-    (model, options), how = providers.open_session("model", asked, RTX, {"device_id": "0"})
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Started)
+    started: Any = providers.open_session("model", asked, RTX, {"device_id": "0"})
     assert given == [(["the GPU"], {"device_id": "0"})]
-    assert (model, options, how) == ("model", asked, {"enable_fallback": 0})
+    assert (started.given, started.how) == (("model", asked), {"enable_fallback": 0})
 
 
 def test_half_precision_only_where_the_bundle_has_it(tmp_path: Path) -> None:

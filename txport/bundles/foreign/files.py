@@ -140,6 +140,8 @@ def require_sound(folder: Path, name: str) -> Outline:
         require_inside(folder, graph.parent / external)
     for each in sorted(LOOPS & outline.names):
         raise BundleError(f"{graph} has the operator {each}, which may not terminate")
+    if outline.functions:
+        raise BundleError(f"{graph} has local functions, which may expand without end; export it without them")
     for each in sorted(outline.gaps - MAY_LEAVE_OUT):
         raise BundleError(f"{graph} omits a required input of {each}")
     return outline

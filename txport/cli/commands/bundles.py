@@ -65,7 +65,7 @@ from txport.runtimes import GRAPH_RUNTIMES
     help="Original model that CHECKPOINT is compared with first: model.py:NAME (with --trust-code), transformers, a"
     " folder that transformers runs, or none.  [default: transformers, if it saved CHECKPOINT and is installed]",
 )
-@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+@click.option("--force", is_flag=True, help="Replace OUT if it exists; other files in it stay.")
 @trust_option
 @verbose_option
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")

@@ -63,6 +63,10 @@ class Adapted(Model):
         """See `nn.Module`."""
         return self.module.named_parameters(*args, **options)
 
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """See `nn.Module`."""
+        return self.module.get_parameter(target)
+
     def named_buffers(self, *args: Any, **options: Any) -> Iterator[tuple[str, Tensor]]:
         """See `nn.Module`."""
         return self.module.named_buffers(*args, **options)
