@@ -375,7 +375,8 @@ def test_unknown_words_are_the_unknown_token_and_are_counted(
     assert (code, len(out.splitlines())) == (0, 4)
     assert err == (
         "txport: 1 text spells special tokens ([UNK]), which are read as plain characters; "
-        "--parse-special reads the tokens\ntxport: 8 pieces are not in the vocabulary; the model reads the unknown token there\n"
+        "--parse-special reads the tokens\n"
+        "txport: 8 pieces are not in the vocabulary; the model reads the unknown token there\n"
     )
     assert call(capsys, "run", bundles[head], *texts, "--json", "--unknown", "token") == (code, out, err)
     assert call(capsys, "run", bundles[head], texts[1], "--json")[2] == ""
