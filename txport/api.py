@@ -24,7 +24,7 @@ from txport.arguments import checked_features, listed, many, paired, require_man
 from txport.bundles.bundle import Bundle
 from txport.encoding import BATCH_SIZE, Encoder, Fill, Label, Tag, require_ability
 from txport.errors import BundleError, TextError, UnsupportedError, quoted
-from txport.generated import Generated, Hypothesis, grown
+from txport.generated import Finish, Generated, Hypothesis, grown
 from txport.locate import checkpoint_of, find_bundle, is_on_demand
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
@@ -38,8 +38,9 @@ from txport.runtimes.base import ContinuousRuntime, Runtime
 from txport.runtimes.inputs import Source
 from txport.runtimes.single import SingleRuntime
 from txport.search.batching import at_once, in_batches
+from txport.search.constraints import limits
 from txport.search.continuous import GenerationRequest, Scheduler
-from txport.search.generate import Ids, begin, require_fit, require_room, search
+from txport.search.generate import Ids, begin, prompts_of, require_fit, require_room, search
 from txport.search.numbers import numbers_only
 from txport.search.options import Found, SearchOptions, chosen_options, require_defaults, require_length_penalty
 from txport.search.scoring import logits, score
@@ -216,7 +217,10 @@ class Model(Encoder):
 
             def end() -> list[Generated]:
                 found = iter(find())
-                return [self._result(text, source, next(found) if source else []) for text, source, _ in batch]
+                return [
+                    self._result(text, source, prefix, next(found) if source else [], chosen)
+                    for text, source, prefix in batch
+                ]
 
             return end
 
@@ -441,8 +445,14 @@ class Model(Encoder):
             return self.tokenizer.continuation(source, tokens, self._special)
         return self.tokenizer.decode(tokens, self._special)
 
-    def _result(self, text: str, source: Sequence[int], found: list[Found]) -> Generated:
-        hypotheses = [self._hypothesis(one, source) for one in found]
+    def _result(
+        self, text: str, source: Sequence[int], prefix: Sequence[int], found: list[Found], options: SearchOptions
+    ) -> Generated:
+        most = int(limits(options, self.facts, [prefix], prompts_of([source], self.facts))[0])
+        ends = options.ends(self.facts)
+        hypotheses = [
+            dataclasses.replace(self._hypothesis(one, source), finish=_finish(one.tokens, ends, most)) for one in found
+        ]
         best = hypotheses[0] if hypotheses else Hypothesis("", 0.0, [], [])
         return Generated(text, best.output, best.score, hypotheses)
 
@@ -450,6 +460,13 @@ class Model(Encoder):
         output = self._text(source, found.tokens)
         tokens = list(found.tokens)
         return Hypothesis(output, found.score, tokens, list(found.token_scores), found.alignment)
+
+
+def _finish(tokens: Sequence[int], ends: Sequence[int], most: int) -> Finish:
+    """Return what ended a target of at most `most` tokens."""
+    if tokens and tokens[-1] in ends:
+        return "end"
+    return "length" if len(tokens) >= most else "stop"
 
 
 def _defaults_of(bundle: Bundle) -> Mapping[str, Any]:
