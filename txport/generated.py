@@ -34,12 +34,16 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Generated:
-    """The result of one input; `output` and `score` are those of the best hypothesis, or "" and 0 without one."""
+    """The result of one input; `output` and `score` are those of the best hypothesis, or "" and 0 without one.
+
+    `error` says why the model can't take the input, if errors are returned; there are no hypotheses then.
+    """
 
     input: str
     output: str
     score: float
     hypotheses: list[Hypothesis]
+    error: str | None = None
 
     @property
     def finish(self) -> Finish | None:
@@ -47,8 +51,10 @@ class Generated:
         return self.hypotheses[0].finish if self.hypotheses else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values; alignment is omitted if it was not requested."""
+        """Return JSON values; alignment is omitted if it was not requested, and error if there is none."""
         values = dataclasses.asdict(self)
+        if self.error is None:
+            del values["error"]
         for each in (each for each in values["hypotheses"] if not each["alignment"]):
             del each["alignment"]
         return values
