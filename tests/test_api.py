@@ -185,7 +185,7 @@ def test_errors_are_ours_and_the_builtin(model: txport.Model) -> None:
 
 def test_export_refuses_a_place_that_is_taken(checkpoint: Path, copied: Path, tmp_path: Path) -> None:
     before = (copied / MANIFEST).read_bytes()
-    with pytest.raises(OutputError, match=r"bundle exists; --force replaces it"):
+    with pytest.raises(OutputError, match=r"bundle exists; force=True replaces it"):
         txport.export(checkpoint, copied)
     assert (copied / MANIFEST).read_bytes() == before
     (tmp_path / "file").write_text("mine")

@@ -31,11 +31,11 @@ def bulk_options(command: F) -> F:
 
 
 def places(files: Sequence[Path], counts: Sequence[int], arguments: Sequence[str]) -> Place:
-    """Return a function that names the file and line of a text."""
+    """Return a function that names the file and line of a text; "" if it is the only argument."""
 
     def place(number: int) -> str:
         if arguments:
-            return "the text" if len(arguments) == 1 else f"text {number}"
+            return f"text {number}" if len(arguments) > 1 else ""
         for file, count in zip(files, counts, strict=True):
             if number <= count:
                 return f"{file}, line {number}"
@@ -75,7 +75,7 @@ class Bulk:
             try:
                 model.check(text, **options)
             except (TextError, NoRoomError) as error:
-                raise type(error)(f"{self._place(number)}: {error}") from error
+                raise type(error)(self._named(number, str(error))) from error
             yield text
 
     def _cut(self, text: str, model: Any, options: dict[str, Any]) -> str:
@@ -89,9 +89,13 @@ class Bulk:
     def tell(self, number: int, error: str) -> None:
         """End the run by the error of a text, or print it on standard error, as `--errors` says."""
         if self.errors == "fail":
-            raise TextError(f"{self._place(number)}: {error}")
+            raise TextError(self._named(number, error))
         if self.errors == "skip":
-            echo(f"txport: {self._place(number)} is skipped: {error}", err=True)
+            echo(f"txport: {self._place(number) or 'the text'} is skipped: {error}", err=True)
+
+    def _named(self, number: int, error: str) -> str:
+        place = self._place(number)
+        return f"{place}: {error}" if place else error
 
     def end(self) -> None:
         """Print on standard error how many texts were cut."""
