@@ -83,8 +83,22 @@ def test_a_result_is_its_best_hypothesis(model: txport.Model) -> None:
         "score": best.score,
         "tokens": best.tokens,
         "token_scores": best.token_scores,
+        "finish": best.finish,
     }
     assert sum(best.token_scores) / len(best.tokens) == pytest.approx(best.score, abs=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"beams": 3, "nbest": 3}], ids=["greedy", "beam"])
+def test_a_result_says_what_ended_it(options: dict[str, Any], model: txport.Model) -> None:
+    ends = model.facts.writes.ends
+    every = range(model.facts.writes.size)
+    short = model.generate("chief", max_new_tokens=2, suppress_tokens=ends, **options)[0]
+    assert {each.finish for each in short.hypotheses} == {"length"}
+    others = tuple(each for each in every if each not in ends)
+    ended = model.generate("chief", suppress_tokens=others, **options)[0]
+    assert (ended.finish, ended.hypotheses[0].tokens[-1] in ends) == ("end", True)
+    stuck = model.generate("chief", bad_words_ids=tuple((each,) for each in every), **options)[0]
+    assert stuck.finish == "stop"
 
 
 @pytest.mark.parametrize("options", [{}, {"beams": 3, "nbest": 2}], ids=["greedy", "beam"])
@@ -171,7 +185,7 @@ def test_errors_are_ours_and_the_builtin(model: txport.Model) -> None:
 
 def test_export_refuses_a_place_that_is_taken(checkpoint: Path, copied: Path, tmp_path: Path) -> None:
     before = (copied / MANIFEST).read_bytes()
-    with pytest.raises(OutputError, match=r"bundle exists; --force replaces it"):
+    with pytest.raises(OutputError, match=r"bundle exists; force=True replaces it"):
         txport.export(checkpoint, copied)
     assert (copied / MANIFEST).read_bytes() == before
     (tmp_path / "file").write_text("mine")

@@ -136,7 +136,7 @@ def test_json_lines_have_a_contract(call: Cli, bundle: Bundle, model: txport.Mod
         assert line["input"] == text
         assert len(line["hypotheses"]) == 2
         for each in line["hypotheses"]:
-            assert list(each) == ["output", "score", "tokens", "token_scores"]
+            assert list(each) == ["output", "score", "tokens", "token_scores", "finish"]
             assert all(isinstance(token, int) for token in each["tokens"])
         assert (line["output"], line["score"]) == (line["hypotheses"][0]["output"], line["hypotheses"][0]["score"])
     expected = model.generate(["bad", "É a"], beams=3, nbest=2, max_new_tokens=5, unknown="skip")

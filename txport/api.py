@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
@@ -23,8 +24,8 @@ from txport import runtimes
 from txport.arguments import checked_features, listed, many, paired, require_many, require_unknown, sizes, token_ids
 from txport.bundles.bundle import Bundle, steady
 from txport.encoding import BATCH_SIZE, Encoder, Fill, Label, Tag, require_ability
-from txport.errors import BundleError, TextError, UnsupportedError, quoted
-from txport.generated import Generated, Hypothesis, grown
+from txport.errors import BundleError, LongTextError, NoRoomError, TextError, UnsupportedError, quoted
+from txport.generated import Finish, Generated, Hypothesis, grown
 from txport.locate import checkpoint_of, find_bundle, is_on_demand
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
@@ -38,8 +39,9 @@ from txport.runtimes.base import ContinuousRuntime, Runtime
 from txport.runtimes.inputs import Source
 from txport.runtimes.single import SingleRuntime
 from txport.search.batching import at_once, in_batches
+from txport.search.constraints import limits
 from txport.search.continuous import GenerationRequest, Scheduler
-from txport.search.generate import Ids, begin, require_fit, require_room, search
+from txport.search.generate import Ids, begin, prompts_of, require_fit, require_room, search
 from txport.search.numbers import numbers_only
 from txport.search.options import Found, SearchOptions, chosen_options, require_defaults, require_length_penalty
 from txport.search.scoring import logits, score
@@ -55,6 +57,7 @@ __all__ = [
 ]  # fmt: skip
 
 Item = TypeVar("Item")
+Encoded = tuple[str, list[int], list[int], str | None]  # a text, its ids, those of its prefix, and its error
 
 
 class Model(Encoder):
@@ -182,6 +185,7 @@ class Model(Encoder):
         special: bool = False,
         source_language: str | None = None,
         target_language: str | None = None,
+        errors: str = "raise",
         **options: Any,
     ) -> Iterator[Generated]:
         """Like `generate`, for an iterable of any length; yields results in order, as soon as they are available.
@@ -196,38 +200,101 @@ class Model(Encoder):
         character-level. With `special`, the spelling of a special token in a text (`</s>`) is read as the token.
         Languages are those of `between`.
 
-        Raises `TextError` for text that the model can't take, `UnsupportedError` for invalid options.
+        With `errors="return"`, the result of a text that the model can't take has an `error`, an empty output and no
+        hypotheses; the others are generated. By default, "raise", such a text raises `TextError`, or `NoRoomError` for
+        a prompt that leaves no room. Raises `UnsupportedError` for invalid options.
         """
         self._require_text()
         if source_language is not None or target_language is not None:
             model = self.between(source_language, target_language)
             how: dict[str, Any] = {"batch_size": batch_size, "batch_tokens": batch_tokens, "continuous": continuous}
-            return model.generate_iter(texts, prefixes=prefixes, unknown=unknown, special=special, **how, **options)
+            how |= {"prefixes": prefixes, "unknown": unknown, "special": special, "errors": errors}
+            return model.generate_iter(texts, **how, **options)
         batch_size, batch_tokens = sizes(batch_size, batch_tokens)
         require_unknown(unknown)
         special = switch("special", special)
+        if errors not in ("raise", "return"):
+            raise UnsupportedError(f"errors must be 'raise' or 'return', got {quoted(errors)}")
         begins = [self._begin(prefix) for prefix in listed("prefixes", many("prefixes", prefixes))]
         chosen = self._options(options, begins)
         self._require_continuous(continuous, batch_tokens)
 
-        def begin_batch(batch: list[tuple[str, list[int], list[int]]]) -> Callable[[], list[Generated]]:
-            requests = [(source, prefix) for _, source, prefix in batch if source]
+        def begin_batch(batch: list[Encoded]) -> Callable[[], list[Generated]]:
+            requests = [(source, prefix) for _, source, prefix, _ in batch if source]
             find = self._begin_search(requests, chosen, batch_size if continuous else None) if requests else list
 
             def end() -> list[Generated]:
                 found = iter(find())
-                return [self._result(text, source, next(found) if source else []) for text, source, _ in batch]
+                return [
+                    self._result(text, source, prefix, next(found) if source else [], chosen, error)
+                    for text, source, prefix, error in batch
+                ]
 
             return end
 
         texts = many("texts", texts)
         pairs = zip(texts, repeat(begins[0])) if isinstance(prefixes, str) else paired(texts, begins, "prefixes")
-        encoded = (
-            (text, self._with_room(self._encode_known(text, unknown, special), chosen), prefix)
-            for text, prefix in pairs
-        )
-        size: Callable[[tuple[str, list[int], list[int]]], int] = lambda item: len(item[1])  # noqa: E731
+
+        def encode(text: str, prefix: list[int]) -> Encoded:
+            try:
+                return text, self._request(text, unknown, special, chosen), prefix, None
+            except (TextError, NoRoomError) as error:
+                if errors == "raise":
+                    raise
+                return text, [], prefix, str(error)
+
+        encoded = itertools.starmap(encode, pairs)
+        size: Callable[[Encoded], int] = lambda item: len(item[1])  # noqa: E731
         return in_batches(encoded, begin_batch, batch_size, size, self.workers, batch_tokens, continuous)
+
+    def check(self, text: str, *, unknown: Unknown = "auto", special: bool = False, **options: Any) -> None:
+        """Raise the error that `generate` with these options raises for a text; nothing is generated."""
+        self._require_text()
+        require_unknown(unknown)
+        self._request(text, unknown, switch("special", special), self._options(options, []))
+
+    def truncate(self, text: str, *, unknown: Unknown = "auto", special: bool = False, **options: Any) -> str:
+        """Return the longest beginning of a text that `generate` with these options takes; of a prompt, the end.
+
+        A prompt leaves room for `max_new_tokens`, or for one token if that is not given. Raises `UnsupportedError` in
+        chat mode, and the error of `generate` for a text that no cut makes fit.
+        """
+        self._require_text()
+        require_unknown(unknown)
+        if isinstance(self.tokenizer, TokenizerPair) and isinstance(self.tokenizer.source, ChatReader):
+            raise UnsupportedError("a chat can't be truncated; shorten its messages")
+        how = (switch("special", special), self._options(options, []))
+        keeps_end = self.facts.task == "causal"
+        part, error = text, self._long(text, unknown, *how)
+        if error is None:
+            return text
+        least, most = 0, len(text)
+        while most - least > 1:
+            size = (least + most) // 2
+            cut = text[-size:] if keeps_end else text[:size]
+            if self._long(cut, unknown, *how):
+                most = size
+            else:
+                least, part = size, cut
+        if part is text:
+            raise error
+        return part
+
+    def _long(self, text: str, unknown: Unknown, special: bool, options: SearchOptions) -> Exception | None:
+        """Return the error of a text that is too long; None for another one."""
+        try:
+            self._request(text, unknown, special, options)
+        except (LongTextError, NoRoomError) as error:
+            return error
+        except TextError:
+            return None
+        return None
+
+    def _request(self, text: str, unknown: Unknown, special: bool, options: SearchOptions) -> list[int]:
+        """Return the token ids of a text; raise if the model can't take it."""
+        source = self._encode_known(text, unknown, special)
+        self._with_room(source, options)
+        return source
 
     def transcribe(self, audio: Audio | Iterable[Audio], **options: Any) -> list[Transcript]:
         """Transcribe audio, with the options of `transcribe_iter`; returns one result per input, in order."""
@@ -276,7 +343,7 @@ class Model(Encoder):
         chosen = self._options(options, [start])
         if chosen.nbest > 1:
             raise UnsupportedError(f"only one hypothesis can be streamed, got nbest {chosen.nbest}")
-        if not (source := self._with_room(self._encode_known(text, unknown, switch("special", special)), chosen)):
+        if not (source := self._request(text, unknown, switch("special", special), chosen)):
             return (each for each in [""])
         steps = search(self._numbers, [source], self.facts, chosen, [start])
         return grown(steps, functools.partial(self._text, source))
@@ -441,15 +508,34 @@ class Model(Encoder):
             return self.tokenizer.continuation(source, tokens, self._special)
         return self.tokenizer.decode(tokens, self._special)
 
-    def _result(self, text: str, source: Sequence[int], found: list[Found]) -> Generated:
-        hypotheses = [self._hypothesis(one, source) for one in found]
+    def _result(
+        self,
+        text: str,
+        source: Sequence[int],
+        prefix: Sequence[int],
+        found: list[Found],
+        options: SearchOptions,
+        error: str | None,
+    ) -> Generated:
+        most = int(limits(options, self.facts, [prefix], prompts_of([source], self.facts))[0])
+        ends = options.ends(self.facts)
+        hypotheses = [
+            dataclasses.replace(self._hypothesis(one, source), finish=_finish(one.tokens, ends, most)) for one in found
+        ]
         best = hypotheses[0] if hypotheses else Hypothesis("", 0.0, [], [])
-        return Generated(text, best.output, best.score, hypotheses)
+        return Generated(text, best.output, best.score, hypotheses, error)
 
     def _hypothesis(self, found: Found, source: Sequence[int] = ()) -> Hypothesis:
         output = self._text(source, found.tokens)
         tokens = list(found.tokens)
         return Hypothesis(output, found.score, tokens, list(found.token_scores), found.alignment)
+
+
+def _finish(tokens: Sequence[int], ends: Sequence[int], most: int) -> Finish:
+    """Return what ended a target of at most `most` tokens."""
+    if tokens and tokens[-1] in ends:
+        return "end"
+    return "length" if len(tokens) >= most else "stop"
 
 
 def _defaults_of(bundle: Bundle) -> Mapping[str, Any]:

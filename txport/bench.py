@@ -68,7 +68,7 @@ def run(
     facts = bundle.manifest.facts
     require_protocol(facts, protocol)
     if trust_code and (checkpoint is None or not code_name(checkpoint)):
-        raise UnsupportedError("--trust-code is for a --checkpoint that is a file and its adapter, model.py:NAME")
+        raise UnsupportedError("trust_code=True is for a checkpoint that is a file and its adapter, model.py:NAME")
     if checkpoint is not None and not trust_code:
         bundle.require_source(label(checkpoint), digest(checkpoint))
     variant = bundle.manifest.variant if isinstance(bundle.manifest, ForeignManifest) else None

@@ -50,6 +50,10 @@ class UnknownTextError(TextError):
     """Text is empty, or nothing in it is in the vocabulary."""
 
 
+class LongTextError(TextError):
+    """A text has more tokens, or characters, than the model takes."""
+
+
 class AudioError(TxportError, ValueError):
     """Audio is invalid for the model."""
 
@@ -64,6 +68,10 @@ class OutputError(TxportError, OSError):
 
 class UnsupportedError(TxportError, ValueError):
     """An option or a combination of options is not supported; the message states the reason."""
+
+
+class NoRoomError(UnsupportedError):
+    """A prompt leaves too little room for the requested tokens."""
 
 
 class ParityError(TxportError, AssertionError):

@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from txport.search.generate import Steps
 from txport.search.options import Alignment
 
+Finish = Literal["end", "length", "stop"]
 UNFINISHED = "\ufffd"  # shown by decoders for an incomplete character
 
 
@@ -19,7 +20,8 @@ class Hypothesis:
     """One hypothesis: text, score (sum(log p) / length^`length_penalty`), token ids and their log-probs.
 
     `alignment`, if requested, is the attention of each token to each source token ("soft"), or the source token with
-    the most attention ("hard").
+    the most attention ("hard"). `finish` tells what ended it: an end token ("end"), the maximum length ("length"), or
+    that no token was allowed ("stop"); None for a given target, which was not generated.
     """
 
     output: str
@@ -27,20 +29,32 @@ class Hypothesis:
     tokens: list[int]
     token_scores: list[float]
     alignment: Alignment = ()
+    finish: Finish | None = None
 
 
 @dataclass(frozen=True)
 class Generated:
-    """The result of one input; `output` and `score` are those of the best hypothesis, or "" and 0 without one."""
+    """The result of one input; `output` and `score` are those of the best hypothesis, or "" and 0 without one.
+
+    `error` says why the model can't take the input, if errors are returned; there are no hypotheses then.
+    """
 
     input: str
     output: str
     score: float
     hypotheses: list[Hypothesis]
+    error: str | None = None
+
+    @property
+    def finish(self) -> Finish | None:
+        """What ended the best hypothesis (see `Hypothesis`); None without one."""
+        return self.hypotheses[0].finish if self.hypotheses else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values; alignment is omitted if it was not requested."""
+        """Return JSON values; alignment is omitted if it was not requested, and error if there is none."""
         values = dataclasses.asdict(self)
+        if self.error is None:
+            del values["error"]
         for each in (each for each in values["hypotheses"] if not each["alignment"]):
             del each["alignment"]
         return values

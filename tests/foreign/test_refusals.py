@@ -82,11 +82,11 @@ def test_graphs_in_two_places_are_refused(folder: Path) -> None:
 
 def test_variants_are_named_where_another_is_asked_for(portable: Portable, tmp_path: Path) -> None:
     folder = lay_out(portable("gpt2"), "one", tmp_path / "foreign", variant="quantized")
-    assert "has no graphs without a suffix; available: --variant quantized" in refused(folder, UnsupportedError)
+    assert "has no graphs without a suffix; available: variant='quantized'" in refused(folder, UnsupportedError)
     assert txport.load(folder, variant="quantized").search([[5]], max_new_tokens=1)
     lay_out(portable("gpt2"), "one", folder)
     with pytest.raises(
-        UnsupportedError, match="no graphs of the variant 'q4'; available: those without a suffix, --variant"
+        UnsupportedError, match="no graphs of the variant 'q4'; available: those without a suffix, variant="
     ):
         txport.load(folder, variant="q4")
     with pytest.raises(UnsupportedError, match="a variant is for folders that others exported"):

@@ -51,7 +51,7 @@ def test_force_replaces_all_that_was_there(old: Path) -> None:
 
 def test_force_replaces_only_a_folder_of_its_kind(old: Path) -> None:
     with (
-        pytest.raises(OutputError, match="out has no manifest, so --force does not replace it"),
+        pytest.raises(OutputError, match="out has no manifest, so force=True does not replace it"),
         staged_folder(old, force=True, holding="manifest"),
     ):
         pytest.fail("the block ran")
@@ -77,7 +77,7 @@ def test_what_appears_meanwhile_stays_without_force(tmp_path: Path) -> None:
 
 
 def test_what_exists_is_refused_before_any_work(old: Path) -> None:
-    with pytest.raises(OutputError, match="out exists; --force replaces it"), staged_folder(old):
+    with pytest.raises(OutputError, match="out exists; force=True replaces it"), staged_folder(old):
         pytest.fail("the block ran")
     assert contents(old.parent) == {"out/precious": "old"}
 

@@ -44,7 +44,7 @@ def test_what_became_another_kind_of_folder_meanwhile_is_not_replaced(old: Path)
         with staged_folder(old, force=True, holding="precious"):
             (old / "precious").rename(old / "home")
 
-    with pytest.raises(OutputError, match="out has no precious, so --force does not replace it"):
+    with pytest.raises(OutputError, match="out has no precious, so force=True does not replace it"):
         slower()
     assert contents(old.parent) == {"out/home": "old"}
 
@@ -102,7 +102,10 @@ def leave(old: Path, *, moved: bool) -> None:
 def test_what_a_killed_process_left_is_put_in_order_and_told(old: Path, moved: bool) -> None:
     leave(old, moved=moved)
     said: list[str] = []
-    with pytest.raises(OutputError, match="out exists; --force replaces it"), staged_folder(old, progress=said.append):
+    with (
+        pytest.raises(OutputError, match="out exists; force=True replaces it"),
+        staged_folder(old, progress=said.append),
+    ):
         pytest.fail("the block ran")
     assert contents(old.parent) == {"out/precious": "old"}
     assert names(old.parent) == ["out"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
@@ -11,7 +12,7 @@ from typing import Any
 
 import click
 
-from txport.errors import OutputError, UnsupportedError
+from txport.errors import OutputError, TxportError, UnsupportedError
 from txport.models.names import code_name
 from txport.ownership import files_in
 from txport.system.files import is_stream, require_file
@@ -50,7 +51,21 @@ class Command(click.Command):
             named = ((_flag(each), value) for each, value in given if not isinstance(each.type, OutputFile))
             reads = [read for flag, value in named for read in _read(flag, value)]
             require_outputs(files, folders, [*reads, ("what standard input reads", STDIN)])
-        return super().invoke(context)
+        try:
+            return super().invoke(context)
+        except TxportError as error:
+            error.args = (self._in_flags(str(error)), *error.args[1:])
+            raise
+
+    def _in_flags(self, message: str) -> str:
+        """Return a message with flags of this command instead of arguments of Python: `force=True` is `--force`."""
+        flags = {each.name: _flag(each) for each in self.params if isinstance(each, click.Option)}
+
+        def flag(found: re.Match[str]) -> str:
+            name, value = found.groups()
+            return found[0] if name not in flags else flags[name] + ("" if value == "True" else f" {value[1:-1]}")
+
+        return re.sub(r"\b([a-z_]+)=(True\b|'[^']*')", flag, message)
 
 
 command = partial(click.command, cls=Command)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from txport.cli import texts
+from txport.cli import bulk, texts
 from txport.cli.options import F
 
 SEARCH: list[tuple[str, dict[str, Any]]] = [
@@ -154,6 +154,7 @@ ONLY_GENERATING = {
     **{flag.removeprefix("--").replace("-", "_"): flag for flag, _ in SEARCH},
     "continuous": "--continuous",
     "as_stream": "--stream",
+    **bulk.FLAGS,
     **texts.FLAGS,
     **texts.SPECIAL,
 }

@@ -22,14 +22,20 @@ LONGEST_LINE = 4_000_000  # bytes; bounds the memory for an input without line e
 
 
 def open_texts(
-    arguments: Sequence[str], files: Sequence[Path], blank: bool = False
+    arguments: Sequence[str], files: Sequence[Path], blank: bool = False, counts: list[int] | None = None
 ) -> tuple[Iterable[str], int | None]:
-    """Return the texts of the arguments, or of the files, or of standard input, and their number (None: unknown)."""
+    """Return the texts of the arguments, or of the files, or of standard input, and their number (None: unknown).
+
+    The number of texts in each file is added to `counts`.
+    """
     if arguments:
         return arguments, len(arguments)
     if not files:
         return read_lines(sys.stdin.buffer if sys.stdin else io.BytesIO(), "standard input", blank), None
-    texts = [line for file in files for line in _read_file(file, blank)]
+    parts = [_read_file(file, blank) for file in files]
+    if counts is not None:
+        counts.extend(map(len, parts))
+    texts = [line for part in parts for line in part]
     return texts, len(texts)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from txport.errors import UnsupportedError
+from txport.errors import NoRoomError, UnsupportedError
 from txport.models.facts import Facts
 from txport.runtimes.base import ContinuousRuntime, Inputs, Ints, QueuedRuntime, Runtime, State
 from txport.runtimes.inputs import Sources, batch, lengths_of
@@ -136,7 +136,7 @@ def longest_target(sources: Sources, facts: Facts, options: SearchOptions, prefi
 
 
 def require_room(prompt: Sequence[int], facts: Facts, options: SearchOptions) -> None:
-    """Raise `UnsupportedError` for a prompt that leaves too little room for the requested tokens."""
+    """Raise `NoRoomError` for a prompt that leaves too little room for the requested tokens."""
     longest = facts.writes.longest
     size = len(prompt)
     limit = f"the model's longest sequence, {longest}"
@@ -147,11 +147,11 @@ def require_room(prompt: Sequence[int], facts: Facts, options: SearchOptions) ->
         fix = "shorten it, or give max_new_tokens"
     left = longest - size
     if left < 1:
-        raise UnsupportedError(f"a prompt of {size} tokens leaves no room for another one in {limit}; {fix}")
+        raise NoRoomError(f"a prompt of {size} tokens leaves no room for another one in {limit}; {fix}")
     for name in ("max_new_tokens", "min_new_tokens"):
         if (count := getattr(options, name) or 0) > left:
             fix = f"shorten the prompt, or give {name} up to {left}"
-            raise UnsupportedError(f"a prompt of {size} tokens and {name} {count} exceed {limit}; {fix}")
+            raise NoRoomError(f"a prompt of {size} tokens and {name} {count} exceed {limit}; {fix}")
 
 
 def require_fit(prefixes: Ids, facts: Facts, options: SearchOptions) -> None:

@@ -112,9 +112,9 @@ def require_folder(out: Path, *, force: bool = False, holding: str | None = None
 def _refuse(out: Path, place: Path, force: bool, holding: str | None) -> None:
     if place.is_dir() and any(place.iterdir()):
         if not force:
-            raise OutputError(f"{out} exists; --force replaces it")
+            raise OutputError(f"{out} exists; force=True replaces it")
         if holding and not (place / holding).is_file():
-            raise OutputError(f"{out} has no {holding}, so --force does not replace it; choose another place")
+            raise OutputError(f"{out} has no {holding}, so force=True does not replace it; choose another place")
     if place.exists() and not place.is_dir():
         raise OutputError(f"{out} is a file, expected a folder to make; choose another place")
 

@@ -91,7 +91,7 @@ def find(folder: Path, variant: str | None) -> Found:
     wanted = variant or ""
     stems = {stem for stem, each in files if each == wanted}
     if not stems:
-        known = ", ".join(f"--variant {each}" if each else "those without a suffix" for each in variants)
+        known = ", ".join(f"variant={each!r}" if each else "those without a suffix" for each in variants)
         named = f"no graphs of the variant {quoted(variant)}" if variant else "no graphs without a suffix"
         raise UnsupportedError(f"{folder} has {named}; available: {known}")
     layout = _layout(folder, stems, wanted)

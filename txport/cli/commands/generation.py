@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import click
 
-from txport.cli import completion, textio, texts
+from txport.cli import bulk, completion, textio, texts
 from txport.cli.commands import encoding, speech
 from txport.cli.guard import progress, results
 from txport.cli.options import (
@@ -36,6 +36,7 @@ NOT_STREAMED = {
     "batch_size": "--batch-size",
     "batch_tokens": "--batch-tokens",
     "continuous": "--continuous",
+    "errors": "--errors",
 }
 
 
@@ -79,6 +80,7 @@ runtime_option = click.option(
 )
 @unknown_option
 @texts.parse_option
+@bulk.bulk_options
 @click.option(
     "--ids", "as_ids", is_flag=True, help="Read and write token ids, special tokens included, without a tokenizer."
 )
@@ -107,6 +109,8 @@ def run(
     raw: bool,
     as_stream: bool,
     early_stopping: str,
+    errors: str,
+    truncate: bool,
     **options: Any,
 ) -> None:
     """Run BUNDLE on TEXT, on files, or on the lines of standard input.
@@ -125,6 +129,7 @@ def run(
     if text and inputs:
         raise UnsupportedError("give TEXT or --input, not both")
     _require_shown(as_stream, as_json, raw, options["alignment"])
+    bulk.require_fit(truncate)
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
     how: dict[str, Any] = {"checkpoint": checkpoint, "trust_code": trust_code, "single": single, "variant": variant}
@@ -133,10 +138,13 @@ def run(
         model.tokenizer = NumberTokenizer(model.facts, exact=True)
     speech.require_fit(model.facts)
     encoding.require_fit(model.facts, output, (flag for name, flag in ONLY_GENERATING.items() if is_given(name)))
-    source, total = textio.open_texts(text, inputs, blank=options["unknown"] == "skip")
+    counts: list[int] = []
+    blank = options["unknown"] == "skip" or errors != "fail"
+    source, total = textio.open_texts(text, inputs, blank, counts)
     if not speech.is_for(model.facts):
         source = map(speech.require_text, source)
-    _carry_out(model, source, total, output, options, as_json, as_stream)
+    faults = bulk.Bulk(bulk.places(inputs, counts, text), errors, truncate)
+    _carry_out(model, source, total, output, options, as_json, as_stream, faults)
 
 
 def _carry_out(
@@ -147,6 +155,7 @@ def _carry_out(
     options: dict[str, Any],
     as_json: bool,
     as_stream: bool,
+    faults: bulk.Bulk,
 ) -> None:
     """Encode, transcribe or generate, depending on the model, with the options that apply."""
     shown = {name: options.pop(name) for name in encoding.FLAGS}
@@ -160,12 +169,15 @@ def _carry_out(
     with _in_flags():
         model = texts.told(model, options)
     options = _chosen(options | _token_ids(model.tokenizer, options), model.defaults, as_json)
+    if not speech.is_for(model.facts):
+        with _in_flags():
+            source = faults.texts(model, options, source, total)
     with texts.told_of_texts(model):
         if speech.is_for(model.facts):
             with _in_flags():
                 speech.run(model, source, total, output, as_json, heard, options)
             return
-        _write(model, source, total, output, options, as_json, as_stream)
+        _write(model, source, total, output, options, as_json, as_stream, faults)
 
 
 def _require_shown(as_stream: bool, as_json: bool, raw: bool, alignment: Any) -> None:
@@ -186,6 +198,7 @@ def _write(
     options: dict[str, Any],
     as_json: bool,
     as_stream: bool,
+    faults: bulk.Bulk,
 ) -> None:
     """Write the result of each text, in order; at the end, print how many texts have an empty output."""
     with textio.open_output(output) as stream, _in_flags():
@@ -193,11 +206,15 @@ def _write(
             _stream(model, source, stream, options)
             return
         count = unknown = 0
-        for result in textio.with_progress(model.generate_iter(source, **options), total, stream):
+        results = model.generate_iter(source, errors="return", **options)
+        for count, result in enumerate(textio.with_progress(results, total, stream), 1):
+            if result.error is not None:
+                faults.tell(count, _flagged(result.error))
             for row in _rows(result, as_json, options["nbest"]):
+                row = row if as_json or faults.errors != "column" else (*row, result.error or "")
                 textio.print_row(row, stream, raw=is_given("raw"), flush=total is None)
-            count += 1
-            unknown += not result.hypotheses
+            unknown += not result.hypotheses and result.error is None
+    faults.end()
     textio.tell_unknown(unknown, count)
 
 
@@ -207,8 +224,13 @@ def _in_flags() -> Iterator[None]:
     try:
         yield
     except UnsupportedError as error:
-        names = re.compile(rf"(?<![-\w])({'|'.join(FLAGS)})\b")
-        raise UnsupportedError(names.sub(lambda found: FLAGS[found[1]], str(error))) from error
+        raise UnsupportedError(_flagged(str(error))) from error
+
+
+def _flagged(message: str) -> str:
+    """Return a message with flags instead of the Python names of options; what it quotes stays."""
+    names = re.compile(rf"'[^']*'|\"[^\"]*\"|(?<![-\w])({'|'.join(FLAGS)})\b")
+    return names.sub(lambda found: FLAGS[found[1]] if found[1] else found[0], message)
 
 
 def _stream(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str, Any]) -> None:

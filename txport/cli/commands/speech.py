@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from txport.cli import textio
+from txport.cli import bulk, textio
 from txport.cli.options import F, is_given
 from txport.errors import TextError, UnsupportedError
 from txport.models.facts import Facts
@@ -26,6 +26,7 @@ NO_USE = {  # options for text that do not apply to audio
     "as_stream": "--stream",
     "special_tokens": "--special-tokens",
     "special": "--parse-special",
+    **bulk.FLAGS,
 }
 OF_TEXT = ("continuous", "batch_tokens", "unknown", "special", "prefixes", "batch_size")
 

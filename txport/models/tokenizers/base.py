@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from txport.errors import TextError
+from txport.errors import LongTextError
 
 # What to do with text outside the vocabulary. "token": use the unknown token; "error": refuse the text; "skip": leave
 # it out; "auto": "token" if the tokenizer has an unknown token and is not character-level, otherwise "error".
@@ -143,7 +143,7 @@ def encode_within(
     """Return the token ids of a text; raise `TextError` if it has more than `longest` tokens."""
     ids = tokenizer.encode(text, unknown, special)
     if len(ids) > longest:
-        raise TextError(f"{shorten(text)} has {len(ids)} tokens, the model takes at most {longest}; split the text")
+        raise LongTextError(f"{shorten(text)} has {len(ids)} tokens, the model takes at most {longest}; split the text")
     return ids
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from txport.errors import BundleError, TextError, TokenError, TxportError, UnknownTextError, brief
+from txport.errors import BundleError, LongTextError, TextError, TokenError, TxportError, UnknownTextError, brief
 from txport.models.tokenizers.base import Unknown, shorten
 from txport.system.documents import require_size
 from txport.system.machine import is_out_of_memory
@@ -134,7 +134,7 @@ class FileTokenizer:
         if strange and unknown != "skip":
             found = _listed(list(dict.fromkeys(text[start:end] for start, end in strange)))
             fix = "--unknown skip leaves them out"
-            raise TextError(f"{shorten(text)} has characters outside the vocabulary: {found}; {fix}")
+            raise LongTextError(f"{shorten(text)} has characters outside the vocabulary: {found}; {fix}")
         known = [id_ for id_ in ids if id_ is not None]
         if len(known) == sum(encoding.special_tokens_mask):
             raise UnknownTextError(f"{shorten(text)} has no character of the vocabulary")
@@ -174,7 +174,7 @@ class FileTokenizer:
             return
         if (count := sum(map(len, text.split()))) > most:
             takes = f"the model takes at most {self._longest} tokens"
-            raise TextError(f"{shorten(text)} has {count} characters beside spaces, {takes}; split the text")
+            raise LongTextError(f"{shorten(text)} has {count} characters beside spaces, {takes}; split the text")
 
     @property
     def joins(self) -> bool:

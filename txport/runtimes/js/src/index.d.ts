@@ -102,11 +102,15 @@ export interface TopOptions extends TextOptions {
   top?: number;
 }
 
+/** What ended a target: an end token, the maximum length, or that no token was allowed. */
+export type Finish = "end" | "length" | "stop";
+
 /** One target: its token ids, the end token included if it was reached, its score, and the log-prob of each token. */
 export interface Found {
   tokens: number[];
   score: number;
   token_scores: number[];
+  finish: Finish;
   alignment?: number[][] | number[];
 }
 

@@ -4,6 +4,7 @@
  */
 
 import { alignmentOf } from "./alignment.js";
+import { finishOf } from "./options.js";
 import { largest, order } from "./numbers.js";
 import { keptOf } from "./options.js";
 
@@ -183,6 +184,7 @@ export class Beams {
         tokens,
         score: each.score,
         token_scores: tokenScores,
+        finish: finishOf(tokens, this.options.ends, this.limit),
         ...alignmentOf(attention, this.options.alignment),
       };
     });

@@ -284,3 +284,16 @@ function* unfit(options, facts) {
     yield `${fault}; got ${options.forced_bos_token_id}`;
   }
 }
+
+/**
+ * What ended a target of at most `limit` tokens: an end token, the limit, or that no token was allowed.
+ *
+ * @param {number[]} tokens
+ * @param {number[]} ends
+ * @param {number} limit
+ * @returns {import("../index.js").Finish}
+ */
+export function finishOf(tokens, ends, limit) {
+  if (tokens.length && ends.includes(tokens[tokens.length - 1])) return "end";
+  return tokens.length >= limit ? "length" : "stop";
+}

@@ -1,6 +1,7 @@
 /** The targets of greedy search and of sampling: every row goes its own way, and leaves when it has ended. */
 
 import { alignmentOf } from "./alignment.js";
+import { finishOf } from "./options.js";
 
 export class Rows {
   /**
@@ -65,6 +66,7 @@ export class Rows {
         tokens: tokens.slice(1),
         score,
         token_scores: logProbs,
+        finish: finishOf(tokens.slice(1), this.options.ends, this.limit),
         ...alignmentOf(weights, this.options.alignment),
       };
     });
