@@ -64,7 +64,7 @@ def test_a_run_at_any_moment(bundle: Bundle, tmp_path: Path) -> None:
 
 
 def test_an_export_at_any_moment(checkpoint: Path, tmp_path: Path) -> None:
-    assert sweep(tmp_path, ["export", checkpoint, "out", "--force"], 3)[130] > 1
+    assert sweep(tmp_path, ["export", checkpoint, "out", "--force"], 5)[130] > 1
 
 
 def test_a_benchmark_and_its_processes_at_any_moment(bundle: Bundle, tmp_path: Path) -> None:
