@@ -157,7 +157,7 @@ def test_a_file_is_never_replaced(tmp_path: Path) -> None:
 def test_a_link_stays_and_leads_to_the_new_folder(old: Path, target: str) -> None:
     link = old.parent / "link"
     link.symlink_to(target)
-    with pytest.raises(OutputError, match="link exists; --force") if target == "out" else contextlib.nullcontext():
+    with pytest.raises(OutputError, match="link exists; force=True") if target == "out" else contextlib.nullcontext():
         write(link)
     write(link, force=True)
     assert link.readlink() == Path(target)
