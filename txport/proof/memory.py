@@ -86,7 +86,7 @@ def _of_activations(model: Model, size: int) -> int:
     """Return the bytes of the scores, logits and caches of the longest case, whose numbers have `size` bytes.
 
     Scores are held before and after the softmax, with their mask; logits and caches also in fp32, as PyTorch's and the
-    graph's.
+    graph's. While logits are compared, there are both and their difference in float64.
     """
     facts = model.facts
     source, target = (
@@ -94,9 +94,9 @@ def _of_activations(model: Model, size: int) -> int:
     )
     heads = max((part.core.heads for part in model.modules() if isinstance(part, Attention)), default=0)
     scores = 3 * size * min(MOST_SCORES, heads * max(source, target) ** 2)
-    logits = (size + 2 * OWN) * target * facts.target.size if facts.target is not None else 0
+    logits = (size + 2 * OWN + 3 * EXACT) * target * facts.target.size if facts.target is not None else 0
     rows = 1 if facts.task == "causal" else ROWS
-    caches = rows * (3 * size + 4 * OWN) * target * sum(map(_width, facts.state))
+    caches = rows * (2 * size + 3 * OWN) * target * sum(map(_width, facts.state))
     return scores + logits + caches
 
 
