@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, ParamSpec, TypeVar
@@ -94,17 +94,21 @@ class Bundle:
         return sum(entry["bytes"] for entry in self.manifest.files.values())
 
 
-def seal(folder: Path, manifest: Manifest) -> Bundle:
-    """Write the README and the manifest of the files in `folder`, and return the bundle."""
+def seal(folder: Path, manifest: Manifest, written: Collection[str] | None = None) -> Bundle:
+    """Write the README and the manifest of the files in `folder`, and return the bundle.
+
+    `written`: names of the files that are other than the manifest says; None for all.
+    """
     from txport.bundles.readme.page import readme  # many modules, which a bundle that is only run does not need
     from txport.bundles.readme.tables import README
 
     found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     page = readme(manifest, [path.relative_to(folder).as_posix() for path in found if path != folder / README])
     (folder / README).write_text(page, encoding="utf-8", newline="\n")
-    paths = sorted({*found, folder / README})
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted({*found, folder / README})}
+    known = {} if written is None else {name: manifest.files.get(name) for name in paths.keys() - {*written, README}}
     files = {
-        path.relative_to(folder).as_posix(): {"sha256": sha256(path), "bytes": path.stat().st_size} for path in paths
+        name: known.get(name) or {"sha256": sha256(path), "bytes": path.stat().st_size} for name, path in paths.items()
     }
     manifest = dataclasses.replace(manifest, files=files)
     write_json(folder / MANIFEST, manifest.to_dict())

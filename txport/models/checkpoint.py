@@ -335,7 +335,10 @@ def unfit(tensor: Tensor) -> str:
     """Return the reason why a tensor can't be a weight; empty if it can."""
     if tensor.dtype not in FLOATS:
         return f"has type {tensor.dtype}, expected a floating-point type"
-    return "" if torch.isfinite(tensor.float()).all() else "holds NaN or infinity"  # isfinite does not support float8
+    if not tensor.numel():
+        return ""
+    ends = torch.stack(tensor.float().aminmax() if tensor.itemsize == 1 else tensor.aminmax())  # NaN if there is one
+    return "" if ends.isfinite().all() else "holds NaN or infinity"
 
 
 def check_text(folder: Path, facts: Facts, texts: Mapping[str, Path | str]) -> None:

@@ -62,7 +62,8 @@ def prove(
         progress(Stage("recording golden outputs", 0.7))
         with fitting_threads(checkpoint):
             _add_golden(bundle, checkpoint)
-    bundle = seal(bundle.path, dataclasses.replace(bundle.manifest, parity=report.summary()))
+    proven = dataclasses.replace(bundle.manifest, parity=report.summary())
+    bundle = seal(bundle.path, proven, written=[GOLDEN])
     if report.passed:
         result = verify(bundle.path, runtime=runtime, provider=provider, load=load, progress=within(progress, 0.9, 1))
         if not result.passed:
@@ -83,7 +84,7 @@ def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
     size = golden.Size(golden.LONGEST)
     if is_large(checkpoint):  # sources of features all have one length, a long one
         drawn = golden.FEW if isinstance(checkpoint.facts.reads, Features) else golden.DRAWN
-        size = golden.Size(golden.SHORT, drawn, disturbed=1)
+        size = golden.Size(golden.SHORT, drawn, disturbed=1, draws=golden.FEW_DRAWS)
     tolerance = tolerance_of(bundle.manifest.arithmetic)
     RECORDERS[checkpoint.facts.task](bundle, exact_of(bundle, checkpoint), tolerance, real, size)
 
@@ -92,7 +93,8 @@ def _record_generation(bundle: Bundle, exact: Exact, tolerance: Tolerance, real:
     model = exact.model
     noise_of = tolerance.lasting_noise
     runtime = TorchRuntime(model)
-    found = golden.record(runtime, model.facts, real, exact.logits, exact.rounding_errors, noise_of, size)
+    errors_of = partial(exact.rounding_errors, draws=size.draws)
+    found = golden.record(runtime, model.facts, real, exact.logits, errors_of, noise_of, size)
     golden.save_golden(bundle.path / GOLDEN, found)
 
 

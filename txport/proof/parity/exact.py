@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -178,14 +179,14 @@ class Exact:
         """Return PyTorch's largest error in the precision over all positions; at a single position it is chance."""
         return _worst(self.logits(sources, targets), self.own_logits(sources, targets, draw))
 
-    def rounding_errors(self, sources: Sources, targets: Ids) -> list[float]:
+    def rounding_errors(self, sources: Sources, targets: Ids, *, draws: int = DRAWS) -> list[float]:
         """Return, per target, the largest error of the best kernels of the precision, over several random roundings."""
         if isinstance(self.model.facts.reads, Features) and len(sources) > 1:  # which take much memory
             pairs = zip(sources, targets, strict=True)
-            return [error for source, target in pairs for error in self.rounding_errors([source], [target])]
+            return [error for pair in pairs for error in self.rounding_errors(*([each] for each in pair), draws=draws)]
         right = self.logits(sources, targets)
         errors = [0.0] * len(sources)
-        for found in self.draws(partial(one_pass, sources=sources, targets=targets)):
+        for found in islice(self.draws(partial(one_pass, sources=sources, targets=targets)), draws):
             errors = [max(error, largest_difference(*pair)) for error, *pair in zip(errors, right, found, strict=True)]
         return errors
 

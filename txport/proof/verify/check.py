@@ -268,7 +268,7 @@ def _unlike_alone(golden: Golden, runtime: Runtime, manifest: Manifest) -> Itera
         "beam groups": {"beams": 4, "beam_groups": 2, "diversity_penalty": 0.5, "nbest": 4},
     }
     for name, how in searches.items():
-        options = SearchOptions(max_new_tokens=min(SPOKEN, sides(facts)[1]), **how)
+        options = SearchOptions(max_new_tokens=min(SPOKEN, golden.longest), **how)
         together = generate(runtime, golden.given(facts), facts, options)
         alone = [generate(runtime, [source], facts, options)[0] for source in golden.given(facts)]
         limits = [2 * limit_of(stored, manifest) for stored in golden.logits]

@@ -23,6 +23,7 @@ from txport.models.names import GOLDEN
 from txport.proof.masks import ROOM, cut_off, largest_of
 from txport.proof.parity.cases import WINDOWED, Draw, most_rows, reach_of, sides
 from txport.proof.parity.noise import Noisy, Remembering
+from txport.proof.parity.tolerances import DRAWS
 from txport.runtimes.base import Floats, Ints, Runtime, scores
 from txport.runtimes.inputs import Source, Sources, drawn_features
 from txport.search.generate import generate
@@ -64,15 +65,17 @@ MOST_NUMBER = 1 << 16  # seeds of random features are less
 class Size:
     """The amount that is recorded: the maximum tokens of a target, and the lengths of the random sources.
 
-    `disturbed` is the number of beam searches with noise.
+    `disturbed` is the number of beam searches with noise, `draws` that of the roundings of all logits.
     """
 
     longest: int
     drawn: tuple[int, ...] = DRAWN
     disturbed: int = 4
+    draws: int = DRAWS
 
 
 FEW = (1, 5)  # lengths of the random sources of a large model that reads features
+FEW_DRAWS = 2  # of a large model, whose many logits are as many draws
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,7 @@ def record(
     else:
         drawn = [tuple(each) for each in Draw(facts, rng).sources(*(min(length, most) for length in lengths))]
     sources = as_given([*known, *drawn], facts)
+    runtime = Remembering(runtime)
     found = {name: find(runtime, facts, sources, name, longest) for name in SEARCHES}
     targets = [each.tokens for each in found[GREEDY][: len(known)]]
     for length in lengths:
@@ -155,7 +159,7 @@ def record(
     noises = [noise_of(largest_of(each), error) for each, error in zip(values, errors, strict=True)]
     stored = [shorten(each, noise) for each, noise in zip(values, noises, strict=True)]
     share = max(each.noise / max(each.largest, TINY) for each in stored)
-    noisy = Noisy(Remembering(runtime), share, 0)
+    noisy = Noisy(runtime, share, 0)
     together = 1 if isinstance(facts.reads, Features) else size.disturbed
     turns = range(size.disturbed // together)
     tries = [each.tokens for _ in turns for each in find(noisy, facts, sources * together, BEAM, longest)]
