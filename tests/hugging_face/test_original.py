@@ -70,11 +70,11 @@ def test_what_can_not_be_compared_is_recorded_with_the_reason(tmp_path: Path, mo
     folder = whole("llama", tmp_path)
     assert record_of(folder, "none") == {NOT_COMPARED: "--against none"}
     with monkeypatch.context() as patch:
-        needed = recorded.memory_for(load_checkpoint(str(folder)).outline, 4)
+        needed = recorded.memory_for(load_checkpoint(str(folder)).outline)
         patch.setattr(memory, "available", lambda: needed - 1)
-        assert "of memory, and less is free" in record_of(folder)[NOT_COMPARED]
+        assert "the comparison needs" in record_of(folder)[NOT_COMPARED]
         patch.setattr(memory, "available", lambda: needed)
-        assert record_of(folder)["dtype"] == "float32"
+        assert record_of(folder)["dtype"] == "float64"
 
 
 def test_what_transformers_can_not_load_is_an_error_if_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

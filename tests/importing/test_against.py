@@ -19,6 +19,7 @@ from txport.errors import CheckpointError, UnavailableError
 from txport.importing.against.hold import hold_against
 from txport.importing.against.pairing import Origins, share_of
 from txport.importing.against.verdict import Agreement, Verdict
+from txport.models import checkpoint
 from txport.models.names import RULES, WEIGHTS
 from txport.system import memory
 
@@ -159,6 +160,31 @@ def test_a_right_import_computes_what_its_original_does(name: str, tmp_path: Pat
     assert (logits.alike, found.dtype) == (logits.places, "float32" if name == "float32_only" else "float64")
 
 
+@pytest.mark.parametrize("name", ["tied", "whole", "divided", "translator"])
+def test_a_large_import_is_compared_without_its_weights_in_memory(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the original reads the weights of modules that it does not call, and to the same cause."""
+    config, rules = RIGHT[name]
+    wrong = {**config, "activation": "relu" if name != "translator" else "gelu"}
+    whole = against(tmp_path / "whole", name, wrong, rules).parting
+    monkeypatch.setattr(checkpoint, "STREAMED_ABOVE", 0)
+    assert against(tmp_path / "right", name, config, rules).passed
+    streamed = against(tmp_path / "streamed", name, wrong, rules).parting
+    assert whole is not None
+    assert streamed is not None
+    assert (streamed.where, streamed.what.split(";")[0]) == (whole.where, whole.what.split(";")[0])
+    monkeypatch.setattr(memory, "require", _refuse)
+    refused = against(tmp_path / "refused", name, wrong, rules).parting
+    assert refused is not None
+    assert refused.what == "not found: no room"
+
+
+def _refuse(size: int, what: str) -> None:
+    if "all weights" in what:
+        raise UnavailableError("no room")
+
+
 def test_which_rows_of_a_file_a_matrix_is() -> None:
     """Rows and columns in any order, also where the matrix lies across, and nothing else."""
     draw = torch.Generator().manual_seed(0)
@@ -207,9 +233,7 @@ def test_memory_for_both_models_is_asked_for_before_anything_is_loaded(
     assert asked[0] >= 2 * 8 * weights
     monkeypatch.undo()
     monkeypatch.setattr(memory, "available", lambda: asked[0] - 1)
-    with pytest.raises(
-        UnavailableError, match=r"separate beside .*originals\.py:separate, both in float64, needs .* free"
-    ):
+    with pytest.raises(UnavailableError, match=r"comparison of .*separate with .*originals\.py:separate needs .* free"):
         against(tmp_path, "separate", *RIGHT["separate"])
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from txport.errors import BundleError, CheckpointError, ConfigError, TextError, brief, quoted
 from txport.models import architecture
@@ -195,12 +195,12 @@ def _require_memory(model: Model, path: Path) -> None:
     memory.require(LARGEST_COPIES * largest if is_large(model) else COPIES * size, f"the model of {path}")
 
 
-def size_of(model: Model) -> int:
+def size_of(model: nn.Module) -> int:
     """Return the number of parameters of a model; tied parameters count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def is_large(model: Model) -> bool:
+def is_large(model: nn.Module) -> bool:
     """Return True if a model's weights are read when they are used, never all at once."""
     return size_of(model) > STREAMED_ABOVE
 

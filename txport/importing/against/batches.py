@@ -20,6 +20,7 @@ from txport.system import memory
 ROWS = 3
 LENGTHS = ((5, 7), (11, 4), (2, 6))  # of sources and targets; none equals ROWS, and the two of a batch differ
 RAGGED = (9, 4, 7)
+SHORT = ROWS * max(map(max, LENGTHS))  # maximum number of tokens of a batch without the long row
 BESIDE = 5
 LONG, BEYOND = 300, 9  # tokens of the long row, and tokens after the last position whose behaviour depends on length
 WORK = 1e13  # maximum number of multiply-adds of the long row: minutes

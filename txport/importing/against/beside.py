@@ -17,6 +17,7 @@ from txport.importing.against.pairing import Origins
 from txport.importing.against.taps import BLOCK, END, IN, OUT, Run, Tap, Value, side_of
 from txport.models.model import Model
 from txport.models.parts import Embedding, Frames, Residual
+from txport.models.weights.streamed import stay
 from txport.proof.bisect.calls import PartCall, Record
 from txport.proof.bisect.faults.evidence import EXPLAINED, Evidence, WrongWeight, last_map
 from txport.proof.bisect.words import describe
@@ -40,6 +41,12 @@ class Beside(Evidence):
     origins: Origins
     wrong: Mapping[str, WrongWeight] = field(default_factory=dict)
     closest: list[float] = field(default_factory=list)
+
+    def read_weights(self) -> None:
+        """Read the weights of the parts at the tap, which fault models use, if the import is streamed."""
+        for call in (self.call, self.block, self.embedding, self.frames):
+            if call is not None:
+                stay(call.part)
 
     @property
     def expected(self) -> Array:

@@ -9,27 +9,25 @@ import torch
 from torch import nn
 
 from txport.errors import CheckpointError, ConfigError, UnsupportedError, quoted
-from txport.importing.against.batches import least_long
+from txport.importing.against.batches import SHORT, least_long
 from txport.importing.against.original import Original, load_module, require_used
 from txport.importing.against.verdict import Verdict, compare
 from txport.models.adapters.load import at_home
-from txport.models.checkpoint import Checkpoint, build_empty, load_checkpoint
+from txport.models.checkpoint import Checkpoint, build_empty, is_large, load_checkpoint
 from txport.models.facts import Facts
 from txport.models.model import Model
 from txport.models.names import CONFIG, TRANSFORMERS, code_name, find_folder
 from txport.models.parts import Attention
 from txport.models.sources.fitting import fitted
 from txport.models.sources.source import read_source
-from txport.models.weights.copies import copied
 from txport.models.weights.plan import Plan
 from txport.models.weights.values import Weights
 from txport.system import memory
 
 # number of copies in memory at once
-COPIES = 2  # of all weights: the import's and the original's
 LARGEST_COPIES = 2  # of the largest tensor, while its numbers are followed to the files; later there are, in its place,
 VALUES_COPIES = 8  # of the inputs and outputs of linear layers, in the records of both models
-OUTPUT_COPIES = 8  # more of the outputs of the models
+OUTPUT_COPIES = 8  # of the outputs of the models
 SCORES_COPIES = 2  # of the attention weights, which an original may return
 NAMED = 3  # tensors that an error names
 
@@ -44,7 +42,7 @@ def hold_against(name: str, against: str, *, trust_code: bool = False) -> Verdic
     require_original(against, trust_code=trust_code)
     folder = find_folder(name)
     outline = build_empty(read_source(folder).config)
-    memory.require(memory_for(outline), f"{folder} beside {against}, both in float64,")
+    memory.require(memory_for(outline), f"the comparison of {folder} with {against}")
     return hold(load_checkpoint(name), folder, against)
 
 
@@ -52,7 +50,7 @@ def hold(checkpoint: Checkpoint, folder: Path, against: str, **how: Any) -> Verd
     """As `hold_against`, for a checkpoint that was loaded from `folder` and stays as it is; `how`: see `compare`."""
     source = read_source(folder)
     weights, made = fitted(source, build_empty(source.config))
-    model = checkpoint.in_memory().model if checkpoint.read else copied(checkpoint.outline)
+    model = checkpoint.model
     if (code := code_name(against)) is not None:
         with at_home(code[0]):
             original = load_module(against, weights, model.facts, source.place)
@@ -67,20 +65,22 @@ def hold(checkpoint: Checkpoint, folder: Path, against: str, **how: Any) -> Verd
     return compare(model, made, original, **how)
 
 
-def memory_for(model: Model, width: int = 8) -> int:
-    """Return the bytes needed by a model and its original, with the activations of both for a long row.
+def memory_for(model: Model) -> int:
+    """Return the bytes needed by a model and its original, with the activations of both.
 
-    `width`: bytes of a number.
+    Weights of a small model are twice in float64; of a large one, in the files and in float32.
     """
     sizes = [each.numel() for each in model.parameters()]
     length = least_long(model)
     facts = model.facts
+    large = is_large(model)
     maps = (each for each in model.modules() if isinstance(each, nn.Linear))
     heads = sum(each.core.heads for each in model.modules() if isinstance(each, Attention))
-    values = VALUES_COPIES * sum(each.in_features + each.out_features for each in maps)
-    values += OUTPUT_COPIES * (facts.width if facts.task == "encode" else facts.writes.size)
-    values += SCORES_COPIES * length * heads
-    return width * (COPIES * sum(sizes) + max(LARGEST_COPIES * max(sizes), length * values))
+    values = VALUES_COPIES * (SHORT if large else length) * sum(each.in_features + each.out_features for each in maps)
+    outputs = OUTPUT_COPIES * length * (facts.width if facts.task == "encode" else facts.writes.size)
+    scores = SCORES_COPIES * length * length * heads
+    weights = (4 if large else 2 * 8) * sum(sizes)
+    return weights + 8 * (scores + outputs + max(LARGEST_COPIES * max(sizes), values))
 
 
 def require_original(against: str, *, trust_code: bool) -> None:

@@ -37,11 +37,12 @@ def load_transformers(folder: Path, weights: Weights, facts: Facts) -> Original:
     with needed("txport[hf]", "--against transformers"):
         import transformers
     version = transformers.__version__
-    how = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
+    how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
+    how |= {_dtype_option(version): torch.float32, "attn_implementation": "eager"}
     try:
         kind = _class(transformers, folder, facts)
         with _without_bar(transformers.utils.logging):
-            module, told = kind.from_pretrained(str(folder), attn_implementation="eager", **how)
+            module, told = kind.from_pretrained(str(folder), **how)
     except MemoryError:
         raise
     except Exception as error:  # it has many
@@ -52,9 +53,14 @@ def load_transformers(folder: Path, weights: Weights, facts: Facts) -> Original:
     name = f"transformers {version}'s {type(module).__name__}"
     if missing := [each for each in told.get("missing_keys", ()) if not _is_unused(each, facts)]:
         raise CheckpointError(f"{folder} lacks {', '.join(sorted(missing)[:NAMED])}, which {name} has")
-    module = module.cpu().float().eval()
+    module = module.cpu().eval()
     _restore_scales(module)
     return Original(name, module, _run(facts), _names(module, weights, name, folder), masks=facts.task != "causal")
+
+
+def _dtype_option(version: str) -> str:
+    """Return the name of the option for the type of the weights."""
+    return "dtype" if tuple(map(int, version.split(".")[:2])) >= (4, 56) else "torch_dtype"
 
 
 @contextlib.contextmanager

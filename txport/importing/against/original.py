@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 
 from txport.errors import CheckpointError, brief, quoted
@@ -17,9 +19,12 @@ from txport.importing.against.narrow import Narrow
 from txport.importing.against.watching import tensors_in
 from txport.models.adapters.adapted import computing, line_of
 from txport.models.adapters.load import imported, running
+from txport.models.checkpoint import is_large
 from txport.models.facts import LOGITS, Facts, Task
 from txport.models.names import code_name
+from txport.models.weights.streamed import is_streamed, stay, widen
 from txport.models.weights.values import Weights
+from txport.system import memory
 from txport.system.machine import is_out_of_memory
 
 RUN = "run"  # the function in a user's file that calls the module
@@ -50,13 +55,19 @@ class Original:
     def widen(self, given: Batch) -> list[str]:
         """Convert the module to float64, or to float32 if it fails in float64.
 
+        The weights of a large one stay as they are, and each is converted when it is used, if the module can run so.
         Returns the names of functions that still compute in float32 or less. Raises `CheckpointError` if it can't run
         in either.
         """
+        if may_stream(self.module):
+            widen(self.module, torch.float64)
+            with suppress(CheckpointError), Narrow() as narrow:
+                if not any(each.isnan().any() for each in tensors_in(self.give(given))):
+                    return list(narrow.names)
+            hold_weights(self.module)
         self.module.double()
-        narrow = Narrow()
         try:
-            with narrow:
+            with Narrow() as narrow:
                 self.give(given)
         except CheckpointError:
             self.module.float()
@@ -120,6 +131,21 @@ def _bars_tokens(logits: Tensor) -> bool:
     whole = infinite.all(0)
     is_all = torch.equal(infinite.any(0), whole) and bool((logits.isfinite() | (logits == -torch.inf)).all())
     return is_all and not bool(whole.all())
+
+
+def hold_weights(*modules: nn.Module) -> None:
+    """Convert all weights of large modules at once; raise `UnavailableError` if they don't fit in memory."""
+    large = [module for module in modules if is_streamed(module)]
+    size = sum(each.numel() * each.element_size() for module in large for each in module.parameters())
+    memory.require(size, "the comparison with all weights in float64")
+    for module in large:
+        stay(module)
+
+
+def may_stream(module: nn.Module) -> bool:
+    """Return whether a module is so large that its weights are converted when they are used; scripts have no hooks."""
+    plain = not any(isinstance(each, ScriptModule) for each in module.modules())
+    return is_large(module) and plain and all(each.is_floating_point() for each in module.parameters())
 
 
 def load_module(name: str, weights: Weights, facts: Facts, place: object) -> Original:

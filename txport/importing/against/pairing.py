@@ -22,6 +22,7 @@ from txport.importing.against.watching import Seen, Watched
 from txport.models.model import Model
 from txport.models.parts import NORM_TYPES, Attention, FeedForward, GatedFeedForward
 from txport.models.weights.plan import Plan, first_names
+from txport.models.weights.streamed import reader_of
 from txport.models.weights.values import Filled, Shape, Weights
 from txport.proof.bisect.calls import PartCall, Record, calls_of
 from txport.proof.bisect.faults.evidence import last_map
@@ -100,11 +101,13 @@ class Origins:
         for name, of in original.names.items():
             files.setdefault(id(state[name]), []).append(of)
         self._tensors: dict[str, Tensor] = {}
+        self._reader = reader_of(original.module)
+        self._parameters = {id(each): name for name, each in original.module.named_parameters()}
         for module_name, module in original.module.named_modules():
             for own, tensor in (*module._parameters.items(), *module._buffers.items()):
                 for file in () if tensor is None else files.get(id(tensor), ()):
                     self._owners.setdefault(file, []).append((module_name, own))
-                    self._tensors[file] = tensor.detach()
+                    self._tensors[file] = tensor
         self._same = {file: frozenset(several) for several in files.values() for file in several}  # tied tensors
         self._modules = dict(original.module.named_modules())
 
@@ -178,7 +181,9 @@ class Origins:
 
     def tensor(self, file: str) -> Tensor:
         """Return the original's tensor for one of the files, in the original's dtype."""
-        return self._tensors[file]
+        tensor = self._tensors[file]
+        name = self._parameters.get(id(tensor))
+        return tensor.detach() if self._reader is None or name is None else self._reader(name).to(tensor.dtype)
 
     def unread(self, module: str) -> list[str]:
         """Return the tensors that a module of the original owns directly and from which the import is not made."""

@@ -20,7 +20,6 @@ from txport.system import memory
 from txport.system.packages import version_of
 
 WORK = 1e12  # maximum number of multiply-adds of the long row: half a minute
-WIDTHS = (8, 4)  # bytes of a number in float64 and float32
 
 
 def compare_original(checkpoint: Checkpoint, against: str | None, *, trust_code: bool = False) -> dict[str, Any]:
@@ -56,13 +55,9 @@ def compare_original(checkpoint: Checkpoint, against: str | None, *, trust_code:
 
 
 def _hold(checkpoint: Checkpoint, folder: Path, against: str) -> Verdict:
-    """Compare in float64, or in float32 if memory is short; raise `UnavailableError` if it is too short for that."""
-    free = memory.available()
-    needed = [memory_for(checkpoint.outline, width) for width in WIDTHS]
-    fits = [free is None or each <= free for each in needed]
-    if not any(fits):
-        raise UnavailableError(f"both need {memory.readable(needed[-1])} of memory, and less is free")
-    return hold(checkpoint, folder, against, wide=fits[0], work=WORK)
+    """Compare both; raise `UnavailableError` if memory is too short for that."""
+    memory.require(memory_for(checkpoint.outline), "the comparison")
+    return hold(checkpoint, folder, against, work=WORK)
 
 
 def _difference(verdict: Verdict, name: str, folder: Path, against: str) -> Iterator[str]:

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from txport.errors import CheckpointError
-from txport.importing.against.batches import LENGTHS, WORK, changes_at, draw_batches, draw_long, long_length
+from txport.errors import CheckpointError, UnavailableError
+from txport.importing.against.batches import LENGTHS, WORK, Batch, changes_at, draw_batches, draw_long, long_length
 from txport.importing.against.beside import Beside
 from txport.importing.against.causes import cause_of
 from txport.importing.against.faults import ORDER, misplaced
 from txport.importing.against.narrow import rounded_tables
-from txport.importing.against.original import Original
+from txport.importing.against.original import Original, hold_weights
 from txport.importing.against.pairing import Origins
 from txport.importing.against.taps import (
     CLOSELY,
@@ -35,6 +35,7 @@ from txport.models.facts import LOGITS
 from txport.models.model import Model
 from txport.models.parts import NORM_TYPES, FeedForward, GatedFeedForward
 from txport.models.weights.plan import Plan
+from txport.models.weights.streamed import converted
 from txport.proof.bisect.faults.evidence import Cause
 from txport.proof.bisect.words import describe
 from txport.proof.parity.measures import finite
@@ -176,16 +177,16 @@ class Verdict:
             yield from (f"{word + ':':9} {text}" for word, text in self.parting.lines())
 
 
-def compare(model: Model, made: Plan, original: Original, *, wide: bool = True, work: float = WORK) -> Verdict:
+def compare(model: Model, made: Plan, original: Original, *, work: float = WORK) -> Verdict:
     """Run both models over all batches and compare their outputs; if these differ, find the first difference.
 
-    Both models are converted in place to the dtype of the comparison: float64 if the original runs in it, float32 if
-    not `wide`. `work` is the maximum number of multiply-adds for the long row. Raises `CheckpointError` if the original
-    fails or returns other values each time.
+    The original is converted in place to the dtype of the comparison: float64 if it runs in it, else float32. `work` is
+    the maximum number of multiply-adds for the long row. Raises `CheckpointError` if the original fails or returns
+    other values each time.
     """
     batches = list(draw_batches(model.facts, padded=original.masks))
-    widened = original.widen(batches[0]) if wide else []
-    model = _like(model, original)
+    widened = original.widen(batches[0])
+    model = converted(model, original.dtype)
     runs = [run_plainly(model, original, given) for given in batches]
     long, why = _long_run(model, original, work)
     runs += long
@@ -197,8 +198,13 @@ def compare(model: Model, made: Plan, original: Original, *, wide: bool = True, 
     parting = None
     if origins is not None:
         certain = not all(each.passed for each in outputs)
-        watched = [run_freely(model, original, origins, run.given) for run in runs]
-        parting = _parting(model, original, origins, watched, certain=certain)
+        try:
+            hold_weights(*([model, original.module] if certain else []))  # the search for a cause reads any of them
+        except UnavailableError as error:
+            parting = _not_located(runs, error)
+        else:
+            watched = [run_freely(model, original, origins, given) for given in _telling(runs, rounding)]
+            parting = _parting(model, original, origins, watched, certain=certain)
     tokens = max(run.given.tokens for run in runs)
     left = [f"not {what}" for what, size in changes_at(model).items() if size >= tokens]
     dtype = str(original.dtype).removeprefix("torch.")
@@ -225,6 +231,12 @@ class Rounding:
             return True
         limit = min(TABLES * run.given.tokens, tap.more * SURELY[tap.ours.dtype])
         return bool(self.tables) and tap.error <= limit * tap.size
+
+
+def _telling(runs: Sequence[Run], rounding: Rounding) -> list[Batch]:
+    """Return the batches in which to look for a difference: those that differ, short ones if there are any."""
+    wrong = [run for run in runs if not all(rounding.allows(run, tap) for tap in run.ends)]
+    return [run.given for run in wrong if run.given.tokens <= MOST] or [run.given for run in wrong or runs[:1]]
 
 
 def _tables(model: Model, original: Original, origins: Origins) -> Iterator[str]:
@@ -260,12 +272,6 @@ def _require_steady(original: Original, run: Run) -> None:
         raise CheckpointError(f"{original.name} gives other values each time for the same input: {fix}")
 
 
-def _like(model: Model, original: Original) -> Model:
-    """Convert the import to the dtype of the original, in place: a copy would need as much memory again."""
-    model.to(original.dtype)
-    return model.eval()
-
-
 def _agreement(output: str, runs: Sequence[Run], rounding: Rounding) -> Agreement:
     passed = all(rounding.allows(run, tap) for run in runs for tap in run.ends if tap.key[0] == output)
     taps = [tap for run in runs for tap in run.ends if tap.key[0] == output]
@@ -297,7 +303,7 @@ def _parting(
                 if known is None or (known.tap.within(SURELY) and not tap.within(SURELY)):
                     found[tap.key] = Beside(tap, isolated, model, origins)
     ordered = sorted(found.values(), key=lambda each: each.tap.order)
-    causes = ((each, cause_of(each) if _may_err(each) else None) for each in ordered)
+    causes = ((each, _cause(each) if _may_err(each) else None) for each in ordered)
     sure = ((each, cause) for each, cause in causes if cause is not None or not each.tap.within(SURELY))
     first = next(sure, None)
     if first is not None:
@@ -318,6 +324,18 @@ def _may_err(evidence: Beside) -> bool:
     kind = evidence.kind
     is_subtle = isinstance(kind, type) and issubclass(kind, (*NORM_TYPES, FeedForward, GatedFeedForward))
     return is_subtle or not evidence.tap.within(SURELY)
+
+
+def _cause(evidence: Beside) -> Cause | None:
+    evidence.read_weights()
+    return cause_of(evidence)
+
+
+def _not_located(runs: Sequence[Run], error: UnavailableError) -> Parting:
+    """Return the difference of the outputs, without the part where it begins."""
+    tap = max((tap for run in runs for tap in run.ends), key=lambda tap: tap.error / max(tap.size, 1e-30))
+    name = tap.key[0]
+    return Parting(f"the output {name}", name, END, (), tap.worst, tap.allowed, "unknown", f"not found: {error}", None)
 
 
 def _where(evidence: Beside) -> str:

@@ -22,7 +22,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 FILLING = ("zero_", "fill_", "uniform_", "normal_", "kaiming_uniform_")
 MOST_ROOM = 1 << 25  # numbers of a linear layer that are converted at once: 256 MB in float64
-SOURCE = "streamed_from"  # the attribute of a streamed model with its outline and `Reader`
+SOURCE = "streamed_from"  # the attribute of a streamed model with its outline (None: none) and `Reader`
 COME = "read_weights"  # the attribute of a streamed module with the function that reads its weights to stay
 
 
@@ -101,6 +101,33 @@ def streamed(outline: Model, read: Read, dtype: torch.dtype = torch.float32) -> 
     """
     model = copied(outline, dtype)
     reader = Reader.of(read)
+    _stream_in_place(model, reader, dtype)
+    setattr(model, SOURCE, (outline, reader))
+    return model
+
+
+def widen(module: nn.Module, dtype: torch.dtype) -> None:
+    """Convert any module in place to a wider type; its parameters keep theirs, and are converted by the part that runs.
+
+    A part that reads a parameter of another part finds NaN; after `stay`, it finds the number.
+    """
+    kept = Reader({name: each.detach() for name, each in module.named_parameters()}.__getitem__)
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                part._buffers[name] = buffer.to(dtype)
+    _stream_in_place(module, kept, dtype)
+    setattr(module, SOURCE, (None, kept))
+
+
+def reader_of(module: nn.Module) -> Reader | None:
+    """Return the function by which a streamed module reads its parameters, by their first names; else None."""
+    reader: Reader | None = getattr(module, SOURCE, (None, None))[1]
+    return reader
+
+
+def _stream_in_place(model: nn.Module, reader: Reader, dtype: torch.dtype) -> None:
+    """Replace the parameters of a model by NaN; each module reads its own ones when it runs."""
     nothing = torch.full((), torch.nan, dtype=dtype)
     shapes = {name: each.shape for name, each in model.named_parameters()}
     _with_parameters(model, {name: nothing.expand(shape) for name, shape in shapes.items()})
@@ -114,8 +141,6 @@ def streamed(outline: Model, read: Read, dtype: torch.dtype = torch.float32) -> 
             _project(module, names, reader, dtype)
         elif own:
             _stream(module, own, reader, room, nothing)
-    setattr(model, SOURCE, (outline, reader))
-    return model
 
 
 class Room:
