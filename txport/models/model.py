@@ -25,10 +25,15 @@ Side = Literal["encoder", "decoder"]
 
 
 class Memory(NamedTuple):
-    """Input of cross-attention: the encoder's output and the mask of real tokens."""
+    """Input of cross-attention: the encoder's output for U sources and the mask of real tokens.
 
-    states: Tensor  # (B, S, D)
-    mask: Tensor | None  # (B, S) bool, False on padding; None: no padding
+    `rows` are the sources of the B rows; None: each row has its own. The tensors of a state that belong to the source
+    have U rows then.
+    """
+
+    states: Tensor  # (U, S, D)
+    mask: Tensor | None  # (U, S) bool, False on padding; None: no padding
+    rows: Tensor | None = None  # (B,) int64
 
 
 class Decoded(NamedTuple):
@@ -125,7 +130,7 @@ class Model(nn.Module):
         past = _past(state)
         places = torch.arange(past, past + tokens.shape[1], device=tokens.device)
         mask = additive(causal_mask(tokens.shape[1], past, tokens.device), dtype)
-        ops = PlainOps(places, mask, state, memory.states, source_mask(memory.mask, dtype))
+        ops = PlainOps(places, mask, state, memory.states, source_mask(memory.mask, dtype), memory.rows)
         logits = self.logits(self.decoder_states(tokens, ops))
         return Decoded(logits, ops.state, ops.weights)
 

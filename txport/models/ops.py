@@ -50,9 +50,10 @@ class PlainOps:
     """Activations (B, T, D), and caches that grow by concatenation.
 
     `places` (T,) or (B, T) are the positions of the tokens; `mask` (..., T, P + T) is the additive mask of
-    self-attention, `source_mask` (B, 1, 1, S) that of cross-attention; None: no mask. `source` (B, S, D) is the encoder
-    output. `state` holds the caches and is updated by the run; cross-attention keys and values are computed unless they
-    are cached. `weights` are the cross-attention weights by layer: (B, N, T, S).
+    self-attention, `source_mask` (U, 1, 1, S) that of cross-attention; None: no mask. `source` (U, S, D) is the encoder
+    output, and `source_rows` (B,) are the sources of the rows; None: each row has its own. `state` holds the caches and
+    is updated by the run; cross-attention keys and values are computed unless they are cached. `weights` are the
+    cross-attention weights by layer: (B, N, T, S).
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class PlainOps:
         state: Mapping[StateTensor, Tensor] | None = None,
         source: Tensor | None = None,
         source_mask: Tensor | None = None,
+        source_rows: Tensor | None = None,
     ) -> None:
         self.places = places
         self.mask = mask
         self.state: State = dict(state or {})
         self.source = source
         self.source_mask = source_mask
+        self.source_rows = source_rows
         self.weights: dict[int, Tensor] = {}
         self._masks: dict[Window, Tensor] = {}
         self._caches = {(each.layer, each.owner, each.role): each for each in self.state}
@@ -119,10 +122,16 @@ class PlainOps:
         new = part.keys(part.key(rest), None), part.split(part.value(rest))
         for cache, each in zip(caches, new, strict=True):
             self.state[cache] = torch.cat([self.state[cache], each], 2)
-        key, value = (self.state[cache] for cache in caches)
-        mixed, self.weights[layer] = part.core(part.queries(part.query(x), None), key, value, self.source_mask)
+        key, value, mask = (self._by_row(each) for each in (*(self.state[cache] for cache in caches), self.source_mask))
+        assert key is not None
+        assert value is not None
+        mixed, self.weights[layer] = part.core(part.queries(part.query(x), None), key, value, mask)
         mixed_heads: Tensor = mixed
         return mixed_heads
+
+    def _by_row(self, x: Tensor | None) -> Tensor | None:
+        """Return values of the sources (U, ...) for each row (B, ...)."""
+        return x if x is None or self.source_rows is None else x[self.source_rows]
 
     def _mask_of(self, part: Attention, key: Tensor) -> Tensor | None:
         """Return the additive mask of self-attention; the mask of a window is computed once for all its layers."""

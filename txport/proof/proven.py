@@ -86,7 +86,8 @@ def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
         drawn = golden.FEW if isinstance(checkpoint.facts.reads, Features) else golden.DRAWN
         size = golden.Size(golden.SHORT, drawn, disturbed=1, draws=golden.FEW_DRAWS)
     tolerance = tolerance_of(bundle.manifest.arithmetic)
-    RECORDERS[checkpoint.facts.task](bundle, exact_of(bundle, checkpoint), tolerance, real, size)
+    with exact_of(bundle, checkpoint).encoding_once() as exact:
+        RECORDERS[checkpoint.facts.task](bundle, exact, tolerance, real, size)
 
 
 def _record_generation(bundle: Bundle, exact: Exact, tolerance: Tolerance, real: Ids, size: golden.Size) -> None:

@@ -84,8 +84,9 @@ class TorchRuntime:
         if isinstance(memory, Tensor):
             kept: Memory | Tensor = memory[index]
         else:
-            kept = Memory(memory.states[index], None if memory.mask is None else memory.mask[index])
-        return TorchState(kept, {each: tensor[index] for each, tensor in state.state.items()})
+            kept = memory._replace(rows=index if memory.rows is None else memory.rows[index])
+        own = {each: tensor[index] if each.owner == "row" else tensor for each, tensor in state.state.items()}
+        return TorchState(kept, own)
 
     @torch.inference_mode()
     def infer(self, source: Ints, source_lengths: Ints) -> Outputs:

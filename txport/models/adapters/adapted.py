@@ -107,10 +107,13 @@ class Adapted(Model):
         """See `Model`."""
         assert memory.mask is not None
         kept = self._source_state(memory, state)
+        states, mask, *tensors = (
+            each if memory.rows is None else each[memory.rows] for each in (memory.states, memory.mask, *kept.values())
+        )
         given = {
-            "source": memory.states,
-            "source_seen": memory.mask[:, None, None, :],
-            "source_past": _pairs(kept.values()) if self.adapter.project is not None else (),
+            "source": states,
+            "source_seen": mask[:, None, None, :],
+            "source_past": _pairs(tensors) if self.adapter.project is not None else (),
         }
         past = self._past(state)
         rows = tokens.shape[0]

@@ -30,6 +30,11 @@ DROPPED = (
     "longest",
     "most padding",
 )  # cases of a causal model that a large one skips: others test what they do
+ALIKE = (
+    "length 1",
+    "padded rows",
+    "every row padded",
+)  # cases of features, which all have one length: "many rows" is as they
 BRIEF = 512  # positions; larger batches have no whole runs in a large model, nor for PyTorch's own error
 # Positions up to which whole graphs are compared, and the numbers of logits of a target that fit into memory. What
 # depends on positions beyond is compared part by part (`proof.context`).
@@ -242,7 +247,11 @@ def lighten(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     if not any(case.search_tokens for case in cases):
         return list(cases), []
     dropped = DROPPED if any(case.name == LONGEST_PROMPT for case in cases) else ()
-    lighter = [_lightened(case) for case in cases if case.name not in dropped]
+    shared: Sequence[Source] = ()
+    if isinstance(cases[0].sources[0], np.ndarray):
+        dropped = ALIKE
+        shared = max((case.sources for case in cases), key=len)[:FEW_SOURCES]  # which are encoded once
+    lighter = [_lightened(case, shared) for case in cases if case.name not in dropped]
     unsearched = [case.name for case in lighter if not case.search_tokens]
     silent = [case.name for case in lighter if not case.targets and not case.search_tokens]
     left_out = [f"search beyond {FEW_TOKENS} tokens, and in the cases {', '.join(unsearched)}"]
@@ -251,17 +260,18 @@ def lighten(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     left_out.append(
         f"calls of graphs beyond 1 or {FEW_CALLS} after the first, and whole targets beyond {FEW_TOKENS} tokens"
     )
-    if any(isinstance(case.sources[0], np.ndarray) and len(case.sources) > FEW_SOURCES for case in cases):
-        left_out.append(f"batches of more than {FEW_SOURCES} sources of features")
+    if shared:
+        left_out.append(f"more than {FEW_SOURCES} different sources of features")
     return lighter, left_out
 
 
-def _lightened(case: Case) -> Case:
+def _lightened(case: Case, shared: Sequence[Source]) -> Case:
     targets = tuple(target[:FEW_TOKENS] for target in case.targets)
     steps = case.steps[: FEW_CALLS if case.name in STEPPED else 1]
     case = replace(case, steps=steps, targets=targets)
-    if isinstance(case.sources[0], np.ndarray):
-        case = replace(case, sources=case.sources[:FEW_SOURCES], targets=case.targets[:FEW_SOURCES])
+    if shared:
+        sources = shared[: len(case.sources)]
+        case = replace(case, sources=sources, targets=case.targets[: len(sources)])
     if case.places > BRIEF:
         return replace(case, targets=(), search_tokens=0)
     return replace(case, search_tokens=FEW_TOKENS if case.name in SEARCHED or not case.targets else 0)

@@ -108,17 +108,15 @@ def check(
         for number, held in enumerate(precisions := list(dict.fromkeys(computed.values()))):
             part = within(progress, *(0.15 + 0.85 * (number + more) / len(precisions) for more in (0, 1)))
             part(Stage("running PyTorch in float64", 0))
-            exact = exact_of(bundle, checkpoint, held)
-            truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, exact, drawn, texts or {})
-            reference = None if is_foreign else Reference(exact, bundle.manifest, remembers=True)
-            report.about.setdefault("pytorch", truth.pytorch)
-            names = [each for each in providers if computed[each] == held]
-            rest = within(part, 0.25, 1)
-            for at, name in enumerate(names):
-                own = within(rest, at / len(names), (at + 1) / len(names))
-                runtime = _load(name, bundle, providers[name], load)
-                _compare(report, bundle, name, providers[name], runtime, truth, reference, tolerances[name], seed, own)
-                del runtime  # each holds the weights
+            with exact_of(bundle, checkpoint, held).encoding_once() as exact:
+                truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, exact, drawn, texts or {})
+                reference = None if is_foreign else Reference(exact, bundle.manifest, remembers=True)
+                report.about.setdefault("pytorch", truth.pytorch)
+                names = [each for each in providers if computed[each] == held]
+                rest = within(part, 0.25, 1)
+                for at, name in enumerate(names):
+                    own = within(rest, at / len(names), (at + 1) / len(names))
+                    _compare(report, bundle, name, providers[name], load, truth, reference, tolerances[name], seed, own)
     return report
 
 
@@ -156,7 +154,7 @@ def _compare(
     bundle: Bundle,
     name: str,
     provider: str,
-    runtime: GraphRuntime,
+    load: Callable[..., GraphRuntime],
     truth: Truth,
     reference: Reference | None,
     tolerance: Tolerance,
@@ -164,6 +162,7 @@ def _compare(
     progress: Progress,
 ) -> None:
     """Compare one runtime with `truth`; with a `reference`, also compare its graphs one by one."""
+    runtime = _load(name, bundle, provider, load)
     label = name if provider == "cpu" else f"{name} {provider}"
     report.about["ran"][label] = runtime.placement()
     if reference is not None:

@@ -7,7 +7,8 @@ orders agree to more digits than fp32 has.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -22,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from txport.models.audio.facts import Features
 from txport.models.model import Model
-from txport.models.ops import padding_mask
+from txport.models.ops import Ops, padding_mask
 from txport.models.weights.streamed import converted
 from txport.proof.masks import bound_of, cut_off
 from txport.proof.parity.tolerances import DRAWS
@@ -34,6 +35,7 @@ Computed = TypeVar("Computed")
 HALVES = {"fp16": torch.half, "bf16": torch.bfloat16}
 TINY = 1e-30
 LACKING = 29  # mantissa bits that float64 has and float32 lacks
+COMPUTING: ContextVar[Any] = ContextVar("COMPUTING", default=None)  # the computation and its draw; None: exact
 REMEMBERED = 16  # batches of targets: more than there are cases
 # Functions that only move or copy numbers.
 MAKING_NOTHING = (
@@ -139,6 +141,7 @@ class Exact:
     model: Model
     own: Computation
     rounded: Computation
+    together: bool = False  # activations have one 8-bit scale
     _answers: dict[Any, list[Array]] = field(default_factory=dict)
 
     @classmethod
@@ -154,12 +157,25 @@ class Exact:
         if precision in ("int8", "int4"):
             kept = {id(each) for name, each in exact.named_parameters(remove_duplicate=False) if name in plain}
             quantising = Computation(exact, partial(EightBits, together=together, plain=kept))
-            return cls(exact, quantising, quantising)
+            return cls(exact, quantising, quantising, together)
         if precision == "fp32":
             return cls(exact, Computation(model, last_bits), Computation(exact, rounding(torch.float32)))
         narrow = HALVES[precision]
         half = converted(model, narrow)
         return cls(exact, Computation(half, last_bits), Computation(converted(half, torch.float64), rounding(narrow)))
+
+    @contextmanager
+    def encoding_once(self) -> Iterator[Exact]:
+        """Return this in a context in which the same features are encoded once, which takes most of the time."""
+        models = {id(each): each for each in (self.model, self.own.model, self.rounded.model)}
+        known = [each for each in models.values() if isinstance(each.facts.reads, Features)]
+        for model in known:
+            vars(model)["encoder_states"] = partial(_encoded, model, model.encoder_states, {}, self.together)
+        try:
+            yield self
+        finally:
+            for model in known:
+                del vars(model)["encoder_states"]
 
     def logits(self, sources: Sources, targets: Ids) -> list[Array]:
         """Return the exact logits before each token of each target: (T, V) per target, stored in fp32."""
@@ -199,10 +215,32 @@ class Exact:
 
 @dataclass(frozen=True)
 class Computation:
-    """A model, and the context in which it computes, given the number of the draw."""
+    """A model, and how it rounds, given the number of the draw."""
 
     model: Model
-    context: Callable[[int], AbstractContextManager[Any]]
+    rounds: Callable[[int], AbstractContextManager[Any]]
+
+    @contextmanager
+    def context(self, draw: int) -> Iterator[None]:
+        """Return a context in which the model computes so."""
+        with self.rounds(draw):
+            token = COMPUTING.set((id(self), draw))
+            try:
+                yield
+            finally:
+                COMPUTING.reset(token)
+
+
+def _encoded(
+    model: Model, encode: Callable[..., Tensor], kept: dict[Any, Tensor], together: bool, source: Tensor, ops: Ops
+) -> Tensor:
+    """Return the encoder states of features (B, M, F), each row from `kept` if it was encoded in this computation."""
+    rows = [source] if together else torch.split(source, 1)
+    keys = [(COMPUTING.get(), row.numpy().tobytes()) for row in rows]
+    for key, row in zip(keys, rows, strict=True):
+        if key not in kept:
+            kept[key] = encode(row, model.encoder_ops(row, None))
+    return ops.lay_out(torch.cat([kept[key] for key in keys]))
 
 
 def last_bits(draw: int) -> AbstractContextManager[Any]:
