@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,14 @@ def prove(
     searches = bundle.manifest.single or not is_large(checkpoint)  # golden outputs have searches of their own
     how: dict[str, Any] = {"cases": cases, "searches": searches, "progress": within(progress, 0, 0.7)}
     how["load"] = load = partial(_load_once, {})  # packing the weights of a large bundle takes long
-    report = check(bundle, checkpoint, {runtime: provider}, seed, **how)
+    exact = cache(partial(exact_of, bundle, checkpoint))
+    report = check(bundle, checkpoint, {runtime: provider}, seed, exact=exact, **how)
     if report.passed:
         progress(Stage("recording golden outputs", 0.7))
-        with fitting_threads(checkpoint):
-            _add_golden(bundle, checkpoint)
+        with fitting_threads(checkpoint), exact().encoding_once() as right:
+            _add_golden(bundle, checkpoint, right)
+        del right  # and what it has encoded
+        exact.cache_clear()
     proven = dataclasses.replace(bundle.manifest, parity=report.summary())
     bundle = seal(bundle.path, proven, written=[GOLDEN])
     if report.passed:
@@ -78,7 +81,7 @@ def _load_once(loaded: dict[str, GraphRuntime], name: str, bundle: Bundle, **how
     return loaded[name]
 
 
-def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
+def _add_golden(bundle: Bundle, checkpoint: Checkpoint, exact: Exact) -> None:
     tokenizer = load_tokenizer(bundle.path, checkpoint.facts)
     real = [tokenizer.encode(text) for text in bundle.samples[: golden.REAL]]
     size = golden.Size(golden.LONGEST)
@@ -86,8 +89,7 @@ def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
         drawn = golden.FEW if isinstance(checkpoint.facts.reads, Features) else golden.DRAWN
         size = golden.Size(golden.SHORT, drawn, disturbed=1, draws=golden.FEW_DRAWS)
     tolerance = tolerance_of(bundle.manifest.arithmetic)
-    with exact_of(bundle, checkpoint).encoding_once() as exact:
-        RECORDERS[checkpoint.facts.task](bundle, exact, tolerance, real, size)
+    RECORDERS[checkpoint.facts.task](bundle, exact, tolerance, real, size)
 
 
 def _record_generation(bundle: Bundle, exact: Exact, tolerance: Tolerance, real: Ids, size: golden.Size) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from tests.fakes import TableRuntime, TableState
 from tests.tiny import tiny_facts
 from txport import bench
 from txport.models.architectures import gpt2, llama
+from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.proof.parity.cases import (
     BEYOND,
@@ -28,6 +30,7 @@ from txport.proof.parity.cases import (
 from txport.proof.parity.tokens import search_all, search_together
 from txport.proof.verify.golden import DRAWN, Size, _lengths
 from txport.runtimes.base import Ints
+from txport.runtimes.inputs import drawn_features
 
 PAD, START, END = 0, 1, 2
 
@@ -149,12 +152,19 @@ def test_short_sources_are_searched_from_together_and_none_is_as_long_as_a_long_
 
 
 def test_a_large_model_is_tried_by_few_sources_of_features_and_says_so() -> None:
-    """All have one length; two tell whether rows mix."""
+    """All have one length; two tell whether rows mix. They are those of the golden outputs, to be encoded once."""
+    reads = Features(size=4, frames=8, longest=4, sampling_rate=8, hop_length=1, n_fft=2)
+    facts = replace(tiny_facts(), source=reads)
     features = [np.zeros((4, 8), np.float32)] * 4
     targets = ((5,), (6, 7), (8,), (9,))
-    cases = [Case("one row", features[:1], (1,), targets[:1]), Case("padded rows", features, (1,), targets)]
-    lighter, left_out = lighten(cases)
+    cases = [Case(name, features, (1,), targets) for name in ("one row", "padded rows", "many rows")]
+    cases[0] = replace(cases[0], sources=features[:1], targets=targets[:1])
+    lighter, left_out = lighten(cases, facts)
     assert [(len(case.sources), len(case.targets)) for case in lighter] == [(1, 1), (FEW_SOURCES, FEW_SOURCES)]
-    assert f"batches of more than {FEW_SOURCES} sources of features" in left_out
+    assert f"more than {FEW_SOURCES} different sources of features" in left_out
+    assert "the case padded rows" in left_out
+    for case in lighter:
+        for number, source in enumerate(case.sources):
+            np.testing.assert_array_equal(source, drawn_features(reads, number))
     tokens = [Case("padded rows", [[1, 2]] * 4, (1,), targets)]
-    assert len(lighten(tokens)[0][0].sources) == 4
+    assert len(lighten(tokens, tiny_facts())[0][0].sources) == 4

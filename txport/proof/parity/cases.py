@@ -13,7 +13,7 @@ from txport.bundles.bundle import Bundle
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts, Tokens
 from txport.models.tokenizers.load import tokenizer_of
-from txport.runtimes.inputs import Source
+from txport.runtimes.inputs import Source, drawn_features
 from txport.search.options import SearchOptions
 
 Rules = Mapping[str, Any]  # options that are built into a graph
@@ -21,7 +21,7 @@ NO_RULES: Rules = MappingProxyType({})
 
 FEW_TOKENS = 6  # tokens of a search in a large model
 FEW_CALLS = 2  # calls of a graph after the first in a case of a large model, and one in the cases not in `STEPPED`
-FEW_SOURCES = 2  # of features per case of a large model: all have the same length, and two show if rows mix
+FEW_SOURCES = 2  # of features of a large model, those of its golden outputs: all have one length; two show if rows mix
 STEPPED = ("one row", "padded rows", "every row padded", "longest", "real")
 SEARCHED = ("one row", "every row padded", "real")  # cases of a large model that are searched even if they have targets
 LONGEST_PROMPT = "longest prompt"
@@ -238,7 +238,7 @@ def fitting(longest: int, *lengths: int) -> tuple[int, ...]:
     return tuple(kept)
 
 
-def lighten(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
+def lighten(cases: Sequence[Case], facts: Facts) -> tuple[list[Case], list[str]]:
     """Return the cases of a large model, and a description of what was left out.
 
     The longest source and the longest past are kept. What is left out is tested by other cases, or does not depend on
@@ -248,9 +248,9 @@ def lighten(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
         return list(cases), []
     dropped = DROPPED if any(case.name == LONGEST_PROMPT for case in cases) else ()
     shared: Sequence[Source] = ()
-    if isinstance(cases[0].sources[0], np.ndarray):
+    if isinstance(facts.reads, Features):
         dropped = ALIKE
-        shared = max((case.sources for case in cases), key=len)[:FEW_SOURCES]  # which are encoded once
+        shared = [drawn_features(facts.reads, number) for number in range(FEW_SOURCES)]  # which are encoded once
     lighter = [_lightened(case, shared) for case in cases if case.name not in dropped]
     unsearched = [case.name for case in lighter if not case.search_tokens]
     silent = [case.name for case in lighter if not case.targets and not case.search_tokens]

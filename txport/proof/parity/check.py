@@ -73,13 +73,15 @@ def check(
     texts: Texts | None = None,
     searches: bool = True,
     load: Callable[..., GraphRuntime] = runtimes.load,
+    exact: Callable[[], Exact] | None = None,
     progress: Progress = silent,
 ) -> Report:
     """Compare a bundle with its checkpoint on each runtime of `providers` (runtime -> provider).
 
     `cases`: number of random cases, in addition to those that every bundle has to pass. `atol` and `rtol` tighten the
     tolerances. `texts`: texts with their targets, to measure task quality. Without `searches`, only logits and outputs
-    are compared, not the tokens that search finds. `load` starts a bundle on a runtime.
+    are compared, not the tokens that search finds. `load` starts a bundle on a runtime. `exact` returns the bundle's
+    reference, for more than this comparison.
 
     Raises `UnsupportedError` if the bundle was made from another checkpoint or a tolerance would be loosened, and
     `ParityError` if the manifest contradicts the checkpoint or a graph does not run.
@@ -108,9 +110,10 @@ def check(
         for number, held in enumerate(precisions := list(dict.fromkeys(computed.values()))):
             part = within(progress, *(0.15 + 0.85 * (number + more) / len(precisions) for more in (0, 1)))
             part(Stage("running PyTorch in float64", 0))
-            with exact_of(bundle, checkpoint, held).encoding_once() as exact:
-                truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, exact, drawn, texts or {})
-                reference = None if is_foreign else Reference(exact, bundle.manifest, remembers=True)
+            given = exact if held == bundle.manifest.arithmetic else None
+            with (exact_of(bundle, checkpoint, held) if given is None else given()).encoding_once() as right:
+                truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, right, drawn, texts or {})
+                reference = None if is_foreign else Reference(right, bundle.manifest, remembers=True)
                 report.about.setdefault("pytorch", truth.pytorch)
                 names = [each for each in providers if computed[each] == held]
                 rest = within(part, 0.25, 1)
@@ -131,7 +134,7 @@ def _compare_held(report: Report, bundle: Bundle, checkpoint: Checkpoint, progre
 def cases_of(bundle: Bundle, checkpoint: Checkpoint, seed: int = 0, more: int = 0) -> tuple[list[Case], list[str]]:
     """Return the cases of a bundle, `more` of them random, and descriptions of what a large model leaves out."""
     drawn = draw_cases(bundle, seed, more)
-    return lighten(drawn) if is_large(checkpoint) else (drawn, [])
+    return lighten(drawn, bundle.manifest.facts) if is_large(checkpoint) else (drawn, [])
 
 
 def _cases(

@@ -143,6 +143,7 @@ class Exact:
     rounded: Computation
     together: bool = False  # activations have one 8-bit scale
     _answers: dict[Any, list[Array]] = field(default_factory=dict)
+    _encoded: dict[int, dict[Any, Tensor]] = field(default_factory=dict)  # encoder states by model
 
     @classmethod
     def of(cls, model: Model, precision: str = "fp32", *, together: bool = False, plain: Collection[str] = ()) -> Exact:
@@ -170,7 +171,8 @@ class Exact:
         models = {id(each): each for each in (self.model, self.own.model, self.rounded.model)}
         known = [each for each in models.values() if isinstance(each.facts.reads, Features)]
         for model in known:
-            vars(model)["encoder_states"] = partial(_encoded, model, model.encoder_states, {}, self.together)
+            kept = self._encoded.setdefault(id(model), {})
+            vars(model)["encoder_states"] = partial(_encoded, model, type(model).encoder_states, kept, self.together)
         try:
             yield self
         finally:
@@ -239,7 +241,7 @@ def _encoded(
     keys = [(COMPUTING.get(), row.numpy().tobytes()) for row in rows]
     for key, row in zip(keys, rows, strict=True):
         if key not in kept:
-            kept[key] = encode(row, model.encoder_ops(row, None))
+            kept[key] = encode(model, row, model.encoder_ops(row, None))
     return ops.lay_out(torch.cat([kept[key] for key in keys]))
 
 
