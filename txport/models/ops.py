@@ -16,7 +16,7 @@ from txport.models.facts import Role, StateTensor
 from txport.models.parts import Attention, Linear, Window, additive
 
 State = dict[StateTensor, Tensor]
-MOST_SCORES = 1 << 25  # numbers in a tensor of scores in PyTorch: 256 MB in float64
+MOST_SCORES = 1 << 20  # numbers in a tensor of scores in PyTorch: 8 MB in float64, which stay in caches
 
 
 class Ops(Protocol):

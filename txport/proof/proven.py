@@ -85,9 +85,10 @@ def _add_golden(bundle: Bundle, checkpoint: Checkpoint, exact: Exact) -> None:
     tokenizer = load_tokenizer(bundle.path, checkpoint.facts)
     real = [tokenizer.encode(text) for text in bundle.samples[: golden.REAL]]
     size = golden.Size(golden.LONGEST)
-    if is_large(checkpoint):  # sources of features all have one length, a long one
-        drawn = golden.FEW if isinstance(checkpoint.facts.reads, Features) else golden.DRAWN
-        size = golden.Size(golden.SHORT, drawn, disturbed=1, draws=golden.FEW_DRAWS)
+    if is_large(checkpoint) and isinstance(checkpoint.facts.reads, Features):  # which all have one length, a long one
+        size = golden.Size(golden.SHORT, golden.FEW, disturbed=1, draws=1)
+    elif is_large(checkpoint):
+        size = golden.Size(golden.SHORT, disturbed=1, draws=golden.FEW_DRAWS)
     tolerance = tolerance_of(bundle.manifest.arithmetic)
     RECORDERS[checkpoint.facts.task](bundle, exact, tolerance, real, size)
 
