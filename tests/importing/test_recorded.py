@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
 import re
@@ -52,6 +53,13 @@ def test_every_page_says_what_was_compared(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("verify", bundle)
     assert (code, f"recorded at export: {last}" in out.splitlines()) == (0, True)
     assert json.loads(run("verify", bundle, "--json")[1])["recorded_at_export"] == last
+    assert run("inspect", bundle, "--brief", "--html", tmp_path / "page.html")[0] == 0
+    assert last in html.unescape((tmp_path / "page.html").read_text(encoding="utf-8"))
+    reports = ("--report", tmp_path / "report.json", "--markdown", tmp_path / "report.md")
+    code, out, _ = run("parity", bundle, "--checkpoint", folder, *reports)
+    assert (code, f"recorded at export: {last}" in out.splitlines()) == (0, True)
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["recorded_at_export"] == last
+    assert f"recorded at export: {last}" in (tmp_path / "report.md").read_text(encoding="utf-8").replace("\\", "")
     page = (bundle / "README.md").read_text(encoding="utf-8").replace("\\", "")
     assert f"Comparison with the original at export: {last}." in page
     values = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))

@@ -16,6 +16,7 @@ COMPARED: Mapping[str, type | UnionType] = {
     "not_reached": list,
     "not_compared": list,
 }
+RECORDED = "recorded_at_export"  # the key of a record's line in reports
 LISTS = ("outputs", "not_reached", "not_compared")
 
 
@@ -42,3 +43,8 @@ def describe_original(record: Mapping[str, Any]) -> str:
     missing = (f"{each} not compared" for each in record["not_compared"])
     reached = f"up to {record['tokens']} tokens"
     return f"equal to {record['name']}: {'; '.join([f'{close}, {reached}', *record['not_reached'], *missing])}"
+
+
+def recorded_original(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the entry of a report for a record; {} for a checkpoint that has no original."""
+    return {RECORDED: line} if (line := describe_original(record)) else {}

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from txport.bundles.foreign.manifest import ForeignManifest
-from txport.bundles.original import describe_original
+from txport.bundles.original import RECORDED, describe_original
 from txport.bundles.ports import Port
 from txport.cli.guard import echo, results, write
 from txport.fastest import MEASURE, Fact
@@ -60,6 +60,8 @@ def show_parity(report: Report) -> None:
     for line in render.ran(report):
         echo(line)
     echo(render.pytorch(report))
+    for line in render.recorded(report):
+        echo(line)
     for line in report.about["left_out"]:
         echo(f"left out: {line}")
     if "reference" in report.about:
@@ -83,7 +85,7 @@ def show_verification(name: str, result: Verification) -> None:
     rows = [(check.name, check.verdict, check.detail) for check in result.checks]
     about = result.about
     show(f"Verified {name}", ["check", "verdict", "seen"], rows)
-    if original := result.about.get("recorded_at_export"):
+    if original := result.about.get(RECORDED):
         echo()
         echo(f"recorded at export: {original}")
     where = f"{about['target']} {about['precision']} on {about['runtime']} {about['provider']}"

@@ -17,6 +17,7 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.graphs import read_outline
 from txport.bundles.manifest import Manifest
+from txport.bundles.original import describe_original
 from txport.bundles.readme.settings import Settings
 from txport.bundles.readme.steps import notes, steps
 from txport.bundles.readme.tables import KINDS, TARGETS, TASKS, dim_rows, parity, port_rows
@@ -105,7 +106,9 @@ def _body(bundle: Bundle, told: Told, title: str) -> Iterator[str]:
     yield from _kernels(bundle)
     if told.has_parity:
         yield "<h2>Parity</h2>"
-        yield _pairs({"compared with PyTorch at export": parity(manifest).replace("\\", ""), **_proof(manifest)})
+        original = describe_original(manifest.original)
+        compared = {"compared with PyTorch at export": parity(manifest).replace("\\", ""), **_proof(manifest)}
+        yield _pairs({**compared, **({"compared with the original at export": original} if original else {})})
     if manifest.generation:
         yield "<h2>Defaults of the checkpoint</h2>"
         yield _pairs(manifest.generation)

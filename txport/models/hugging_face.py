@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,10 +85,12 @@ def tokenizer_config(file: Path, special: Mapping[str, int], facts: Facts) -> di
         tokenizer = read_tokenizer(file)
         named = {name: tokenizer.id_to_token(id_) for name, id_ in special.items()}
         unknown = unknown_id(tokenizer.to_str())
+        splitter = {} if tokenizer.pre_tokenizer is None else json.loads(tokenizer.pre_tokenizer.__getstate__())
     added = tokenizer.get_added_tokens_decoder()
     if unknown in added and added[unknown].special:  # if named, it would become special: removed from decoded text
         named["unk_token"] = added[unknown].content
     return {
+        **({"add_prefix_space": True} if splitter.get("add_prefix_space") else {}),  # or version 4 takes the space away
         "tokenizer_class": GENERIC if facts.speech is None else HEARING,
         "model_max_length": facts.vocabulary.longest,
         "model_input_names": ["input_ids", "attention_mask"],

@@ -92,14 +92,15 @@ def assemble(
         "added_tokens": [words.added[id_].at(id_) for id_ in sorted(words.added)],
         "normalizer": normalizer,
         "pre_tokenizer": pre_tokenizer,
-        "post_processor": _around(words.ids, before, after),
+        "post_processor": around(words.ids, before, after),
         "decoder": decoder,
         "model": model,
     }
     return json.dumps(values, ensure_ascii=False) + "\n"
 
 
-def _around(ids: Mapping[str, int], before: Sequence[str], after: Sequence[str]) -> dict[str, Any] | None:
+def around(ids: Mapping[str, int], before: Sequence[str], after: Sequence[str]) -> dict[str, Any] | None:
+    """Return the post-processor that adds the tokens `before` and `after` around each text; None if there are none."""
     if not (before or after):
         return None
     single = [*_special(before, 0), _sequence("A", 0), *_special(after, 0)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from txport.errors import CheckpointError
+from txport.models.generation import version_of
 from txport.models.names import (
     COMPANIONS,
     CONFIG,
@@ -17,6 +19,7 @@ from txport.models.names import (
     WORDS,
 )
 from txport.models.tokenizers import pieces, vocabularies
+from txport.models.tokenizers.applied import applied
 from txport.models.tokenizers.assemble import Vocabulary
 from txport.models.tokenizers.file import LARGEST
 from txport.models.tokenizers.pieces import Made
@@ -115,7 +118,9 @@ def companions_of(folder: Path) -> dict[str, Path | str]:
     that no `tokenizer.json` can represent exactly.
     """
     files = as_they_are(folder)
-    return files if (model_type := _model_type(folder)) is None else of_class(folder, files, OF_TYPES.get(model_type))
+    if (values := _published(folder)) is None:
+        return files
+    return of_class(folder, files, OF_TYPES.get(values["model_type"]), version_of(values))
 
 
 def as_they_are(folder: Path) -> dict[str, Path | str]:
@@ -123,8 +128,13 @@ def as_they_are(folder: Path) -> dict[str, Path | str]:
     return {name: folder / name for name in COMPANIONS if (folder / name).is_file()}
 
 
-def of_class(folder: Path, files: dict[str, Path | str], default: str | None = None) -> dict[str, Path | str]:
-    """Return these files and those made by a transformers tokenizer class: the one that is named, or `default`."""
+def of_class(
+    folder: Path, files: dict[str, Path | str], default: str | None = None, version: int = 4
+) -> dict[str, Path | str]:
+    """Return these files and those made by a transformers tokenizer class: the one that is named, or `default`.
+
+    `version` is the major version of transformers that saved the folder.
+    """
     files = dict(files)
     settings = Settings(folder)
     name = default if settings.kind in UNSAID else settings.kind
@@ -139,11 +149,14 @@ def of_class(folder: Path, files: dict[str, Path | str], default: str | None = N
         languages = made.languages
         if made.target is not None:
             files[TARGET_TOKENIZER] = made.target
+    elif isinstance(file := files[TOKENIZER], Path):
+        files[TOKENIZER] = applied(file, settings, settings.kind or default, version)
     template = settings.template()
     chat = None if template is None else Chat(template=template, variables=settings.variables(defaults))
     clean_up = settings.flag("clean_up_tokenization_spaces", name in CLEANED)
     if clean_up and _is_bpe(files[TOKENIZER]):  # as transformers 5, since it loses spaces of the text (`if x : y`)
         clean_up = settings.flag(BPE_CLEANED, False)
+    settings.require_known()
     usage = Usage(clean_up=clean_up, languages=languages, chat=chat)
     if TEXT not in files and usage != Usage():
         files[TEXT] = write_usage(usage)
@@ -159,14 +172,13 @@ def _is_bpe(file: Path | str) -> bool:
         return False
 
 
-def _model_type(folder: Path) -> str | None:
-    """Return the `model_type` of a folder; None for a model that is not transformers'."""
+def _published(folder: Path) -> dict[str, Any] | None:
+    """Return the values of a folder's `config.json`; None for a model that is not transformers'."""
     try:
         values = read_json(folder / CONFIG)
     except DocumentError:  # the error is raised when the model is read
         return None
-    found = values.get("model_type")
-    return found if isinstance(found, str) and "architecture" not in values else None
+    return values if isinstance(values.get("model_type"), str) and "architecture" not in values else None
 
 
 def _make(settings: Settings, name: str | None, sources: list[str]) -> Made:

@@ -9,6 +9,7 @@ from typing import Any
 
 from txport.errors import CheckpointError, quoted
 from txport.models.names import ADDED_TOKENS, CHAT_TEMPLATE, SPECIAL_TOKENS, TOKENIZER_CONFIG
+from txport.models.tokenizers.keys import require_known
 from txport.system.documents import DocumentError, read_json, read_text
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -50,6 +51,7 @@ class Settings:
         self.folder = folder
         self._values = _optional(folder / TOKENIZER_CONFIG)
         self._map = _optional(folder / SPECIAL_TOKENS)
+        self._read: set[str] = set()  # the names that were asked for
 
     @property
     def kind(self) -> str | None:
@@ -59,6 +61,7 @@ class Settings:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return one value; `default` if it is null or missing."""
+        self._read.add(name)
         value = self._values.get(name)
         return default if value is None else value
 
@@ -85,14 +88,21 @@ class Settings:
 
     def token(self, name: str, default: str | None = None) -> str | None:
         """Return a special token by its name (`eos_token`), as the vocabulary writes it."""
-        for values in (self._values, self._map):
+        for values in self._special_values():
             if values.get(name) is not None:
                 return self._added(name, values[name]).text
         return default
 
+    def _special_values(self) -> tuple[Mapping[str, Any], ...]:
+        """Return the files that name special tokens, the first one first.
+
+        transformers reads `special_tokens_map.json` only in a folder without `added_tokens_decoder`, where it is first.
+        """
+        return (self._values,) if "added_tokens_decoder" in self._values else (self._map, self._values)
+
     def others(self) -> list[str]:
         """Return the special tokens without a name."""
-        for values in (self._values, self._map):
+        for values in self._special_values():
             for name in (OTHERS, EXTRA):
                 if isinstance(found := values.get(name), list):
                     return [self._added(name, each).text for each in found]
@@ -157,6 +167,11 @@ class Settings:
         if found is not None and not isinstance(found, str):
             raise self.wrong(f"chat_template must be a text, got {quoted(found)}")
         return found
+
+    def require_known(self) -> None:
+        """Raise `CheckpointError` for a key that was not read, and may change ids or texts."""
+        for values, name in ((self._values, TOKENIZER_CONFIG), (self._map, SPECIAL_TOKENS)):
+            require_known(values, self._read, self.folder / name)
 
     def wrong(self, what: str) -> CheckpointError:
         """Return an error about these files."""

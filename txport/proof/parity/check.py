@@ -20,6 +20,7 @@ from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.forms import PLAIN
+from txport.bundles.original import recorded_original
 from txport.bundles.ports import LOGITS
 from txport.errors import BundleError, LoadError, ParityError
 from txport.exporters.weights import holding
@@ -262,6 +263,7 @@ def _about(
         "target": bundle.manifest.target,
         "precision": bundle.manifest.precision,
         "files": bundle.manifest.files,
+        **recorded_original(bundle.manifest.original),
         "providers": dict(providers),
         "outputs": [each.name for each in bundle.manifest.facts.outputs] or [LOGITS],
         "ran": {},

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from txport.bundles.original import RECORDED
 from txport.proof.parity.measures import RUNS, WEIGHTS, Comparison, badness
 from txport.proof.parity.quality import Quality
 from txport.proof.parity.tokens import TokenComparison
@@ -49,6 +50,11 @@ def pytorch(report: Report) -> str:
         f"PyTorch in fp32 is off by up to {found['worst_logit_difference']:.2g} from float64, of "
         f"{' and '.join(report.about['outputs'])} up to {found['largest_logit']:.3g}"
     )
+
+
+def recorded(report: Report) -> list[str]:
+    """Return a line with the comparison with the original that the bundle records; [] if it records none."""
+    return [f"recorded at export: {report.about[RECORDED]}"] if RECORDED in report.about else []
 
 
 def quality(report: Report) -> list[str]:
@@ -119,7 +125,7 @@ def markdown(report: Report | Broken) -> str:
         "",
         *(f"Quality: {plain(each)}" for each in quality(report)),
         "",
-        *(f"{plain(each)}.  " for each in ran(report)),
+        *(f"{plain(each)}.  " for each in (*ran(report), *recorded(report))),
     ]
     digest = report.about["checkpoint"]["sha256"]
     return "\n".join([*lines, f"Checkpoint SHA-256 `{digest}`."]) + "\n"
@@ -192,6 +198,7 @@ def _properties(report: Report) -> Iterator[tuple[str, str]]:
     yield "seed", str(about["seed"])
     yield from ((f"version.{name}", str(version)) for name, version in about["versions"].items())
     yield from (("ran", line) for line in ran(report))
+    yield from (("original", line) for line in recorded(report))
 
 
 def _tests(report: Report) -> Iterator[Test]:

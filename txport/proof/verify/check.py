@@ -19,7 +19,7 @@ from txport import runtimes
 from txport.bundles.bundle import Bundle, damage
 from txport.bundles.foreign.files import recognises
 from txport.bundles.manifest import Manifest
-from txport.bundles.original import describe_original
+from txport.bundles.original import recorded_original
 from txport.bundles.reading import read_manifest
 from txport.errors import BundleError, TxportError, UnavailableError, UnsupportedError
 from txport.models.facts import Facts
@@ -123,8 +123,7 @@ def _about(bundle: Bundle, runtime: str, provider: str) -> dict[str, Any]:
     manifest = bundle.manifest
     what = {"checkpoint": manifest.checkpoint, "target": manifest.target, "precision": manifest.precision}
     versions = {"txport": __version__, "numpy": np.__version__, **runtimes.versions_of([runtime])}
-    if original := describe_original(manifest.original):
-        what["recorded_at_export"] = original
+    what |= recorded_original(manifest.original)
     return {**what, "runtime": runtime, "provider": provider, "versions": versions}
 
 
