@@ -74,9 +74,12 @@ def test_the_same_tokens_complete_stop_strings(make: Any) -> None:
         begins = [rng.randrange(len(text)) for _ in range(rng.randint(1, 3))]
         strings = [text[begin : begin + rng.randint(1, 7)] for begin in begins]
         stops = Stops(strings, ours.spelling)
-        criteria = StopStringCriteria(theirs, strings)
+        try:
+            criteria = StopStringCriteria(theirs, strings)
+        except ValueError:  # no token of the vocabulary completes any of them
+            criteria = None
         for size in range(1, len(tokens) + 1):
-            (expected,) = criteria(torch.tensor([tokens[:size]]), None).tolist()
+            expected = criteria is not None and criteria(torch.tensor([tokens[:size]]), None).item()
             assert (stops.start(tokens[:size]) is not None) == expected, (number, strings, tokens[:size])
             completed += expected
     assert completed > SEQUENCES

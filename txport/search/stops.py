@@ -29,6 +29,9 @@ class Stops(tuple[str, ...]):
     """Stop strings, and the spelling of the tokens that may complete them."""
 
     spelling: Spelling
+    _wanted: list[bytes]
+    _longest: int
+    _completes: Callable[[int], bool]
 
     def __new__(cls, strings: Sequence[str], spelling: Spelling) -> Stops:
         """Return these stop strings; `spelling` is called once per token."""
@@ -38,10 +41,6 @@ class Stops(tuple[str, ...]):
         stops._longest = max(map(len, stops._wanted))
         stops._completes = cache(stops._may_complete)
         return stops
-
-    _wanted: list[bytes]
-    _longest: int
-    _completes: Callable[[int], bool]
 
     def completed(self, seen: Ints, candidates: Ints) -> NDArray[np.bool_]:
         """Return which candidates (R, C) complete a stop string after the tokens (R, T) so far; negative: no token."""
