@@ -18,8 +18,8 @@ import { SPACE, idsOf, outside, specialOf, vocabularyOf } from "./words.js";
  *   `special`, those that the text spells too
  * @property {(ids: number[]) => string} decode special tokens left out
  * @property {(ids: number[]) => string[]} tokens each as the vocabulary writes it
- * @property {(id: number) => string | null} spelling the bytes that a token adds to a text, one letter each; null for an
- *   id without a token
+ * @property {(id: number) => string | null} spelling the bytes that a token adds to a text, one letter each; null for
+ *   an id without a token
  * @property {number} size one more than the largest id that has a token
  * @property {(text: string) => number[]} ids of tokens as the vocabulary writes them, apart by spaces
  */
