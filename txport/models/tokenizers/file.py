@@ -13,6 +13,7 @@ from typing import Any
 
 from txport.errors import BundleError, LongTextError, TextError, TokenError, TxportError, UnknownTextError, brief
 from txport.models.tokenizers.base import Unknown, shorten
+from txport.models.tokenizers.token_bytes import TokenBytes
 from txport.system.documents import require_size
 from txport.system.machine import is_out_of_memory
 from txport.system.packages import needed
@@ -28,13 +29,6 @@ OUTSIDE = " outside the vocabulary"
 FOREIGN = " "  # prefix of a token that is no piece, but equals a text that is unknown to the pieces
 SHOWN = 10  # unknown characters that an error names
 NOT_UTF8 = re.compile("[\ud800-\udfff]")
-BYTE = re.compile("<0x[0-9a-fA-F]{2}>")  # the token of one byte
-# The letters that byte-level tokens are written with: printable ones of Latin-1 are their own byte, and the others
-# follow 255 in order.
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
-CONTEXT = "abcdef"
 
 
 class FileTokenizer:
@@ -226,31 +220,12 @@ class FileTokenizer:
 
     def spelling(self, id_: int) -> bytes | None:
         """See `Tokenizer.spelling`."""
-        token = self._tokenizer.id_to_token(id_) if id_ >= 0 else None
-        if token is None:
-            return None
-        if "ByteFallback" in self._decoders and BYTE.fullmatch(token):
-            return bytes([int(token[3:5], 16)])
-        if self._decoders & {"ByteFallback", "ByteLevel"} == {"ByteLevel"} and BYTES.keys() >= set(token):
-            return bytes(BYTES[letter] for letter in token)
-        before, text = self._context
-        return self._joined([*before, token]).removeprefix(text).encode()
-
-    @cached_property
-    def _decoders(self) -> set[str]:
-        """The types of the steps of the decoder."""
-        return set(_types(json.loads(self.content)["decoder"]))
-
-    @cached_property
-    def _context(self) -> tuple[list[str], str]:
-        """Tokens before a token, so that it is not decoded as the first of a text, and their text."""
-        tokens = self._tokenizer.encode(CONTEXT, add_special_tokens=False).tokens
-        return tokens, self._joined(tokens)
-
-    def _joined(self, tokens: list[str]) -> str:
-        decoder = self._tokenizer.decoder
         with refusals(BundleError, f"{self._path} can't write tokens as text"):
-            return " ".join(tokens) if decoder is None else str(decoder.decode(tokens))
+            return self._spell(id_)
+
+    @cached_property
+    def _spell(self) -> TokenBytes:
+        return TokenBytes(self._tokenizer)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.tokens`."""
@@ -272,14 +247,6 @@ class FileTokenizer:
                 raise TextError(f"{shorten(token)} is not a token of the vocabulary")
             found.append(id_)
         return found
-
-
-def _types(part: Any) -> Iterator[str]:
-    """Yield the type of a part of a tokenizer, which may be a sequence of parts."""
-    if part is not None:
-        yield part["type"]
-        for each in part.get("decoders", ()):
-            yield from _types(each)
 
 
 def read_tokenizer(path: Path, content: str | None = None) -> Any:
