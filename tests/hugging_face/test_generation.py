@@ -141,7 +141,8 @@ def with_stops(rng: random.Random, drawn: Drawn) -> Drawn:
     """Often with stop strings too; these take the padding away, so that it is no token of a target."""
     if rng.random() < 0.6:
         return drawn
-    strings = ["".join(rng.choices("abcdefgxyz", k=rng.randint(1, 2))) for _ in range(rng.randint(1, 4))]
+    strings = ["".join(rng.choices("abcdefgxyz", k=rng.randint(1, 2))) for _ in range(rng.randint(0, 3))]
+    strings.append(rng.choice(PIECES[3:]))  # transformers refuses strings that no token completes
     return {**drawn, "stop_strings": strings, "suppress_tokens": [*drawn.get("suppress_tokens", ()), PAD]}
 
 
