@@ -25,7 +25,7 @@ from txport.arguments import checked_features, listed, many, paired, require_man
 from txport.bundles.bundle import Bundle, steady
 from txport.encoding import BATCH_SIZE, Encoder, Fill, Label, Tag, require_ability
 from txport.errors import BundleError, LongTextError, NoRoomError, TextError, UnsupportedError, quoted
-from txport.generated import Finish, Generated, Hypothesis, grown
+from txport.generated import Generated, Hypothesis, finish_of, grown, hypothesis
 from txport.locate import checkpoint_of, find_bundle, is_on_demand
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
@@ -46,6 +46,7 @@ from txport.search.numbers import numbers_only
 from txport.search.options import Found, SearchOptions, chosen_options, require_defaults, require_length_penalty
 from txport.search.scoring import logits, score
 from txport.search.single import generate_at_once
+from txport.search.stops import Stops
 from txport.system.numbers import switch, whole
 from txport.system.progress import Progress, silent
 from txport.transcription import WINDOWS, Audio, Find, Segment, Told, Transcriber, Transcript
@@ -81,6 +82,7 @@ class Model(Encoder):
         self.not_followed = dict(not_followed or {})
         self._chat = chat
         self._special = False
+        self._spelling = tokenizer.spelling
         self._numbers = numbers_only(runtime)
 
     def between(self, source_language: str | None = None, target_language: str | None = None) -> Model:
@@ -308,6 +310,7 @@ class Model(Encoder):
         task: str | None = None,
         timestamps: bool = False,
         fallback: bool = False,
+        no_speech_threshold: float | None = None,
         batch_size: int = WINDOWS,
         **options: Any,
     ) -> Iterator[Transcript]:
@@ -316,12 +319,13 @@ class Model(Encoder):
         `language` is a code or a name; by default the checkpoint's language, otherwise it is detected. `task` is
         "transcribe" or "translate" (to English). With `timestamps`, and for audio longer than the model's window, the
         model predicts start and end of each segment. `fallback` retries a window with sampling if its text is
-        repetitive or improbable. `batch_size` is the number of inputs that are decoded together; `options` are those of
-        `SearchOptions`.
+        repetitive or improbable. A window whose text is improbable is passed over if the probability of silence
+        (`<|nospeech|>`) is above `no_speech_threshold`, which is 0.6 in OpenAI's whisper; by default, none is.
+        `batch_size` is the number of inputs that are decoded together; `options` are those of `SearchOptions`.
 
         Raises `AudioError` for audio that can't be read, `UnsupportedError` for options that this model can't take.
         """
-        told = Told(self.facts, language, task, timestamps, fallback)
+        told = Told(self.facts, language, task, timestamps, fallback, no_speech_threshold)
         batch_size, _ = sizes(batch_size)
         find: Find = lambda requests, how: self._find(requests, how, None)  # noqa: E731
         return Transcriber(self.facts, self.tokenizer, find, self._options(options, []), told).run(audio, batch_size)
@@ -346,7 +350,8 @@ class Model(Encoder):
         if not (source := self._request(text, unknown, switch("special", special), chosen)):
             return (each for each in [""])
         steps = search(self._numbers, [source], self.facts, chosen, [start])
-        return grown(steps, functools.partial(self._text, source))
+        stops = chosen.stop if isinstance(chosen.stop, Stops) else None
+        return grown(steps, lambda tokens: self._until_stop(source, tokens, stops)[0], stops)
 
     def search(
         self,
@@ -402,7 +407,8 @@ class Model(Encoder):
         require_length_penalty(length_penalty)
         how = functools.partial(score, length_penalty=length_penalty)
         values = {"pieces": pieces, "special": special, "add_end": add_end}
-        return map(self._hypothesis, self._each_target(texts, targets, batch_size, unknown, values, how))
+        scored = self._each_target(texts, targets, batch_size, unknown, values, how)
+        return (hypothesis(found, self._text((), found.tokens)) for found in scored)
 
     def logits(
         self,
@@ -474,6 +480,8 @@ class Model(Encoder):
             if name not in known:
                 raise UnsupportedError(f"unknown option {name!r}; supported: {', '.join(known)}")
         chosen = chosen_options(self.defaults, options)
+        if chosen.stop:
+            chosen = dataclasses.replace(chosen, stop=Stops(chosen.stop, self._spelling))
         require_fit(prefixes, self.facts, chosen)
         return chosen
 
@@ -508,6 +516,14 @@ class Model(Encoder):
             return self.tokenizer.continuation(source, tokens, self._special)
         return self.tokenizer.decode(tokens, self._special)
 
+    def _until_stop(self, source: Sequence[int], tokens: Sequence[int], stops: Stops | None) -> tuple[str, bool]:
+        """Return the text of a target up to its stop string, and whether it has one."""
+        text_of = functools.partial(self._text, source)
+        start = self.facts.writes.start if self.facts.task == "seq2seq" else None
+        before = source if start is None else [start]
+        cut = None if stops is None else stops.cut(before, tokens, text_of)
+        return (text_of(tokens), False) if cut is None else (cut, True)
+
     def _result(
         self,
         text: str,
@@ -519,23 +535,13 @@ class Model(Encoder):
     ) -> Generated:
         most = int(limits(options, self.facts, [prefix], prompts_of([source], self.facts))[0])
         ends = options.ends(self.facts)
-        hypotheses = [
-            dataclasses.replace(self._hypothesis(one, source), finish=_finish(one.tokens, ends, most)) for one in found
-        ]
+        stops = options.stop if isinstance(options.stop, Stops) else None
+        hypotheses = []
+        for one in found:
+            output, is_stopped = self._until_stop(source, one.tokens, stops)
+            hypotheses.append(hypothesis(one, output, finish_of(one.tokens, ends, most, is_stopped)))
         best = hypotheses[0] if hypotheses else Hypothesis("", 0.0, [], [])
         return Generated(text, best.output, best.score, hypotheses, error)
-
-    def _hypothesis(self, found: Found, source: Sequence[int] = ()) -> Hypothesis:
-        output = self._text(source, found.tokens)
-        tokens = list(found.tokens)
-        return Hypothesis(output, found.score, tokens, list(found.token_scores), found.alignment)
-
-
-def _finish(tokens: Sequence[int], ends: Sequence[int], most: int) -> Finish:
-    """Return what ended a target of at most `most` tokens."""
-    if tokens and tokens[-1] in ends:
-        return "end"
-    return "length" if len(tokens) >= most else "stop"
 
 
 def _defaults_of(bundle: Bundle) -> Mapping[str, Any]:

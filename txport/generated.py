@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from txport.search.generate import Steps
-from txport.search.options import Alignment
+from txport.search.options import Alignment, Found
+from txport.search.stops import Stops
 
 Finish = Literal["end", "length", "stop"]
 UNFINISHED = "\ufffd"  # shown by decoders for an incomplete character
@@ -19,9 +20,11 @@ UNFINISHED = "\ufffd"  # shown by decoders for an incomplete character
 class Hypothesis:
     """One hypothesis: text, score (sum(log p) / length^`length_penalty`), token ids and their log-probs.
 
+    The text ends before a stop string; the tokens do not.
+
     `alignment`, if requested, is the attention of each token to each source token ("soft"), or the source token with
     the most attention ("hard"). `finish` tells what ended it: an end token ("end"), the maximum length ("length"), or
-    that no token was allowed ("stop"); None for a given target, which was not generated.
+    a stop string ("stop", also if no token was allowed); None for a given target, which was not generated.
     """
 
     output: str
@@ -60,13 +63,31 @@ class Generated:
         return values
 
 
-def grown(steps: Steps, text_of: Callable[[Sequence[int]], str]) -> Generator[str, None, None]:
-    """Yield the certain text of a search each time it grows, and finally the complete text."""
+def hypothesis(found: Found, output: str, finish: Finish | None = None) -> Hypothesis:
+    """Return a hypothesis of what a search has found, with its text."""
+    return Hypothesis(output, found.score, list(found.tokens), list(found.token_scores), found.alignment, finish)
+
+
+def finish_of(tokens: Sequence[int], ends: Sequence[int], most: int, is_stopped: bool) -> Finish:
+    """Return what ended a target of at most `most` tokens; `is_stopped`: its last token completes a stop string."""
+    if tokens and tokens[-1] in ends:
+        return "end"
+    return "length" if len(tokens) >= most and not is_stopped else "stop"
+
+
+def grown(
+    steps: Steps, text_of: Callable[[Sequence[int]], str], stops: Stops | None = None
+) -> Generator[str, None, None]:
+    """Yield the certain text of a search each time it grows, and finally the complete text.
+
+    What may be the beginning of a stop string is not certain.
+    """
     output = ""
     with contextlib.closing(steps):
         while True:
             try:
                 certain = text_of(next(steps)()[0]).rstrip(UNFINISHED)
+                certain = certain if stops is None else stops.settled(certain)
             except StopIteration as end:
                 whole = text_of(end.value[0][0].tokens)
                 if whole != output or not whole:

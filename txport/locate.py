@@ -12,7 +12,17 @@ from txport.bundles.foreign.files import recognises
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.foreign.read import read_foreign
 from txport.errors import BundleError, OutputError, UnsupportedError
-from txport.models.names import INDEX, MANIFEST, SHIPPED, WEIGHTS, digest, is_shipped, preset_name, shipped
+from txport.models.names import (
+    INDEX,
+    MANIFEST,
+    SHIPPED,
+    WEIGHTS,
+    digest,
+    graphs_alone,
+    is_shipped,
+    preset_name,
+    shipped,
+)
 from txport.origins import find_origin
 from txport.release import export
 from txport.system.locks import locked
@@ -72,6 +82,8 @@ def _folder(name: str, progress: Progress) -> Path:
         return path
     if any((path / file).is_file() for file in (WEIGHTS, INDEX)) and not (path / MANIFEST).exists():
         raise BundleError(f"{name} is a checkpoint, not a bundle; `txport export {name} OUT` makes one")
+    if graphs := graphs_alone(path):
+        raise BundleError(f"{name} {graphs}")
     if not path.is_dir():
         known = ", ".join(shipped())
         raise BundleError(f"there is no bundle {name}; give the folder that `txport export` wrote, or one of: {known}")

@@ -27,10 +27,10 @@ from txport.models.audio.spectrogram import log_mel
 from txport.models.audio.targets import prompt, split
 from txport.models.facts import Facts
 from txport.models.tokenizers.base import Tokenizer
-from txport.runtimes.base import Floats, Ints
+from txport.runtimes.base import Floats, Ints, log_softmax
 from txport.search.options import Found, SearchOptions
 from txport.search.timestamps import TimestampRules
-from txport.system.numbers import switch
+from txport.system.numbers import number, switch
 
 Audio = str | PathLike[str] | NDArray[Any]
 Requests = list[tuple[Floats, list[int]]]  # features (M, F), and the prefix of the target
@@ -102,12 +102,14 @@ class Track:
 
 
 class Told:
-    """The options of a transcription: language, task, timestamps and fallback.
+    """The options of a transcription: language, task, timestamps, fallback and the threshold of silence.
 
     Raises `UnsupportedError` for a model that does not read audio, and for values that the model does not support.
     """
 
-    def __init__(self, facts: Facts, language: Any, task: Any, timestamps: Any, fallback: Any) -> None:
+    def __init__(
+        self, facts: Facts, language: Any, task: Any, timestamps: Any, fallback: Any, no_speech_threshold: Any = None
+    ) -> None:
         if not isinstance(facts.reads, Features):
             raise UnsupportedError("transcribe needs a model that reads audio; this model reads text: use generate")
         speech = facts.speech or Speech()
@@ -115,6 +117,7 @@ class Told:
         self.task = _task(speech, task)
         self.timestamps = _timestamps(speech, switch("timestamps", timestamps))
         self.fallback = switch("fallback", fallback)
+        self.no_speech_threshold = _threshold(speech, no_speech_threshold)
 
 
 @dataclass(frozen=True)
@@ -199,27 +202,47 @@ class Transcriber:
         for (size, times), alike in kinds.items():
             requests = [(track.window(self.reads), track.prompt) for track in alike]
             for track, best in zip(alike, self._search(requests, self._options(size, times), size), strict=True):
-                self._write(track, best.tokens[size:])
+                self._write(track, None if best is None else best.tokens[size:])
 
-    def _search(self, requests: Requests, options: SearchOptions, size: int) -> list[Found]:
-        """Return the best target of each window; with the fallback, repetitive or improbable ones are sampled again."""
-        if not self.told.fallback:
+    def _search(self, requests: Requests, options: SearchOptions, size: int) -> list[Found | None]:
+        """Return the best target of each window; None: it holds no speech.
+
+        With the fallback, repetitive or improbable targets are sampled again, but not those of silence.
+        """
+        if not self.told.fallback and self.told.no_speech_threshold is None:
             return [best for best, *_ in self.find(requests, options)]
         found = [best for best, *_ in self.find(requests, dataclasses.replace(options, scores=True))]
-        for temperature in FALLBACK:
-            weak = [at for at, one in enumerate(found) if self._is_weak(one, size)]
+        silent = self._silent(requests, found, size, range(len(found)))
+        for temperature in FALLBACK if self.told.fallback else ():
+            weak = [at for at, one in enumerate(found) if at not in silent and self._is_weak(one, size)]
             if not weak:
                 break
             again = self.find([requests[at] for at in weak], drawn(options, temperature))
             for at, (best, *_) in zip(weak, again, strict=True):
                 found[at] = best
-        return found
+            silent |= self._silent(requests, found, size, weak)
+        return [None if at in silent else one for at, one in enumerate(found)]
+
+    def _silent(self, requests: Requests, found: Sequence[Found], size: int, windows: Iterable[int]) -> set[int]:
+        """Return those of the windows that hold no speech: their targets are improbable, and silence is probable.
+
+        As OpenAI's whisper, this compares the probability of the token of silence after the start token. Only windows
+        with an improbable target are encoded again for it.
+        """
+        threshold = self.told.no_speech_threshold
+        unlikely = [at for at in windows if _is_unlikely(found[at], size)]
+        if threshold is None or not unlikely:
+            return set()
+        assert self.speech.no_speech is not None
+        heard = Heard(self.speech.no_speech)
+        options = SearchOptions(max_new_tokens=1, scores=False, logits_processor=heard)
+        self.find([(requests[at][0], []) for at in unlikely], options)
+        return {at for at, share in zip(unlikely, heard.shares, strict=True) if share > threshold}
 
     def _is_weak(self, found: Found, size: int) -> bool:
         """Return True if a target, after its prompt of `size` tokens, is repetitive or improbable."""
         content = self._text(found.tokens[size:]).encode()
-        is_unlikely = bool(np.mean(found.token_scores[size:] or (0.0,)) < LEAST_LIKELY)
-        return is_unlikely or len(content) > MOST_COMPRESSED * len(zlib.compress(content))
+        return _is_unlikely(found, size) or len(content) > MOST_COMPRESSED * len(zlib.compress(content))
 
     def _options(self, size: int, times: bool) -> SearchOptions:
         """Return the options of a search after a start token and a prompt of `size` tokens.
@@ -238,10 +261,13 @@ class Transcriber:
         rules = TimestampRules(1 + size, first, self.facts.writes.end, self.speech.latest_first)
         return dataclasses.replace(chosen, logits_processor=rules)
 
-    def _write(self, track: Track, tokens: Sequence[int]) -> None:
-        """Add the segments of a window to a track, and move `seek` to the end of the last one."""
+    def _write(self, track: Track, tokens: Sequence[int] | None) -> None:
+        """Add the segments of a window to a track, and move `seek` to the end of the last one; None: pass over it."""
         frames = min(track.left, self.reads.frames)
         reads = self.reads
+        if tokens is None:
+            track.seek += frames
+            return
         text_ids = [token for token in tokens if token not in self.options.ends(self.facts)]
         parts, places = split(text_ids, self.speech.first_timestamp, frames, reads)
         offset = track.seek * reads.hop_length / reads.sampling_rate
@@ -272,6 +298,24 @@ class Only:
         kept = np.full_like(scores, -np.inf)
         kept[:, self.tokens] = scores[:, self.tokens]
         return kept
+
+
+class Heard:
+    """A `logits_processor` that changes nothing, and keeps the probability of one token in each row."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+        self.shares: list[float] = []
+
+    def __call__(self, scores: Floats, tokens: Ints) -> Floats:
+        """Scores (R, V) -> the same scores."""
+        self.shares += np.exp(log_softmax(scores, scores[:, [self._token]]))[:, 0].tolist()
+        return scores
+
+
+def _is_unlikely(found: Found, size: int) -> bool:
+    """Return True if the mean log-prob of a target, after its prompt of `size` tokens, is too low."""
+    return bool(np.mean(found.token_scores[size:] or (0.0,)) < LEAST_LIKELY)
 
 
 def drawn(options: SearchOptions, temperature: float) -> SearchOptions:
@@ -316,6 +360,18 @@ def _language(speech: Speech, language: Any) -> str | None:
         known = ", ".join(speech.languages)
         raise UnsupportedError(f"language must be one of {known}; got {quoted(language)}")
     return str(code)
+
+
+def _threshold(speech: Speech, threshold: Any) -> float | None:
+    """Return the threshold of silence; raise `UnsupportedError` if it is no probability, or the model has no token."""
+    if threshold is None:
+        return None
+    found = number("no_speech_threshold", threshold)
+    if not 0 <= found <= 1:
+        raise UnsupportedError(f"no_speech_threshold must lie in 0 to 1, got {found}")
+    if speech.no_speech is None:
+        raise UnsupportedError("no_speech_threshold needs a model with the token <|nospeech|>")
+    return float(found)
 
 
 def _task(speech: Speech, task: Any) -> str | None:

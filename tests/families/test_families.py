@@ -23,6 +23,7 @@ from txport.cli.commands import cli
 from txport.errors import BundleError, CheckpointError, ConfigError
 from txport.models.checkpoint import config_of, load_checkpoint
 from txport.models.family import REFUSED, all_families
+from txport.models.generation import published_names
 from txport.models.names import CONFIG, GENERATION, INDEX, WEIGHTS, digest
 from txport.models.tokenizers.numbers import NumberTokenizer
 from txport.runtimes.inputs import batch
@@ -350,6 +351,15 @@ def test_an_option_that_is_not_followed_is_recorded_and_told_by_run(copied: Path
     assert 1 <= len(done.stdout.split()) <= 5  # the prompt counts
     too_long = CliRunner().invoke(cli, ["run", str(bundle.path), "--ids", " ".join(["5"] * 9)])
     assert "in max_length 9; shorten it, or give --max-new-tokens" in str(too_long.exception)
+
+
+def test_beams_that_are_sampled_are_searched_and_stop_strings_are_kept(copied: Path) -> None:
+    given = {"do_sample": True, "num_beams": 3, "num_return_sequences": 2, "stop_strings": ["###"], "temperature": 0.5}
+    (copied / GENERATION).write_text(json.dumps(given))
+    found = load_checkpoint(str(copied))
+    assert found.not_followed == {"do_sample": True}
+    assert chosen_options(found.generation, {}) == SearchOptions(beams=3, nbest=2, stop=["###"])
+    assert published_names(found.generation)["stop_strings"] == ["###"]
 
 
 def test_stored_options_apply_where_they_have_an_effect(copied: Path) -> None:

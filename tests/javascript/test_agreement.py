@@ -43,6 +43,7 @@ OPTIONS: dict[str, Sequence[Any]] = {  # what a search is drawn from; the first 
     "exponential_decay_length_penalty": (None, None, None, (1, 1.3), (0, 0.7)),
     "renormalize_logits": (False, False, True),
     "eos_token_id": (None, None, (2, 9), 11),
+    "stop": ((), (), ("a",), ("1", " 5")),  # of letters, or of numbers where there is no tokenizer
 }
 KINDS: dict[str, dict[str, Sequence[Any]]] = {
     "greedy": {},

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.tiny import VOCABULARY, tiny_config, tiny_model
-from txport.errors import CheckpointError, ConfigError, OutputError, UnsupportedError
+from txport.errors import BundleError, CheckpointError, ConfigError, OutputError, UnsupportedError
+from txport.locate import find_bundle
 from txport.models import checkpoint
 from txport.models.architectures.transformer import PRESETS, TransformerConfig
 from txport.models.checkpoint import expected_tensors, load_checkpoint, save_checkpoint
@@ -273,6 +274,16 @@ def test_unknown_names(tmp_path: Path) -> None:
         load_checkpoint("preset:huge")
     with pytest.raises(CheckpointError, match=r"is not a checkpoint: config\.json is missing"):
         load_checkpoint(str(tmp_path))
+
+
+def test_graphs_without_a_config_are_named(tmp_path: Path) -> None:
+    for name in ("encoder.onnx", "decoder.onnx"):
+        (tmp_path / name).write_bytes(b"")
+    message = r"has ONNX graphs \(decoder\.onnx, encoder\.onnx\) and no config\.json, .*: export the checkpoint that"
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(str(tmp_path))
+    with pytest.raises(BundleError, match=message):
+        find_bundle(str(tmp_path))
 
 
 @pytest.mark.parametrize(

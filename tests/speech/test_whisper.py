@@ -22,6 +22,7 @@ from txport.models.audio.spectrogram import TOGETHER, log_mel, mel_filters
 from txport.models.audio.targets import split
 from txport.models.checkpoint import load_checkpoint
 from txport.models.families.whisper import FAMILY
+from txport.models.tokenizers.numbers import NumberTokenizer
 from txport.search.options import Found, SearchOptions
 from txport.transcription import Told, Transcriber
 
@@ -199,6 +200,46 @@ def test_windows_that_are_no_good_are_searched_again(model: txport.Model, monkey
         assert model.transcribe(noise("short"), fallback=True)[0] == found
 
 
+def test_windows_without_speech_are_passed_over() -> None:
+    """By a stand-in for the model: all targets are improbable, and silence is probable in windows that are silent."""
+    facts = load_checkpoint(str(FOLDER)).facts
+    reads, speech = facts.reads, facts.speech
+    assert isinstance(reads, Features)
+    assert speech is not None
+    assert speech.first_timestamp is not None
+    times = [speech.first_timestamp + place for place in (5, 20)]
+    sampled: list[bool] = []
+    likelihood = -3.0
+
+    def is_silent(features: np.ndarray) -> bool:
+        return bool(features[:, 5:-5].std() < 1e-3)
+
+    def find(requests: Any, options: SearchOptions) -> list[list[Found]]:
+        if isinstance(options.logits_processor, transcription.Heard):
+            logits = np.zeros((len(requests), facts.writes.size), np.float32)
+            logits[:, SPOKEN["<|nospeech|>"]] = [9.0 if is_silent(features) else -9.0 for features, _ in requests]
+            options.logits_processor(logits, np.full((len(requests), 1), 25))
+        elif options.do_sample:
+            sampled.extend(is_silent(features) for features, _ in requests)
+        said = [times[0], 8, times[1]]
+        return [[Found((*start, *said), 0.0, (0.0,) * len(start) + (likelihood,) * 3)] for _, start in requests]
+
+    sound = noise("whole")[: reads.samples]
+    audio = np.concatenate([np.zeros(2 * reads.samples, np.float32), np.resize(sound, reads.samples)])
+    model = txport.Model.__new__(txport.Model)
+    model.facts, model.tokenizer = facts, NumberTokenizer(facts)
+    for threshold, mean, windows in ((0.6, -3.0, [2]), (None, -3.0, [0, 1, 2]), (0.6, -0.5, [0, 1, 2])):
+        likelihood = mean
+        (found,) = transcriber(model, find, language="de", timestamps=True, no_speech_threshold=threshold).run(audio, 1)
+        assert [each.start for each in found.segments] == pytest.approx([at * reads.seconds for at in windows])
+    likelihood = -3.0
+    list(transcriber(model, find, language="de", no_speech_threshold=0.6, fallback=True).run(audio, 1))
+    assert sampled
+    assert not any(sampled)
+    with pytest.raises(UnsupportedError, match="no_speech_threshold must lie in 0 to 1, got 2"):
+        transcriber(model, find, no_speech_threshold=2)
+
+
 def test_features_are_taken_by_search(model: txport.Model, heard: dict[str, np.ndarray]) -> None:
     (found,) = model.search([heard["whole"]], prefixes=[[27, 30]], max_new_tokens=3)[0]
     assert found.tokens[:2] == (27, 30)
@@ -215,7 +256,7 @@ SPOKEN = {
     "<|translate|>": 29,
     "<|transcribe|>": 30,
 }
-SPOKEN |= {"<|startofprev|>": 32, "<|notimestamps|>": 34}
+SPOKEN |= {"<|startofprev|>": 32, "<|nospeech|>": 33, "<|notimestamps|>": 34}
 
 
 @pytest.mark.parametrize("forced", [None, [[1, 27], [2, 30], [3, 34]]])

@@ -133,6 +133,14 @@ SEARCH: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (
+        "--stop",
+        {
+            "metavar": "TEXT",
+            "multiple": True,
+            "help": "End a target when its text has TEXT; the output ends before it.  [repeatable]",
+        },
+    ),
+    (
         "--alignment",
         {
             "type": click.Choice(["soft", "hard"]),

@@ -45,6 +45,7 @@ NAMES = {  # options that are followed -> their name in `SearchOptions`
     "suppress_tokens": "suppress_tokens",
     "begin_suppress_tokens": "begin_suppress_tokens",
     "renormalize_logits": "renormalize_logits",
+    "stop_strings": "stop",
 }
 FACTS = "the facts of the model have it"
 WHISPER = "the family of Whisper reads it, or only the alignment and the fallback of transformers do"
@@ -68,7 +69,6 @@ ELSEWHERE = {  # options that other code reads -> what does
     ),
 }
 NOT_FOLLOWED = (
-    "stop_strings",
     "max_time",
     "guidance_scale",
     "penalty_alpha",
@@ -185,7 +185,11 @@ def require_known_options(values: Mapping[str, Any], place: Path) -> None:
 def search_defaults(values: Mapping[str, Any], facts: Facts) -> Defaults:
     """Return the defaults in the values of a `generation_config.json`; values that are null are left out."""
     values = {name: value for name, value in values.items() if value is not None and value not in OFF.get(name, ())}
-    return Defaults(_followed(values, facts), {name: values[name] for name in NOT_FOLLOWED if name in values})
+    not_followed = {name: values[name] for name in NOT_FOLLOWED if name in values}
+    followed = _followed(values, facts)
+    if followed.get("do_sample") and followed.get("beams", 1) != 1:  # beams are searched, not sampled
+        not_followed["do_sample"] = followed.pop("do_sample")
+    return Defaults(followed, not_followed)
 
 
 def _followed(values: Mapping[str, Any], facts: Facts) -> dict[str, Any]:

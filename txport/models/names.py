@@ -13,6 +13,7 @@ from txport.system.documents import DocumentError, read_json, read_toml
 from txport.system.files import complete, hash_of, sha256
 from txport.system.packages import needed
 from txport.system.places import require_utf8
+from txport.system.terminal import one_line
 
 PRESET = "preset:"
 CODE = re.compile(r"(.+\.py):([^\W\d]\w*)")  # a file of the user's, and the variable of the adapter in it
@@ -120,6 +121,8 @@ def find_folder(name: str) -> Path:
     require_utf8(folder, CheckpointError)
     _require_whole(folder)
     if not any(path.is_file() for mark in MARKS for path in folder.glob(mark)):
+        if graphs := graphs_alone(folder):
+            raise CheckpointError(f"{folder} {graphs}")
         raise CheckpointError(f"{folder} is not a checkpoint: {CONFIG} is missing{draft_advice(folder)}")
     return folder
 
@@ -158,6 +161,16 @@ def _peft(path: Path) -> str:
     name = "a LoRA" if kind == "LORA" else "an adapter of PEFT"
     of = quoted(base) if isinstance(base, str) and base else "another model"
     return f"{name} of {of}; merge it into that (merge_and_unload), and save the whole model (save_pretrained)"
+
+
+def graphs_alone(folder: Path) -> str:
+    """Return what a folder is that has ONNX graphs without a config, and what to do; empty for another folder."""
+    names = sorted(path.name for path in folder.glob("*.onnx") if path.is_file())
+    if not names or (folder / CONFIG).exists() or (folder / MANIFEST).exists():
+        return ""
+    shown = ", ".join(map(one_line, names[:3])) + (", ..." if len(names) > 3 else "")
+    fix = f"export the checkpoint that they were made from, or run graphs of Optimum's with their {CONFIG}"
+    return f"has ONNX graphs ({shown}) and no {CONFIG}, which says what model they are of: {fix}"
 
 
 def draft_advice(folder: Path) -> str:

@@ -88,8 +88,13 @@ class Beams:
         """The source of each running row."""
         return np.repeat(self._running, self._sums.shape[1])
 
-    def advance(self, log_probs: Floats, ids: Ints, attention: Floats | None = None) -> Ints:
-        """Candidates (S x W, C) of every row, attention (S x W, A) -> the old row of each row that continues."""
+    def advance(
+        self, log_probs: Floats, ids: Ints, attention: Floats | None = None, stopped: Bools | None = None
+    ) -> Ints:
+        """Candidates (S x W, C) of every row, attention (S x W, A) -> the old row of each row that continues.
+
+        `stopped` (S x W, C) tells which candidates complete a stop string.
+        """
         size = self._size
         sources, width = self._sums.shape
         at = np.arange(sources)[:, None]
@@ -101,6 +106,8 @@ class Beams:
         step = Turn(order // ids.shape[2], ids.reshape(sources, -1)[at, order], values.reshape(sources, -1)[at, order])
         totals = totals[at, order]
         ended = (step.tokens[:, :, None] == self._ends).any(axis=2)
+        if stopped is not None:
+            ended |= stopped.reshape(sources, width, -1)[at, self._places].reshape(sources, -1)[at, order]
         if ended.any() or order.shape[1] < size:
             step, totals = self._part(step, totals, ended, seen)
         step = step.map(lambda part: part[:, :size])

@@ -21,6 +21,7 @@ from txport.search.changes import NOTHING, Changes, ends_with, renormalise
 from txport.search.options import Processor, SearchOptions
 from txport.search.problems import single_tokens
 from txport.search.requests import SearchRequest, Step
+from txport.search.stops import Stops
 
 SPARE = 16  # maximum of additional candidates; with more, reading all scores is faster
 
@@ -68,6 +69,9 @@ class Constraints:
         self._given = np.array([len(prompt) - 1 for prompt in prompts] or [0] * len(prefixes), np.int64)
         self._words = [np.asarray(words, np.int64) for words in options.bad_words_ids]
         self._before = _pad([prompt[-2::-1] for prompt in prompts])[:, ::-1]  # (B, P - 1), padded on the left
+        if options.stop and not isinstance(options.stop, Stops):
+            raise UnsupportedError("stop needs the spelling of tokens; bind it to a tokenizer by Stops")
+        self._stops = options.stop if isinstance(options.stop, Stops) else None
         self._bans = bool(
             options.min_new_tokens
             or options.min_length
@@ -124,9 +128,17 @@ class Constraints:
             ids[rows, 0] = forced[rows]
         return Candidates(values, values, ids, attention)
 
+    def stopped(self, token_ids: Ints, sources: Ints, candidates: Ints) -> NDArray[np.bool_] | None:
+        """Return which candidates (R, C) complete a stop string; None without stop strings. A prefix completes none."""
+        if self._stops is None:
+            return None
+        found = self._stops.completed(self._seen(token_ids, sources), candidates)
+        found[self._are_given(token_ids.shape[1], sources)] = False
+        return found
+
     def _seen(self, token_ids: Ints, sources: Ints) -> Ints:
         """Return all tokens so far, prompts included: (R, P - 1 + T); short prompts are padded left with `NOTHING`."""
-        if not (self._before.size and (self._bans or self._options.changes_scores)):
+        if not (self._before.size and (self._bans or self._options.changes_scores or self._stops)):
             return token_ids
         return np.concatenate([self._before[sources], token_ids], axis=1)
 

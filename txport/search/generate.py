@@ -206,7 +206,8 @@ def by_rows(
         if uniforms is not None:
             at = (np.arange(len(found.ids)), draw(found.values, options, rows.pick(uniforms)))
         tokens = found.ids[at]
-        kept = rows.advance(tokens, found.log_probs[at], fit(found.attention, places))
+        stopped = constraints.stopped(rows.token_ids, rows.sources, tokens[:, None])
+        kept = rows.advance(tokens, found.log_probs[at], fit(found.attention, places), stopped)
         yield Progress(rows.certain)
         if not len(kept):
             return rows.found()
@@ -226,7 +227,8 @@ def by_beams(lengths: Ints, first: Ints, options: SearchOptions, constraints: Co
     places = int(lengths.max())
     while True:
         found = yield from constraints.best(token_ids, beams.sources, count, log=True)
-        rows = beams.advance(found.values, found.ids, fit(found.attention, places))
+        stopped = constraints.stopped(token_ids, beams.sources, found.ids)
+        rows = beams.advance(found.values, found.ids, fit(found.attention, places), stopped)
         yield Progress(beams.certain)
         if not len(rows):
             return beams.best()

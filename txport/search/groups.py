@@ -40,8 +40,10 @@ class Groups:
         """The newest token of each running row."""
         return np.concatenate([group.last for group in self._groups])
 
-    def advance(self, log_probs: Floats, ids: Ints, attention: Floats | None) -> Ints:
-        """Candidates (R, C) of every row -> the old row of each row that continues."""
+    def advance(
+        self, log_probs: Floats, ids: Ints, attention: Floats | None, stopped: NDArray[np.bool_] | None = None
+    ) -> Ints:
+        """Candidates (R, C) of every row -> the old row of each row that continues; see `Beams.advance`."""
         heard = np.full((self._count, 0), NOTHING)  # (B, H)
         is_forced = self._are_forced()[:, None]  # forced tokens are not penalised
         self._length += 1
@@ -49,8 +51,11 @@ class Groups:
         going = [np.empty(0, np.int64)]
         for group in (group for group in self._groups if len(group.sources)):
             part = slice(start, start + len(group.sources))
-            values, tokens = self._penalise(log_probs[part], ids[part], heard[group.sources], group.wanted)
-            going.append(start + group.advance(values, tokens, None if attention is None else attention[part]))
+            values, order = self._penalise(log_probs[part], ids[part], heard[group.sources], group.wanted)
+            tokens = np.take_along_axis(ids[part], order, axis=1)
+            own = None if attention is None else attention[part]
+            ended = None if stopped is None else np.take_along_axis(stopped[part], order, axis=1)
+            going.append(start + group.advance(values, tokens, own, ended))
             heard = np.column_stack([heard, np.where(is_forced, NOTHING, group.last_tokens)])
             start = part.stop
         return np.concatenate(going)
@@ -72,9 +77,11 @@ class Groups:
         return [beginning(min(each), max(each)) for each in every]
 
     def _penalise(self, log_probs: Floats, ids: Ints, heard: Ints, count: int) -> tuple[Floats, Ints]:
-        """Return the best candidates after the diversity penalty: (R, C), chosen tokens (R, H) -> (R, count)."""
+        """Return values and places of the best candidates (R, count) after the diversity penalty.
+
+        `ids` are the candidates (R, C), `heard` the tokens that earlier groups have chosen (R, H).
+        """
         often = (ids[:, :, None] == heard[:, None, :]).sum(axis=2)
         values = log_probs - np.float32(self._options.diversity_penalty) * often.astype(np.float32)
         order = np.argsort(-values, axis=1, kind="stable")[:, :count]
-        at = np.arange(len(ids))[:, None]
-        return values[at, order], ids[at, order]
+        return np.take_along_axis(values, order, axis=1), order

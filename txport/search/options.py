@@ -14,8 +14,10 @@ from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.models.generation import SAMPLING
 from txport.models.pooling import require_pooling
+from txport.models.tokenizers.file import NOT_UTF8
 from txport.runtimes.base import Floats, Ints
 from txport.search.problems import BEAMS, LONGEST_ID, problems
+from txport.search.stops import Stops
 from txport.system.numbers import is_switch, number, switch, whole
 
 EarlyStopping = bool | Literal["never"]
@@ -67,6 +69,8 @@ class SearchOptions:
 
     Raises `UnsupportedError` for invalid values and combinations.
 
+    A target ends with the token that completes a string of `stop`; `Model` binds them to its tokenizer (`Stops`).
+
     `logits_processor` maps scores (R, V) and the tokens so far (R, T), the start token or the prompt first, to new
     scores (R, V): log-probabilities in beam search, logits otherwise. Prompts are padded on the left. It must be
     thread-safe if there are several workers.
@@ -107,6 +111,7 @@ class SearchOptions:
     exponential_decay_length_penalty: tuple[int, float] | None = None
     renormalize_logits: bool = False
     eos_token_id: int | Sequence[int] | None = None
+    stop: str | Sequence[str] = ()
     logits_processor: Processor | None = None
     alignment: Literal["soft", "hard"] | None = None
     scores: bool = True
@@ -134,6 +139,7 @@ class SearchOptions:
         if self.eos_token_id is not None:
             ends = np.atleast_1d(np.asarray(self.eos_token_id, object))
             object.__setattr__(self, "eos_token_id", tuple(_whole("eos_token_id", each) for each in ends))
+        object.__setattr__(self, "stop", _strings("stop", self.stop))
         require_length_penalty(self.length_penalty)
         for problem in problems(self):
             raise UnsupportedError(problem)
@@ -244,6 +250,17 @@ def _biases(values: Any) -> tuple[tuple[tuple[int | None, ...], float], ...]:
     pairs = values.items() if isinstance(values, Mapping) else _many("sequence_bias", values)
     found = [_pair("an item of sequence_bias", pair) for pair in pairs]
     return tuple({_tokens("sequence_bias", words): number("sequence_bias", bias) for words, bias in found}.items())
+
+
+def _strings(name: str, values: Any) -> tuple[str, ...]:
+    """Return one string or many as a tuple."""
+    if isinstance(values, Stops):
+        return values
+    strings = [values] if isinstance(values, str) else _many(name, values)
+    for each in strings:
+        if not isinstance(each, str) or not each or NOT_UTF8.search(each):
+            raise UnsupportedError(f"{name} must be strings with at least one character, got {quoted(each)}")
+    return tuple(strings)
 
 
 def _many(name: str, values: Any) -> list[Any]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from txport.runtimes.base import Doubles, Floats, Ints
 from txport.search.alignment import alignment
 from txport.search.options import Found, SearchOptions
 
+Bools = NDArray[np.bool_]
 WORTH_DROPPING = 0.25  # fraction of ended rows at which they are removed, which moves the others
 
 
@@ -66,8 +68,13 @@ class Rows:
         place = np.clip(self._length - self._prefix_lengths[self._held], 0, numbers.shape[1] - 1)
         return numbers[self._held, place]
 
-    def advance(self, tokens: Ints, log_probs: Floats, attention: Floats | None = None) -> Ints:
-        """Add the next token of each row; return the rows to keep. A row with log-prob -inf ends without the token."""
+    def advance(
+        self, tokens: Ints, log_probs: Floats, attention: Floats | None = None, stopped: Bools | None = None
+    ) -> Ints:
+        """Add the next token of each row; return the rows to keep. A row with log-prob -inf ends without the token.
+
+        `stopped` (R, 1) tells which tokens complete a stop string.
+        """
         silent = log_probs == -np.inf
         self._ids[self._held, self._length + 1] = tokens
         self._log_probs[self._held, self._length] = log_probs
@@ -77,6 +84,8 @@ class Rows:
         self._lengths[self._held[self._running & ~silent]] = self._length
         is_full = self._length >= self._limits[self._held]  # no room for another token
         ended = silent | (tokens[:, None] == self._ends).any(axis=1) | is_full
+        if stopped is not None:
+            ended |= stopped[:, 0]
         self._running &= ~ended
         kept = np.flatnonzero(self._running)
         if self._waits and not is_full.any() and len(kept) > (1 - WORTH_DROPPING) * len(self._held):

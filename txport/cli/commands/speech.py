@@ -13,7 +13,13 @@ from txport.cli.options import F, is_given
 from txport.errors import TextError, UnsupportedError
 from txport.models.facts import Facts
 
-FLAGS = {"language": "--language", "task": "--task", "timestamps": "--timestamps", "fallback": "--fallback"}
+FLAGS = {
+    "language": "--language",
+    "task": "--task",
+    "timestamps": "--timestamps",
+    "fallback": "--fallback",
+    "no_speech_threshold": "--no-speech-threshold",
+}
 NO_USE = {  # options for text that do not apply to audio
     "continuous": "--continuous",
     "batch_tokens": "--batch-tokens",
@@ -35,6 +41,11 @@ def speech_options(command: F) -> F:
     """Add the options for audio."""
     tasks = click.Choice(["transcribe", "translate"])
     for option in (
+        click.option(
+            "--no-speech-threshold",
+            type=click.FloatRange(0, 1),
+            help="Audio: pass over a window whose text is improbable if silence is more probable than this.",
+        ),
         click.option(
             "--fallback", is_flag=True, help="Audio: retry with sampling if a text is repetitive or improbable."
         ),

@@ -78,6 +78,11 @@ class Speech:
         return None if self.no_timestamps is None else self.no_timestamps + 1
 
     @property
+    def no_speech(self) -> int | None:
+        """The token of silence, the one before `no_timestamps` in every vocabulary of Whisper; None without it."""
+        return None if not self.no_timestamps else self.no_timestamps - 1
+
+    @property
     def special(self) -> tuple[int, ...]:
         """The special tokens, without timestamps."""
         ones = (self.transcribe, self.translate, self.no_timestamps, self.previous)

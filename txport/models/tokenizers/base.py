@@ -61,6 +61,10 @@ class Tokenizer(Protocol):
         """Return the text that target ids add after those in `before`; decoded alone, the text may differ."""
         ...
 
+    def spelling(self, id_: int) -> bytes | None:
+        """Return the bytes that a target id adds to a text, also a special token's; None for an id without a token."""
+        ...
+
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Return the token of each target id, as the vocabulary writes it; raise `TokenError` for an id without one."""
         ...
@@ -127,6 +131,10 @@ class TokenizerPair:
     def continuation(self, before: Sequence[int], ids: Sequence[int], special: bool = False) -> str:
         """See `Tokenizer.continuation`."""
         return self.target.continuation(before, ids, special)
+
+    def spelling(self, id_: int) -> bytes | None:
+        """See `Tokenizer.spelling`."""
+        return self.target.spelling(id_)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.tokens`."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from txport.errors import BundleError, LongTextError, TextError, TokenError, TxportError, UnknownTextError, brief
 from txport.models.tokenizers.base import Unknown, shorten
+from txport.models.tokenizers.token_bytes import TokenBytes
 from txport.system.documents import require_size
 from txport.system.machine import is_out_of_memory
 from txport.system.packages import needed
@@ -216,6 +217,15 @@ class FileTokenizer:
         text = self.decode(before, special)
         whole = self.decode([*before, *ids], special)
         return whole[len(text) :] if whole.startswith(text) else self.decode(ids, special)
+
+    def spelling(self, id_: int) -> bytes | None:
+        """See `Tokenizer.spelling`."""
+        with refusals(BundleError, f"{self._path} can't write tokens as text"):
+            return self._spell(id_)
+
+    @cached_property
+    def _spell(self) -> TokenBytes:
+        return TokenBytes(self._tokenizer)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.tokens`."""

@@ -72,6 +72,10 @@ class NumberTokenizer:
         left_out = () if self._exact or special else self._facts.writes.special
         return " ".join(self.tokens([id_ for id_ in ids if id_ not in left_out]))
 
+    def spelling(self, id_: int) -> bytes | None:
+        """See `Tokenizer.spelling`: a space and the number."""
+        return f" {id_}".encode() if 0 <= id_ < self._facts.writes.size else None
+
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.tokens`."""
         size = self._facts.writes.size

@@ -4,6 +4,7 @@
  */
 
 import { BundleError, UnknownTextError, UnsupportedError, quoted } from "./errors.js";
+import { bytesOf } from "./search/stops.js";
 import { idsOf, outside, specialOf, vocabularyOf } from "./words.js";
 
 /**
@@ -16,6 +17,9 @@ import { idsOf, outside, specialOf, vocabularyOf } from "./words.js";
  * @property {any} target of `target_tokenizer.json`
  */
 
+const CONTEXT = "abcdef"; // before a token, so that it is not decoded as the first of a text
+const BYTE = /^<0x[0-9a-fA-F]{2}>$/; // the token of one byte
+const LETTERS = byteLetters();
 const OUTSIDE = " outside the vocabulary"; // the model's ids end before this token
 const FOREIGN = " "; // before a token of the model that is a text without pieces
 
@@ -75,6 +79,7 @@ export function foreign({ source, target }, facts, cleansUp, files) {
       return kept.length ? String(target.decode(kept, how)) : "";
     },
     tokens: words?.tokens ?? ((ids) => ids.map(name)),
+    spelling: spellingOf(target, files.target ?? files.source, words),
     size: words?.size ?? Infinity,
     ids: words === null ? plain : (text) => idsOf(text, (token) => words.ids.get(token)),
   };
@@ -126,7 +131,7 @@ function knownBy(parts, reads) {
     if (id !== unknownId || token === undefined) return [];
     const whole = idOf(FOREIGN + token);
     if (whole !== undefined) return [whole];
-    const bytes = model.type === "Unigram" && model.byte_fallback ? bytesOf(token).map(idOf) : [];
+    const bytes = model.type === "Unigram" && model.byte_fallback ? byteTokens(token).map(idOf) : [];
     return /** @type {number[]} */ (bytes.includes(undefined) ? [] : bytes);
   }
 
@@ -143,8 +148,56 @@ function knownBy(parts, reads) {
   };
 }
 
+/**
+ * What tells the bytes that a token adds to a text, also a special one, as `FileTokenizer.spelling` in Python.
+ *
+ * @param {ForeignTokenizer} tokenizer
+ * @param {any} parts of its `tokenizer.json`, or null
+ * @param {Vocabulary | null} words
+ * @returns {(id: number) => string | null}
+ */
+function spellingOf(tokenizer, parts, words) {
+  const kinds = parts === null ? [] : typesOf(parts.decoder);
+  const how = { skip_special_tokens: false, clean_up_tokenization_spaces: false };
+  /** @type {{ ids: number[], text: string } | undefined} */
+  let context;
+  return (id) => {
+    if (words !== null && !words.has(id)) return null;
+    const token = words === null ? "" : words.tokens([id])[0];
+    if (kinds.includes("ByteFallback") && BYTE.test(token)) return String.fromCharCode(parseInt(token.slice(3, 5), 16));
+    if (kinds.includes("ByteLevel") && !kinds.includes("ByteFallback")) {
+      const bytes = Array.from(token, (letter) => LETTERS.get(letter));
+      if (!bytes.includes(undefined)) return bytes.join("");
+    }
+    if (context === undefined) {
+      const ids = idsIn(tokenizer.encode(CONTEXT, { add_special_tokens: false }));
+      context = { ids, text: String(tokenizer.decode(ids, how)) };
+    }
+    const text = String(tokenizer.decode([...context.ids, id], how));
+    return bytesOf(text.startsWith(context.text) ? text.slice(context.text.length) : text);
+  };
+}
+
+/** The type of a part of a tokenizer and of its parts. @param {any} part @returns {string[]} */
+function typesOf(part) {
+  return part === null ? [] : [part.type, ...(part.decoders ?? []).flatMap(typesOf)];
+}
+
+/** The letter that byte-level tokens are written with -> its byte: 255 is followed by those that can't be shown. */
+function byteLetters() {
+  const bytes = Array.from({ length: 256 }, (_, byte) => byte);
+  const isShown = (/** @type {number} */ byte) => (byte > 0x20 && byte < 0x7f) || (byte > 0xa0 && byte !== 0xad);
+  const hidden = bytes.filter((byte) => !isShown(byte));
+  return new Map(
+    bytes.map((byte) => [
+      String.fromCharCode(isShown(byte) ? byte : 256 + hidden.indexOf(byte)),
+      String.fromCharCode(byte),
+    ]),
+  );
+}
+
 /** The tokens of a text's bytes. @param {string} text @returns {string[]} */
-function bytesOf(text) {
+function byteTokens(text) {
   return Array.from(
     new TextEncoder().encode(text),
     (byte) => `<0x${byte.toString(16).toUpperCase().padStart(2, "0")}>`,

@@ -75,6 +75,8 @@ export interface SearchOptions {
   exponential_decay_length_penalty?: [number, number];
   renormalize_logits?: boolean;
   eos_token_id?: number | number[];
+  /** A target ends with the token that completes one of these; its output ends before that string. */
+  stop?: string | string[];
   /** What each token attended to in the source: how much at each place, or where most. */
   alignment?: "soft" | "hard";
 }
@@ -102,7 +104,7 @@ export interface TopOptions extends TextOptions {
   top?: number;
 }
 
-/** What ended a target: an end token, the maximum length, or that no token was allowed. */
+/** What ended a target: an end token, the maximum length, or a stop string (also if no token was allowed). */
 export type Finish = "end" | "length" | "stop";
 
 /** One target: its token ids, the end token included if it was reached, its score, and the log-prob of each token. */

@@ -11,6 +11,7 @@ import { PortableRuntime } from "./portable.js";
 import { chosenOptions } from "./search/options.js";
 import { best, requireNumbers } from "./search/numbers.js";
 import { search } from "./search/search.js";
+import { Stops } from "./search/stops.js";
 import { Sessions } from "./sessions.js";
 import { tokenizerOf } from "./tokenizer.js";
 import { specialOf } from "./words.js";
@@ -100,8 +101,10 @@ export class Model {
   async generate(text, { unknown, special, prefix, ...options } = {}) {
     requireAbility(this.facts, "generate");
     const source = this.encode(text, unknown, special);
-    const found = await this.search(source, { ...options, prefix: this.#begin(prefix) });
-    const hypotheses = found.map((each) => ({ output: this.#text(source, each.tokens), ...each }));
+    const { signal, ...rest } = options;
+    const chosen = this.#chosen(rest);
+    const found = await this.#search(source, chosen, this.#begin(prefix), signal);
+    const hypotheses = found.map((each) => ({ output: this.#untilStop(source, each.tokens, chosen.stops), ...each }));
     return { input: text, output: hypotheses[0]?.output ?? "", score: hypotheses[0]?.score ?? 0, hypotheses };
   }
 
@@ -115,7 +118,7 @@ export class Model {
   async *stream(text, { unknown, special, prefix, signal, ...options } = {}) {
     requireAbility(this.facts, "generate");
     const source = this.encode(text, unknown, special);
-    const chosen = chosenOptions(this.manifest.generation, options, this.facts);
+    const chosen = this.#chosen(options);
     if (chosen.nbest > 1) throw new UnsupportedError(`only one hypothesis can be streamed, got nbest ${chosen.nbest}`);
     const steps = search(this.#runtime, this.facts, source, chosen, this.#begin(prefix), signal);
     let output = "";
@@ -123,7 +126,8 @@ export class Model {
       for (;;) {
         const { done, value } = await steps.next();
         const tokens = done ? (value[0]?.tokens ?? []) : value;
-        const text = this.#text(source, tokens).replace(done ? /^$/ : UNFINISHED, "");
+        const known = this.#untilStop(source, tokens, chosen.stops).replace(done ? /^$/ : UNFINISHED, "");
+        const text = done || chosen.stops === null ? known : chosen.stops.settled(known);
         if (done ? text !== output || text === "" : text !== output && text.startsWith(output)) {
           output = text;
           yield { output, tokens };
@@ -144,8 +148,18 @@ export class Model {
    */
   async search(source, { prefix = [], signal, ...options } = {}) {
     requireAbility(this.facts, "search");
-    const chosen = chosenOptions(this.manifest.generation, options, this.facts);
-    const steps = search(this.#runtime, this.facts, this.#checked(source), chosen, prefix, signal);
+    return this.#search(this.#checked(source), this.#chosen(options), prefix, signal);
+  }
+
+  /**
+   * @param {number[]} source
+   * @param {import("./search/options.js").Chosen} chosen
+   * @param {number[]} prefix
+   * @param {AbortSignal | undefined} signal
+   * @returns {Promise<Found[]>}
+   */
+  async #search(source, chosen, prefix, signal) {
+    const steps = search(this.#runtime, this.facts, source, chosen, prefix, signal);
     for (;;) {
       const { done, value } = await steps.next();
       if (done) return value;
@@ -293,6 +307,13 @@ export class Model {
     }
   }
 
+  /** The given options over those of the bundle. @param {import("./index.js").SearchOptions} options */
+  #chosen(options) {
+    const chosen = chosenOptions(this.manifest.generation, options, this.facts);
+    if (chosen.stop.length) chosen.stops = new Stops(chosen.stop, this.#reader.spelling);
+    return chosen;
+  }
+
   /** A token as the vocabulary writes it; a model may have more than its vocabulary. @param {number} id */
   #name(id) {
     return id < this.#reader.size ? this.#reader.tokens([id])[0] : String(id);
@@ -319,6 +340,19 @@ export class Model {
       throw new TextError(`${what} must have 1 to ${longest} tokens, got ${source.length}; split the text`);
     }
     return source;
+  }
+
+  /**
+   * The text of a target up to its stop string, if it has one.
+   *
+   * @param {number[]} source
+   * @param {number[]} tokens
+   * @param {Stops | null} stops
+   */
+  #untilStop(source, tokens, stops) {
+    const before = this.facts.task === "causal" ? source : [Number(this.facts.target.start)];
+    const decode = (/** @type {number[]} */ some) => this.#text(source, some);
+    return stops?.cut(before, tokens, decode) ?? decode(tokens);
   }
 
   /**

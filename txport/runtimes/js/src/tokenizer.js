@@ -7,6 +7,7 @@ import { abilityOf } from "./encoding.js";
 import { BundleError, UnknownTextError, UnsupportedError, brief, quoted } from "./errors.js";
 import { parse, readChecked } from "./files.js";
 import { foreign, pairOf } from "./foreign.js";
+import { bytesOf } from "./search/stops.js";
 import { SPACE, idsOf, outside, specialOf, vocabularyOf } from "./words.js";
 
 /**
@@ -17,6 +18,8 @@ import { SPACE, idsOf, outside, specialOf, vocabularyOf } from "./words.js";
  *   `special`, those that the text spells too
  * @property {(ids: number[]) => string} decode special tokens left out
  * @property {(ids: number[]) => string[]} tokens each as the vocabulary writes it
+ * @property {(id: number) => string | null} spelling the bytes that a token adds to a text, one letter each; null for
+ *   an id without a token
  * @property {number} size one more than the largest id that has a token
  * @property {(text: string) => number[]} ids of tokens as the vocabulary writes them, apart by spaces
  */
@@ -100,6 +103,7 @@ function refused(why, facts, words) {
     encode: refuse,
     decode: refuse,
     tokens: words?.tokens ?? refuse,
+    spelling: refuse,
     ids: refuse,
     size: words?.size ?? Infinity,
   };
@@ -157,6 +161,7 @@ export function simple(parts, size, facts) {
     },
     decode: (kept) => tokens(kept.filter((id) => !special.has(id) && words.has(id))).join(" "),
     tokens,
+    spelling: (id) => (words.has(id) ? bytesOf(` ${tokens([id])[0]}`) : null),
     size: words.size,
     ids: (text) => idsOf(text, (token) => ids.get(token)),
   };
@@ -252,6 +257,7 @@ function numbers(facts) {
     encode: (text) => [...reads.before, ...idsOf(text, number(reads.size)), ...reads.after],
     decode: (ids) => ids.filter((id) => !special.has(id)).join(" "),
     tokens: (ids) => ids.map(String),
+    spelling: (id) => (id < writes.size ? ` ${id}` : null),
     size: Infinity,
     ids: (text) => idsOf(text, number(writes.size)),
   };

@@ -15,6 +15,7 @@ const NO_END = -1; // in place of an end token, for hypotheses that were cut off
  * @property {number} parent which one of the step before it continues
  * @property {number} token
  * @property {number} logProb what the token added to its score
+ * @property {boolean} stopped whether the token completes a stop string
  * @property {number} total its score so far, a sum
  *
  * @typedef {object} Finished a hypothesis: its score, last step and beam, its end token with its log-prob
@@ -23,6 +24,7 @@ const NO_END = -1; // in place of an end token, for hypotheses that were cut off
  * @property {number} beam
  * @property {number} end
  * @property {number} logProb
+ * @property {boolean} stopped by a stop string
  */
 
 export class Beams {
@@ -43,7 +45,7 @@ export class Beams {
     this.limit = limit;
     this.prefix = prefix;
     this.places = places;
-    const nothing = { score: -Infinity, step: 0, beam: 0, end: 0, logProb: 0 };
+    const nothing = { score: -Infinity, step: 0, beam: 0, end: 0, logProb: 0, stopped: false };
     this.#finished = new Array(keptOf(options)).fill(nothing); // in falling order of score
   }
 
@@ -67,8 +69,11 @@ export class Beams {
   advance(rows, attention) {
     const size = this.options.beams;
     this.#attention.push(attention);
-    const all = rows.flatMap(({ ids, logProbs }, parent) =>
-      ids.map((token, at) => ({ parent, token, logProb: logProbs[at], total: this.#sums[parent] + logProbs[at] })),
+    const all = rows.flatMap(({ ids, logProbs, stops }, parent) =>
+      ids.map((token, at) => {
+        const total = this.#sums[parent] + logProbs[at];
+        return { parent, token, logProb: logProbs[at], total, stopped: stops(token) };
+      }),
     );
     const candidates = order(all.map((each) => each.total))
       .slice(0, this.wanted)
@@ -90,7 +95,7 @@ export class Beams {
    * @returns {Beam[]}
    */
   #part(candidates, size) {
-    const ends = (/** @type {Beam} */ beam) => this.options.ends.includes(beam.token);
+    const ends = (/** @type {Beam} */ beam) => beam.stopped || this.options.ends.includes(beam.token);
     const length = this.#steps.length + 1;
     const step = this.#steps.length - 1;
     this.#compete(
@@ -99,7 +104,7 @@ export class Beams {
         .filter(ends)
         .map((beam) => {
           const score = this.#score(beam.total, length);
-          return { score, step, beam: beam.parent, end: beam.token, logProb: beam.logProb };
+          return { score, step, beam: beam.parent, end: beam.token, logProb: beam.logProb, stopped: beam.stopped };
         }),
     );
     const left = candidates.filter((beam) => !ends(beam)).slice(0, size);
@@ -138,7 +143,7 @@ export class Beams {
 
   /** @param {number} score @param {number} step @param {number} beam @returns {Finished} */
   #whole(score, step, beam) {
-    return { score, step, beam, end: NO_END, logProb: 0 };
+    return { score, step, beam, end: NO_END, logProb: 0, stopped: false };
   }
 
   /** How many of so many tokens are new. @param {number} length */
@@ -184,7 +189,7 @@ export class Beams {
         tokens,
         score: each.score,
         token_scores: tokenScores,
-        finish: finishOf(tokens, this.options.ends, this.limit),
+        finish: finishOf(tokens, this.options.ends, this.limit, each.stopped),
         ...alignmentOf(attention, this.options.alignment),
       };
     });

@@ -8,6 +8,7 @@ import { best, logSoftmax } from "./numbers.js";
  * @property {ArrayLike<number>} values the scores by which to choose
  * @property {ArrayLike<number>} logProbs what each adds to its target's score
  * @property {number[]} ids
+ * @property {(id: number) => boolean} stops whether one of them completes a stop string
  */
 
 /** Those of one source: of the options, of what its target must begin with, and of how long it may be. */
@@ -49,7 +50,14 @@ export class Constraints {
     const ids = count === undefined ? Array.from(ranked.keys()) : best(ranked, count);
     const read = (/** @type {boolean} */ isChanged) => (/** @type {number} */ id) =>
       ranked[id] === -Infinity ? -Infinity : forced !== null ? 0 : isChanged ? ranked[id] : own[id];
-    return { ids, values: ids.map(read(changes || count === undefined)), logProbs: ids.map(read(changes && log)) };
+    const { stops } = this.options;
+    const isGiven = tokens.length <= this.prefix.length;
+    return {
+      ids,
+      values: ids.map(read(changes || count === undefined)),
+      logProbs: ids.map(read(changes && log)),
+      stops: (id) => stops !== null && !isGiven && stops.start([...seen, id]) !== null,
+    };
   }
 
   /**

@@ -6,7 +6,8 @@ import { UnsupportedError, quoted } from "../errors.js";
  * @typedef {import("../index.js").SearchOptions} SearchOptions
  *
  * Options of which each has its value; those that may be left out are undefined then.
- * @typedef {Required<Omit<SearchOptions, Optional>> & Pick<SearchOptions, Optional> & { ends: number[] }} Chosen
+ * @typedef {Required<Omit<SearchOptions, Optional | "stop">> & Pick<SearchOptions, Optional> & Bound} Chosen
+ * @typedef {{ ends: number[], stop: string[], stops: import("./stops.js").Stops | null }} Bound
  * @typedef {"max_new_tokens" | "max_length" | "seed" | "alignment" | "eos_token_id" | Forced | Rules} Optional
  * @typedef {"forced_bos_token_id" | "forced_eos_token_id"} Forced
  * @typedef {"top_h" | "exponential_decay_length_penalty"} Rules
@@ -45,6 +46,7 @@ const DEFAULTS = {
   exponential_decay_length_penalty: undefined,
   renormalize_logits: false,
   eos_token_id: undefined,
+  stop: [],
   alignment: undefined,
 };
 const NOT_HERE = { beam_groups: 1, diversity_penalty: 0, coverage_penalty: 0, scores: true };
@@ -93,7 +95,7 @@ export function chosenOptions(bundle, given, facts) {
   for (const problem of wrongTypes(options)) throw new UnsupportedError(problem);
   for (const problem of problems(options)) throw new UnsupportedError(problem);
   const ends = options.eos_token_id === undefined ? facts.target.ends : [options.eos_token_id].flat();
-  const chosen = { ...options, ends };
+  const chosen = { ...options, ends, stop: [options.stop].flat(), stops: null };
   for (const problem of unfit(chosen, facts)) throw new UnsupportedError(problem);
   return /** @type {any} */ (chosen);
 }
@@ -156,6 +158,10 @@ function* wrongTypes(options) {
   const words = options.bad_words_ids;
   if (!Array.isArray(words) || !words.every((each) => isTokens(each) && each.length)) {
     yield `bad_words_ids must be lists of token ids, got ${quoted(words)}`;
+  }
+  const strings = [options.stop].flat();
+  if (!strings.every((each) => typeof each === "string" && each !== "" && !/\p{Surrogate}/u.test(each))) {
+    yield `stop must be strings with at least one character, got ${quoted(options.stop)}`;
   }
   const ends = options.eos_token_id;
   if (ends !== undefined && (!isTokens([ends].flat()) || ![ends].flat().length)) {
@@ -286,14 +292,15 @@ function* unfit(options, facts) {
 }
 
 /**
- * What ended a target of at most `limit` tokens: an end token, the limit, or that no token was allowed.
+ * What ended a target of at most `limit` tokens: an end token, a stop string, the limit, or that no token was allowed.
  *
  * @param {number[]} tokens
  * @param {number[]} ends
  * @param {number} limit
+ * @param {boolean} stopped by a stop string
  * @returns {import("../index.js").Finish}
  */
-export function finishOf(tokens, ends, limit) {
+export function finishOf(tokens, ends, limit, stopped) {
   if (tokens.length && ends.includes(tokens[tokens.length - 1])) return "end";
-  return tokens.length >= limit ? "length" : "stop";
+  return tokens.length >= limit && !stopped ? "length" : "stop";
 }

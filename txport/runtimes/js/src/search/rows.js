@@ -20,6 +20,7 @@ export class Rows {
     this.rows = Array.from({ length: count }, (_, sample) => ({
       sample,
       tokens: [first],
+      stopped: false,
       logProbs: /** @type {number[]} */ ([]),
       attention: /** @type {Float32Array[]} */ ([]),
     }));
@@ -34,18 +35,20 @@ export class Rows {
   /**
    * The next token of each row that is held -> which of them stay. Where no token may follow, a target ends as it is.
    *
-   * @param {number[]} tokens
-   * @param {number[]} logProbs
+   * @param {{ token: number, logProb: number, stopped: boolean }[]} chosen `stopped`: it completes a stop string
    * @param {Float32Array | null} attention (R, S)
    * @returns {number[]}
    */
-  advance(tokens, logProbs, attention) {
+  advance(chosen, attention) {
     const kept = this.held.flatMap((row, at) => {
-      if (logProbs[at] === -Infinity) return [];
-      row.tokens.push(tokens[at]);
-      row.logProbs.push(logProbs[at]);
+      const { token, logProb, stopped } = chosen[at];
+      if (logProb === -Infinity) return [];
+      row.tokens.push(token);
+      row.logProbs.push(logProb);
+      row.stopped = stopped;
       if (attention) row.attention.push(attention.slice(at * this.places, (at + 1) * this.places));
-      return this.options.ends.includes(tokens[at]) || row.logProbs.length >= this.limit ? [] : [at];
+      const isEnd = stopped || this.options.ends.includes(token);
+      return isEnd || row.logProbs.length >= this.limit ? [] : [at];
     });
     this.held = kept.map((at) => this.held[at]);
     return kept;
@@ -58,7 +61,7 @@ export class Rows {
    * @returns {import("../index.js").Found[]}
    */
   found(length) {
-    return this.rows.map(({ tokens, logProbs, attention }) => {
+    return this.rows.map(({ tokens, logProbs, attention, stopped }) => {
       const sum = logProbs.reduce((one, other) => one + other, 0);
       const score = sum / Math.max(1, logProbs.length - this.prefix) ** this.options.length_penalty;
       const weights = attention.map((row) => row.subarray(0, length));
@@ -66,7 +69,7 @@ export class Rows {
         tokens: tokens.slice(1),
         score,
         token_scores: logProbs,
-        finish: finishOf(tokens.slice(1), this.options.ends, this.limit),
+        finish: finishOf(tokens.slice(1), this.options.ends, this.limit, stopped),
         ...alignmentOf(weights, this.options.alignment),
       };
     });

@@ -88,13 +88,10 @@ function* byRows(constraints, options, first, prefix, places, length) {
     const chosen = rows.held.map((row, at) => {
       const candidates = constraints.candidates(rowOf(found.logits, at, tokens.length), row.tokens, count, false);
       const place = options.do_sample ? draw(candidates.values, options, drawn[row.sample][rows.turn]) : 0;
-      return { token: candidates.ids[place], logProb: candidates.logProbs[place] };
+      const token = candidates.ids[place];
+      return { token, logProb: candidates.logProbs[place], stopped: candidates.stops(token) };
     });
-    const kept = rows.advance(
-      chosen.map((each) => each.token),
-      chosen.map((each) => each.logProb),
-      found.attention,
-    );
+    const kept = rows.advance(chosen, found.attention);
     if (kept.length === 0) return rows.found(length);
     moved = kept.length < tokens.length ? kept : null;
   }
