@@ -22,7 +22,7 @@ from txport.models.tokenizers.file import LARGEST
 from txport.models.tokenizers.pieces import Made
 from txport.models.tokenizers.settings import Settings
 from txport.models.tokenizers.usage import Chat, Usage, write_usage
-from txport.system.documents import DocumentError, read_json
+from txport.system.documents import DocumentError, read_json, read_text
 
 Make = Callable[[Settings], Made]
 
@@ -139,6 +139,8 @@ def of_class(folder: Path, files: dict[str, Path | str], default: str | None = N
         languages = made.languages
         if made.target is not None:
             files[TARGET_TOKENIZER] = made.target
+    elif isinstance(own := files[TOKENIZER], Path):
+        files[TOKENIZER] = _for_javascript(own) or own
     template = settings.template()
     chat = None if template is None else Chat(template=template, variables=settings.variables(defaults))
     clean_up = settings.flag("clean_up_tokenization_spaces", name in CLEANED)
@@ -148,6 +150,13 @@ def of_class(folder: Path, files: dict[str, Path | str], default: str | None = N
     if TEXT not in files and usage != Usage():
         files[TEXT] = write_usage(usage)
     return files
+
+
+def _for_javascript(path: Path) -> str | None:
+    try:
+        return vocabularies.bert_for_javascript(read_text(path, LARGEST))
+    except (DocumentError, LookupError, TypeError, ValueError, RecursionError):  # the error is raised when it is loaded
+        return None
 
 
 def _is_bpe(file: Path | str) -> bool:
