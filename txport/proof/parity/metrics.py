@@ -42,6 +42,10 @@ def _accuracy(references: References, outputs: Sequence[str]) -> float:
     return 100 * sum(matches(references, outputs)) / len(outputs)
 
 
+def _error_rate(references: References, outputs: Sequence[str]) -> float:
+    return 100 - _accuracy(references, outputs)
+
+
 def _f1(references: References, outputs: Sequence[str]) -> float:
     """Return the F1 score, averaged over all labels that are a target or an output (macro average)."""
     pairs = [
@@ -84,7 +88,7 @@ def _by_sacrebleu(name: str) -> Score:
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("exact", lambda *pair: 100 - _accuracy(*pair), lower_is_better=True, counts=True),
+        Metric("exact", _error_rate, lower_is_better=True, counts=True),
         Metric("wer", _by_jiwer("wer"), lower_is_better=True, package="jiwer"),
         Metric("cer", _by_jiwer("cer"), lower_is_better=True, package="jiwer"),
         Metric("bleu", _by_sacrebleu("BLEU"), package="sacrebleu"),
