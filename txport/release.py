@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from txport.models.checkpoint import Checkpoint
     from txport.proof.bisect.culprit import Culprit
     from txport.proof.matrix import Matrix
-    from txport.proof.parity.metrics import Score
+    from txport.proof.metrics import Score
     from txport.proof.reports.report import Broken, Report
 
 EXPORT = "txport[export]"
@@ -226,8 +226,8 @@ def parity(
     `checkpoint`, `adapter` and `trust_code` are those of `export`.
     """
     with needed(EXPORT):
+        from txport.proof.metrics import metric_of
         from txport.proof.parity.check import check
-        from txport.proof.parity.metrics import metric_of
         from txport.proof.parity.quality import require_targets
     require_targets(texts, metric)
     measure = metric_of(metric)

@@ -21,8 +21,8 @@ from txport.errors import TextError, UnavailableError, UnsupportedError
 from txport.exporters.weights import holding
 from txport.models.architectures.gpt2 import GPT2, GPT2Config
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
+from txport.proof.metrics import METRICS, References, Score, matches, metric_of
 from txport.proof.parity.check import check
-from txport.proof.parity.metrics import METRICS, References, Score, matches, metric_of
 from txport.proof.parity.quality import Quality, compare_quality, generated
 from txport.proof.parity.tolerances import tolerance_of
 from txport.proof.parity.truth import generation as module

@@ -15,7 +15,7 @@ from txport.cli.options import checkpoint_option, is_given, provider_option, tru
 from txport.cli.outputs import INPUT, OUTPUT, OUTPUT_FOLDER, command
 from txport.cli.progress import shown, verbose_option
 from txport.errors import TextError, UnsupportedError
-from txport.proof.parity.metrics import METRICS
+from txport.proof.metrics import METRICS
 from txport.runtimes import GRAPH_RUNTIMES
 from txport.system.files import require_folder
 

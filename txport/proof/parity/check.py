@@ -28,11 +28,11 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Task
 from txport.models.weights.streamed import converted
 from txport.proof.context.check import compare_context, unreached
+from txport.proof.metrics import METRICS, Metric
 from txport.proof.parity.calls import compare_graphs, no_crash
 from txport.proof.parity.cases import Case, draw_cases, lighten, not_reached
 from txport.proof.parity.exact import HALVES, Exact
 from txport.proof.parity.measures import Comparison, compare
-from txport.proof.parity.metrics import METRICS, Metric
 from txport.proof.parity.quality import EXACT, Texts, digest_of
 from txport.proof.parity.replay import Reference
 from txport.proof.parity.tolerances import Tolerance, tolerance_of

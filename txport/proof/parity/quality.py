@@ -13,7 +13,7 @@ from txport.bundles.bundle import Bundle
 from txport.errors import UnsupportedError, quoted
 from txport.models.tokenizers.base import encode_within, shorten
 from txport.models.tokenizers.load import tokenizer_of
-from txport.proof.parity.metrics import Metric, References, Score, matches
+from txport.proof.metrics import Metric, References, Score, matches
 from txport.proof.parity.tolerances import Tolerance
 from txport.runtimes.base import Runtime
 from txport.search.generate import generate

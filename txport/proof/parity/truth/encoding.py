@@ -17,11 +17,11 @@ from txport.models.model import Model
 from txport.models.tokenizers.base import encode_within
 from txport.models.tokenizers.load import tokenizer_of
 from txport.proof.masks import largest_of
+from txport.proof.metrics import Metric
 from txport.proof.parity.calls import no_crash
 from txport.proof.parity.cases import Case
 from txport.proof.parity.exact import Exact, largest_difference
 from txport.proof.parity.measures import INFERRED, WHOLE, Comparison, compare
-from txport.proof.parity.metrics import Metric
 from txport.proof.parity.quality import BATCH, Texts, compare_quality
 from txport.proof.parity.tokens import TINY, Tie, TokenComparison
 from txport.proof.parity.tolerances import DRAWS, Tolerance

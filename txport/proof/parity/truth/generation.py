@@ -10,11 +10,11 @@ from txport.bundles.bundle import Bundle
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Facts
 from txport.proof.masks import largest_of
+from txport.proof.metrics import Metric
 from txport.proof.parity.calls import no_crash
 from txport.proof.parity.cases import Case, brief
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.forced import compare_forced
-from txport.proof.parity.metrics import Metric
 from txport.proof.parity.quality import Texts, compare_quality, generated
 from txport.proof.parity.tokens import TokenComparison, compare_search, search_together
 from txport.proof.parity.tolerances import Tolerance
