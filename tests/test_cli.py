@@ -418,9 +418,9 @@ def test_parity_fails_on_drift_within_tolerance(call: Cli, proved: Proved, tmp_p
 def test_parity_measures_quality_where_there_are_targets(call: Cli, proved: Proved, tmp_path: Path) -> None:
     file = tmp_path / "pairs.tsv"
     file.write_text("bad\tB AA\nbad\tB AA D\nchief\tCH\na\tAA\n", encoding="utf-8")
-    done = call(*proved.arguments, "--quality", file, "--quality-texts", 2)
+    done = call(*proved.arguments, "--quality", file, "--quality-texts", 2, "--metric", "f1")
     assert (done.code, done.err) == (0, "")
-    assert re.search(r"^quality: ort: [\d.]+ % of 2 texts wrong, PyTorch [\d.]+ %", done.out, re.MULTILINE)
+    assert re.search(r"^quality: ort: f1 [\d.]+ on 2 texts, PyTorch [\d.]+ ", done.out, re.MULTILINE)
     assert "quality: not measured" in proved.out
 
 
@@ -816,6 +816,7 @@ def test_a_bundle_that_is_not_there(call: Cli, place: Place, command: str) -> No
         ("{bundle} --checkpoint {checkpoint} --provider npu", "unknown provider 'npu'"),
         ("{bundle} --checkpoint {checkpoint} --runtime ort --report {tmp}", "{tmp} is a folder, expected a file"),
         ("{bundle} --quality-texts 5", "--quality-texts needs --quality"),
+        ("{bundle} --metric accuracy", "--metric needs --quality"),
         ("{bundle} --checkpoint {checkpoint} --runtime ort --junit {tmp}", "{tmp} is a folder, expected a file"),
         ("{bundle} --checkpoint {checkpoint} --rtol 1e-3", "--rtol 0.001 allows more than 0.0001, the most for fp32"),
         ("{bundle} --checkpoint {checkpoint} --baseline {checkpoint}/config.json", "is not a report of `txport parity"),

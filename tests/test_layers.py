@@ -32,7 +32,13 @@ ALLOWED = {
 }
 ROOMS = tuple(ALLOWED)
 PROOF = {  # rooms of proof -> what of proof they may import; what lies beside them joins them
-    "parity": {"parity", "masks", "reports.report", "context.check"},  # its check alone starts that of context
+    "parity": {
+        "parity",
+        "masks",
+        "metrics",
+        "reports.report",
+        "context.check",
+    },  # its check alone starts that of context
     "context": {"context", "bisect", "parity"},
     "verify": {"verify", "masks", "parity"},
     "bisect": {"bisect", "parity"},

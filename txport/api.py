@@ -133,16 +133,18 @@ class Model(Encoder):
         messages: str | Sequence[Mapping[str, Any]],
         *,
         template_options: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         continue_final_message: bool | None = None,
         **options: Any,
     ) -> Generated:
         """Return the model's answer to a list of messages with `role` and `content`, or to one user message.
 
-        `template_options` and `continue_final_message` are those of `reading_chats`. Only the template adds special
-        tokens; message content is always plain text. `options` are those of `generate`. Raises `TextError` for messages
-        that the template rejects.
+        `template_options` and `continue_final_message` are those of `reading_chats`; servers call the former
+        `chat_template_kwargs`, which is accepted too. Only the template adds special tokens; message content is always
+        plain text. `options` are those of `generate`. Raises `TextError` for messages that the template rejects.
         """
-        return self.reading_chats(template_options, continue_final_message).generate(chat_line(messages), **options)[0]
+        variables = chat_template_kwargs if template_options is None else template_options
+        return self.reading_chats(variables, continue_final_message).generate(chat_line(messages), **options)[0]
 
     def warm(
         self,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from txport.models.checkpoint import Checkpoint
     from txport.proof.bisect.culprit import Culprit
     from txport.proof.matrix import Matrix
+    from txport.proof.metrics import Score
     from txport.proof.reports.report import Broken, Report
 
 EXPORT = "txport[export]"
@@ -210,6 +211,7 @@ def parity(
     atol: float | None = None,
     rtol: float | None = None,
     texts: Mapping[str, Sequence[str]] | None = None,
+    metric: str | Score = "exact",
     adapter: Adapter | None = None,
     trust_code: bool = False,
     progress: Progress = silent,
@@ -217,18 +219,25 @@ def parity(
     """Compare a bundle with the checkpoint that it was made from, on each runtime of `providers` (name -> provider).
 
     `cases` is the number of random cases in addition to the standard ones; `atol` and `rtol` tighten the tolerances.
-    With `texts` and all correct outputs of each, the report contains the error rates of the bundle and of PyTorch.
+    With `texts` and all correct outputs of each, the report contains the scores of the bundle and of PyTorch. Their
+    `metric` is "exact" (the error rate), "wer", "cer", "bleu", "chrf", "accuracy", "f1", or a function
+    `metric(references, outputs)` that returns points of 100, more for better outputs; `references` is a list of the
+    correct outputs of each text.
     `checkpoint`, `adapter` and `trust_code` are those of `export`.
     """
     with needed(EXPORT):
+        from txport.proof.metrics import metric_of
         from txport.proof.parity.check import check
+        from txport.proof.parity.quality import require_targets
+    require_targets(texts, metric)
+    measure = metric_of(metric)
     seed = whole("seed", seed, 0, MOST_SEED)
     cases = whole("cases", cases, 0, MOST_CASES)
     for name, value in {"atol": atol, "rtol": rtol}.items():
         if value is not None:
             number(name, value)
     source = load_checkpoint(checkpoint, adapter=adapter, trust_code=trust_code)
-    how: dict[str, Any] = {"cases": cases, "atol": atol, "rtol": rtol, "texts": texts}
+    how: dict[str, Any] = {"cases": cases, "atol": atol, "rtol": rtol, "texts": texts, "metric": measure}
     report = check(bundle, source, providers, seed, **how, progress=progress)
     report.about["machine"] = machine.describe()
     return report

@@ -487,6 +487,14 @@ def test_commands_give_variables_to_a_template(chatting: Path) -> None:
     assert CliRunner().invoke(cli, [*run, "--chat", "--template-option", "enable_thinking=false"]).exit_code == 0
 
 
+def test_variables_of_a_template_have_two_names(chatting: Path) -> None:
+    model = txport.load(chatting)
+    options = {"messages": []}
+    for name in ("template_options", "chat_template_kwargs"):
+        with pytest.raises(UnsupportedError, match="a template has no option 'messages'"):
+            model.chat("Hello", **{name: options})
+
+
 def test_a_model_without_a_template_refuses_chats(copied: Path) -> None:
     with pytest.raises(UnsupportedError, match="this model has no chat template"):
         txport.load(copied).chat("a")

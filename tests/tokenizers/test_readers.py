@@ -5,10 +5,12 @@ tests/hugging_face/test_readers.py has the same for the whole maps of characters
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from tests.tiny import VOCABULARY
 from tests.tokenizers.odd import odd_lines
@@ -17,11 +19,12 @@ from tests.tokenizers.test_agreement import FOLDER, NAMES
 from tests.trainers.test_text import FILES
 from tests.trainers.test_text import folders as folders
 from txport.models.checkpoint import load_checkpoint
-from txport.models.names import TOKENIZER
+from txport.models.names import CONFIG, TOKENIZER
 from txport.models.tokenizers.convert import companions_of
 from txport.models.tokenizers.spelling import spelling_tokenizer
 
-KINDS = (*NAMES, *(f"trainer {name}" for name in FILES), "letters")
+COPIED = "bert of transformers"
+KINDS = (*NAMES, *(f"trainer {name}" for name in FILES), "letters", COPIED)
 FEW, MANY = 20, 150  # of a thousand
 
 
@@ -31,8 +34,29 @@ def sides(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     folder = tmp_path_factory.mktemp("sides")
     files = {name: companions_of(FOLDER / name) for name in NAMES}
     files |= {f"trainer {name}": load_checkpoint(str(folders / name)).companions for name in FILES}
+    files[COPIED] = companions_of(bert_of_transformers(tmp_path_factory.mktemp("copied")))
     files["letters"] = {TOKENIZER: spelling_tokenizer(VOCABULARY)}
     return {side: each for name in KINDS for side, each in sides_of(name, files[name], folder).items()}
+
+
+def bert_of_transformers(folder: Path) -> Path:
+    """A folder with a `tokenizer.json` whose parts transformers writes, in place of ours."""
+    values = json.loads(str(companions_of(FOLDER / "bert")[TOKENIZER]))
+    values["normalizer"] = values["normalizer"]["normalizers"][-1]
+    values["pre_tokenizer"] = {"type": "BertPreTokenizer"}
+    (folder / TOKENIZER).write_text(json.dumps(values), encoding="utf-8")
+    (folder / CONFIG).write_text('{"model_type": "bert"}', encoding="utf-8")
+    return folder
+
+
+def test_a_copied_bert_has_the_ids_of_its_file(sides: dict[str, Side], tmp_path: Path) -> None:
+    own = Tokenizer.from_file(str(bert_of_transformers(tmp_path) / TOKENIZER))
+    mended = sides[COPIED].tokenizer
+    for line in odd_lines(COUNT, 5):
+        assert (mended.encode(line).ids, mended.encode(line).offsets) == (
+            own.encode(line).ids,
+            own.encode(line).offsets,
+        )
 
 
 @pytest.fixture(scope="module")

@@ -104,6 +104,18 @@ def test_an_error_rate_drifts_on_the_same_texts_only(made: Json, new: Json) -> N
     assert drift(new, old) == []
 
 
+def test_a_score_drifts_in_its_direction_by_the_same_metric(made: Json, new: Json) -> None:
+    def report(rate: float, metric: str, lower_is_better: bool) -> Json:
+        score = {"runtime": "ort", "rate": rate, "metric": metric, "lower_is_better": lower_is_better}
+        return {**copy.deepcopy(made), "texts": "ab", "quality": [score]}
+
+    high, low = report(30.0, "bleu", False), report(29.0, "bleu", False)
+    assert drift(high, low) == ["ort: bleu 29.00, in the baseline 30.00"]
+    assert drift(low, high) == []
+    assert drift(report(29.0, "wer", True), report(30.0, "wer", True)) == ["ort: wer 30.00, in the baseline 29.00"]
+    assert drift(high, report(30.0, "chrf", False)) == ["ort: bleu was measured in the baseline and is no longer"]
+
+
 def change(**values: Any) -> Callable[[Json], None]:
     return lambda report: report.update(values)
 

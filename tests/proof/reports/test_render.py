@@ -40,7 +40,7 @@ def failed(report: Report) -> Report:
     tensors = [*report.tensors]
     tensors[at] = replace(tensors[at], max_abs=0.5)
     wrong = replace(report.tokens[0], equal=0, wrong={"row": 0, "expected": (4,), "actual": (5,)})
-    quality = [Quality("ort", 100, 30, 20, 10, 0, 0.1)]
+    quality = [Quality("ort", 100, "exact", True, 30.0, 20.0, 30, 20, 10, 0, 10, 0.1)]
     return replace(report, tensors=tensors, tokens=[wrong, *report.tokens[1:]], quality=quality, drift=["a \x00 drift"])
 
 

@@ -166,7 +166,9 @@ def _text(manifest: Manifest, files: Collection[str]) -> Iterator[str]:
         f"{same or ', and '.join(filter(None, (reading, writing)))}. The `tokenizers` library reads such files in "
         f"Python, Rust and "
         "JavaScript (`@huggingface/tokenizers`); there are ports to other languages. The one in JavaScript reads "
-        "special tokens in a text as what they name, and gives other ids to a few rare characters."
+        "special tokens in a text as what they name, and gives other ids to a few rare characters, which "
+        "docs/tokenizers.md of txport lists: with T5's and XLM-R's own files, decomposed kana and Hangul, half-width "
+        "katakana and joined emoji."
     )
     if not heard:
         lines = ["from tokenizers import Tokenizer", "", f'ids = Tokenizer.from_file("{TOKENIZER}").encode("TEXT").ids']

@@ -15,6 +15,7 @@ from txport.cli.options import checkpoint_option, is_given, provider_option, tru
 from txport.cli.outputs import INPUT, OUTPUT, OUTPUT_FOLDER, command
 from txport.cli.progress import shown, verbose_option
 from txport.errors import TextError, UnsupportedError
+from txport.proof.metrics import METRICS
 from txport.runtimes import GRAPH_RUNTIMES
 from txport.system.files import require_folder
 
@@ -51,6 +52,14 @@ MATRIX_NOTE = "  [repeatable; default: all]"
     "--quality",
     type=INPUT,
     help="Lines of TEXT, a tab and TARGET: measure the error rate, and PyTorch's on the same texts.",
+)
+@click.option(
+    "--metric",
+    type=click.Choice(list(METRICS)),
+    default="exact",
+    show_default=True,
+    help="Measure this on the texts of --quality; exact is the error rate. wer and cer need jiwer, bleu and chrf"
+    " sacrebleu: pip install 'txport[quality]'.",
 )
 @click.option(
     "--quality-texts",
@@ -91,6 +100,8 @@ def parity(
 
     if quality_texts and not quality:
         raise UnsupportedError("--quality-texts needs --quality")
+    if is_given("metric") and not quality:
+        raise UnsupportedError("--metric needs --quality")
     for name in names or ("ort",):
         runtimes.require(name, provider)
     named = short_name(provider) if is_given("provider") else None

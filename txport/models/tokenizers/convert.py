@@ -25,7 +25,7 @@ from txport.models.tokenizers.file import LARGEST
 from txport.models.tokenizers.pieces import Made
 from txport.models.tokenizers.settings import Settings
 from txport.models.tokenizers.usage import Chat, Usage, write_usage
-from txport.system.documents import DocumentError, read_json
+from txport.system.documents import DocumentError, read_json, read_text
 
 Make = Callable[[Settings], Made]
 
@@ -150,7 +150,8 @@ def of_class(
         if made.target is not None:
             files[TARGET_TOKENIZER] = made.target
     elif isinstance(file := files[TOKENIZER], Path):
-        files[TOKENIZER] = applied(file, settings, settings.kind or default, version)
+        own = applied(file, settings, settings.kind or default, version)
+        files[TOKENIZER] = _for_javascript(own) or own
     template = settings.template()
     chat = None if template is None else Chat(template=template, variables=settings.variables(defaults))
     clean_up = settings.flag("clean_up_tokenization_spaces", name in CLEANED)
@@ -161,6 +162,13 @@ def of_class(
     if TEXT not in files and usage != Usage():
         files[TEXT] = write_usage(usage)
     return files
+
+
+def _for_javascript(file: Path | str) -> str | None:
+    try:
+        return vocabularies.bert_for_javascript(read_text(file, LARGEST) if isinstance(file, Path) else file)
+    except (DocumentError, LookupError, TypeError, ValueError, RecursionError):  # the error is raised when it is loaded
+        return None
 
 
 def _is_bpe(file: Path | str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,6 @@ def _wordpiece(settings: Settings, defaults: dict[str, str], *special: Added) ->
 
 
 def _bert_normalizer(lowers: bool, splits: bool, strips: bool | None) -> dict[str, Any]:
-    """Return BERT's normalizer. JavaScript has a sigma of its own at the end of words, so this is lowered before."""
     own = {
         "type": "BertNormalizer",
         "clean_text": True,
@@ -134,7 +134,12 @@ def _bert_normalizer(lowers: bool, splits: bool, strips: bool | None) -> dict[st
         "strip_accents": strips,
         "lowercase": lowers,
     }
-    return {"type": "Sequence", "normalizers": [replace("\u03a3", "\u03c3"), own]} if lowers else own
+    return _lowering_sigma(own) if lowers else own
+
+
+def _lowering_sigma(own: dict[str, Any]) -> dict[str, Any]:
+    """Return BERT's normalizer. JavaScript has a sigma of its own at the end of words, so this is lowered before."""
+    return {"type": "Sequence", "normalizers": [replace("\u03a3", "\u03c3"), own]}
 
 
 def _bert_splitter(splits: bool) -> dict[str, Any]:
@@ -142,6 +147,22 @@ def _bert_splitter(splits: bool) -> dict[str, Any]:
     own = {"type": "BertPreTokenizer"}
     each = {"type": "Split", "pattern": {"Regex": CHINESE}, "behavior": "Isolated", "invert": False}
     return {"type": "Sequence", "pretokenizers": [own, each]} if splits else own
+
+
+def bert_for_javascript(text: str) -> str | None:
+    """Return a `tokenizer.json` that has BERT's normalizer with this written as `bert` does; None for any other.
+
+    The ids in Python are the same, and in JavaScript as in Python.
+    """
+    if '"BertNormalizer"' not in text:  # most files, which may have a million tokens
+        return None
+    values = json.loads(text)
+    own = values["normalizer"]
+    if own["type"] != "BertNormalizer" or values["pre_tokenizer"] != {"type": "BertPreTokenizer"}:
+        return None
+    values["normalizer"] = _lowering_sigma(own) if own["lowercase"] else own
+    values["pre_tokenizer"] = _bert_splitter(own["handle_chinese_chars"])
+    return json.dumps(values, ensure_ascii=False) + "\n"
 
 
 def gpt2(settings: Settings) -> tuple[str, Vocabulary]:

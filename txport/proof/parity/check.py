@@ -29,11 +29,12 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Task
 from txport.models.weights.streamed import converted
 from txport.proof.context.check import compare_context, unreached
+from txport.proof.metrics import METRICS, Metric
 from txport.proof.parity.calls import compare_graphs, no_crash
 from txport.proof.parity.cases import Case, draw_cases, lighten, not_reached
 from txport.proof.parity.exact import HALVES, Exact
 from txport.proof.parity.measures import Comparison, compare
-from txport.proof.parity.quality import Texts, digest_of
+from txport.proof.parity.quality import EXACT, Texts, digest_of
 from txport.proof.parity.replay import Reference
 from txport.proof.parity.tolerances import Tolerance, tolerance_of
 from txport.proof.parity.truth import Truth
@@ -54,7 +55,7 @@ ROUNDED = "the checkpoint's own weights, so that what rounding did to them count
 Loaded = TypeVar("Loaded")
 
 LARGE, THREADED = 20_000_000, 2_000_000  # parameters
-TRUTHS: dict[Task, Callable[[Bundle, Checkpoint, Exact, list[Case], Texts], Truth]] = {
+TRUTHS: dict[Task, Callable[[Bundle, Checkpoint, Exact, list[Case], Texts, Metric], Truth]] = {
     "seq2seq": GeneratorTruth,
     "causal": GeneratorTruth,
     "encode": EncoderTruth,
@@ -72,6 +73,7 @@ def check(
     atol: float | None = None,
     rtol: float | None = None,
     texts: Texts | None = None,
+    metric: Metric = METRICS[EXACT],
     searches: bool = True,
     load: Callable[..., GraphRuntime] = runtimes.load,
     exact: Callable[[], Exact] | None = None,
@@ -80,9 +82,9 @@ def check(
     """Compare a bundle with its checkpoint on each runtime of `providers` (runtime -> provider).
 
     `cases`: number of random cases, in addition to those that every bundle has to pass. `atol` and `rtol` tighten the
-    tolerances. `texts`: texts with their targets, to measure task quality. Without `searches`, only logits and outputs
-    are compared, not the tokens that search finds. `load` starts a bundle on a runtime. `exact` returns the bundle's
-    reference, for more than this comparison.
+    tolerances. `texts`: texts with their targets, to measure task quality by a `metric`. Without `searches`, only
+    logits and outputs are compared, not the tokens that search finds. `load` starts a bundle on a runtime. `exact`
+    returns the bundle's reference, for more than this comparison.
 
     Raises `UnsupportedError` if the bundle was made from another checkpoint or a tolerance would be loosened, and
     `ParityError` if the manifest contradicts the checkpoint or a graph does not run.
@@ -95,7 +97,7 @@ def check(
     computed = {name: runtimes.computes(name, bundle.manifest.arithmetic) for name in providers}
     held_in = bundle.manifest.precision
     tolerances = {name: tolerance_of(computed[name], each, atol, rtol, held_in) for name, each in providers.items()}
-    report = Report(_about(bundle, providers, tolerances, seed, cases))
+    report = Report(_about(bundle, providers, tolerances, seed, cases, metric))
     report.about["texts"] = digest_of(texts) if texts else None
     if not is_foreign:
         _compare_held(report, bundle, checkpoint, progress)
@@ -113,7 +115,7 @@ def check(
             part(Stage("running PyTorch in float64", 0))
             given = exact if held == bundle.manifest.arithmetic else None
             with (exact_of(bundle, checkpoint, held) if given is None else given()).encoding_once() as right:
-                truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, right, drawn, texts or {})
+                truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, right, drawn, texts or {}, metric)
                 reference = None if is_foreign else Reference(right, bundle.manifest, remembers=True)
                 report.about.setdefault("pytorch", truth.pytorch)
                 names = [each for each in providers if computed[each] == held]
@@ -255,9 +257,14 @@ def _load(name: str, bundle: Bundle, provider: str, load: Callable[..., Loaded])
 
 
 def _about(
-    bundle: Bundle, providers: Mapping[str, str], tolerances: Mapping[str, Tolerance], seed: int, cases: int
+    bundle: Bundle,
+    providers: Mapping[str, str],
+    tolerances: Mapping[str, Tolerance],
+    seed: int,
+    cases: int,
+    metric: Metric,
 ) -> dict[str, Any]:
-    packages = ("torch", "onnx", "onnxscript", "numpy")
+    packages = ("torch", "onnx", "onnxscript", "numpy", *filter(None, [metric.package]))
     return {
         "checkpoint": bundle.manifest.checkpoint,
         "target": bundle.manifest.target,

@@ -9,7 +9,7 @@ The rules:
   the worst of all steps is compared, because it is not the same step each time.
 - Rows that were equal and are now near-ties or wrong count as drift, with one line per kind of search.
 - A case, tensor or search that was compared before and is no longer compared counts as drift.
-- An error rate on the same texts drifts if it is worse by more than `POINTS` percentage points.
+- A score of the same texts by the same metric drifts if it is worse by more than `POINTS` points.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 from txport.errors import TextError, UnsupportedError, quoted
 from txport.proof.parity.measures import FORMAT
+from txport.proof.parity.quality import EXACT
 from txport.system.documents import DocumentError, read_json
 
 FACTOR = 3.0
@@ -102,15 +103,25 @@ def _worse_rates(old: Json, new: Json) -> Iterator[str]:
         yield "error rates are no longer measured"
     if old["texts"] != new["texts"] or old["texts"] is None:
         return
-    now = dict(_rates(new))
-    for runtime, before in _rates(old):
-        if runtime in now and now[runtime] > before + POINTS:
-            yield f"{runtime}: error rate {now[runtime]:.2f} %, in the baseline {before:.2f} %"
+    now = _scores(new)
+    for key, (before, _) in _scores(old).items():
+        label = f"{key[0]}: {'error rate' if key[1] == EXACT else key[1]}"
+        unit = " %" if key[1] == EXACT else ""
+        if key not in now:
+            yield f"{label} was measured in the baseline and is no longer"
+            continue
+        after, lower_is_better = now[key]
+        if (after - before if lower_is_better else before - after) > POINTS:
+            yield f"{label} {after:.2f}{unit}, in the baseline {before:.2f}{unit}"
 
 
-def _rates(report: Json) -> Iterator[tuple[str, float]]:
-    if report["texts"] is not None:
-        yield from ((each["runtime"], float(each["rate"])) for each in report["quality"])
+def _scores(report: Json) -> dict[Key, tuple[float, bool]]:
+    """Return each score by runtime and metric, and whether a lower one is better."""
+    rows = report["quality"] if report["texts"] is not None else []
+    return {
+        (each["runtime"], each.get("metric", EXACT)): (float(each["rate"]), each.get("lower_is_better", True))
+        for each in rows
+    }
 
 
 def _shares(report: Json) -> Iterator[tuple[Key, float]]:

@@ -58,7 +58,7 @@ def recorded(report: Report) -> list[str]:
 
 
 def quality(report: Report) -> list[str]:
-    """Return one line per error rate, or one line which states that none was measured."""
+    """Return one line per score, or one line which states that none was measured."""
     return [each.describe() for each in report.quality] or [UNMEASURED]
 
 

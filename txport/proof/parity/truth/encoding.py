@@ -17,6 +17,7 @@ from txport.models.model import Model
 from txport.models.tokenizers.base import encode_within
 from txport.models.tokenizers.load import tokenizer_of
 from txport.proof.masks import largest_of
+from txport.proof.metrics import Metric
 from txport.proof.parity.calls import no_crash
 from txport.proof.parity.cases import Case
 from txport.proof.parity.exact import Exact, largest_difference
@@ -36,16 +37,19 @@ Sources = Sequence[Sequence[int]]
 class EncoderTruth:
     """The outputs of all cases in float64, with the bundle's weights."""
 
-    def __init__(self, bundle: Bundle, checkpoint: Checkpoint, exact: Exact, cases: list[Case], texts: Texts) -> None:
+    def __init__(
+        self, bundle: Bundle, checkpoint: Checkpoint, exact: Exact, cases: list[Case], texts: Texts, metric: Metric
+    ) -> None:
         self._bundle = bundle
         self._exact = exact
         self._texts = texts
+        self._metric = metric
         self.cases = cases
         self._facts = checkpoint.facts
         self._right = {case.name: joined(exact.model, case.sources) for case in cases}
         self.pytorch = self._compare_pytorch(checkpoint)
         original = TorchRuntime(Exact.of(checkpoint.model).model)
-        self._good = right_labels(bundle, original, texts) if texts else []
+        self._labels = likeliest_labels(bundle, original, texts) if texts else []
 
     def _compare_pytorch(self, checkpoint: Checkpoint) -> dict[str, float]:
         """Return the error of PyTorch itself in fp32, with the checkpoint's weights."""
@@ -73,8 +77,9 @@ class EncoderTruth:
                 report.tokens.append(_compare_choices(case, label, self._facts, *pair, own, tolerance))
         if self._texts:
             with no_crash(f"{label}, texts: a batch of texts"):
-                good = right_labels(self._bundle, runtime, self._texts)
-            report.quality.append(compare_quality(label, good, self._good, tolerance))
+                labels = likeliest_labels(self._bundle, runtime, self._texts)
+            quality = compare_quality(label, labels, self._labels, self._texts, self._metric, tolerance)
+            report.quality.append(quality)
 
     def _own(self, case: Case, draw: int) -> dict[str, Array]:
         """Return PyTorch's outputs in the precision; with random last bits if `draw` is not 0."""
@@ -142,8 +147,8 @@ def _compare_choices(
     )
 
 
-def right_labels(bundle: Bundle, runtime: EncoderRuntime, texts: Texts) -> list[bool]:
-    """Return, per text, whether its most probable label is one of its targets.
+def likeliest_labels(bundle: Bundle, runtime: EncoderRuntime, texts: Texts) -> list[str]:
+    """Return the most probable label of each text.
 
     Raise `UnsupportedError` unless the model is a single-label classifier.
     """
@@ -164,7 +169,7 @@ def right_labels(bundle: Bundle, runtime: EncoderRuntime, texts: Texts) -> list[
     for batch in _batches(order):
         found = infer(runtime, [encoded[at] for at in batch], facts)
         labels |= {at: facts.labels[int(each[LOGITS].argmax())] for at, each in zip(batch, found, strict=True)}
-    return [labels[at] in targets for at, targets in enumerate(texts.values())]
+    return [labels[at] for at in range(len(texts))]
 
 
 def _batches(order: Sequence[int]) -> Iterator[Sequence[int]]:

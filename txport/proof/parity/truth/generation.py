@@ -10,11 +10,12 @@ from txport.bundles.bundle import Bundle
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Facts
 from txport.proof.masks import largest_of
+from txport.proof.metrics import Metric
 from txport.proof.parity.calls import no_crash
 from txport.proof.parity.cases import Case, brief
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.forced import compare_forced
-from txport.proof.parity.quality import Texts, compare_quality, right_ones
+from txport.proof.parity.quality import Texts, compare_quality, generated
 from txport.proof.parity.tokens import TokenComparison, compare_search, search_together
 from txport.proof.parity.tolerances import Tolerance
 from txport.proof.reports.report import Report
@@ -32,9 +33,12 @@ class GeneratorTruth:
     the checkpoint's weights, to compare quality with the original model.
     """
 
-    def __init__(self, bundle: Bundle, checkpoint: Checkpoint, exact: Exact, cases: list[Case], texts: Texts) -> None:
+    def __init__(
+        self, bundle: Bundle, checkpoint: Checkpoint, exact: Exact, cases: list[Case], texts: Texts, metric: Metric
+    ) -> None:
         self._bundle = bundle
         self._texts = texts
+        self._metric = metric
         self._exact = exact
         runtime = TorchRuntime(exact.model)
         self._found = search_together(cases, runtime, checkpoint.facts)
@@ -45,7 +49,7 @@ class GeneratorTruth:
         self._found_at_once = self._found
         if self._rules:
             self._found_at_once = search_together(self._at_once, runtime, checkpoint.facts, self._rules)
-        self._right = right_ones(bundle, TorchRuntime(Exact.of(checkpoint.model).model), texts) if texts else []
+        self._outputs = generated(bundle, TorchRuntime(Exact.of(checkpoint.model).model), texts) if texts else []
 
     def _compare_pytorch(self, checkpoint: Checkpoint) -> dict[str, float]:
         """Return the error of PyTorch in fp32, with the checkpoint's weights, over the targets of brief cases."""
@@ -71,8 +75,9 @@ class GeneratorTruth:
                 report.tokens.extend(self._compare_search(case, label, runtime, tolerance, may_tie=may_tie))
         if self._texts:
             with no_crash(f"{label}, texts: a search"):
-                right = right_ones(self._bundle, runtime, self._texts)
-            report.quality.append(compare_quality(label, right, self._right, tolerance))
+                outputs = generated(self._bundle, runtime, self._texts)
+            quality = compare_quality(label, outputs, self._outputs, self._texts, self._metric, tolerance)
+            report.quality.append(quality)
 
     def compare_at_once(self, report: Report, label: str, runtime: SingleRuntime[Any], tolerance: Tolerance) -> None:
         """Add the comparison of the single graph, which contains search and its rules, to a report."""
