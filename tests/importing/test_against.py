@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from tests.importing import originals
 from tests.importing.originals import HEADS, INNER, LAYERS, LONGEST, SIZE, WINDOW, WORDS
-from txport.errors import CheckpointError, UnavailableError
+from txport.errors import CheckpointError, OutOfMemoryError
 from txport.importing.against.hold import hold_against
 from txport.importing.against.pairing import Origins, share_of
 from txport.importing.against.verdict import Agreement, Verdict
@@ -208,7 +208,7 @@ def test_memory_for_both_models_is_asked_for_before_anything_is_loaded(
     monkeypatch.undo()
     monkeypatch.setattr(memory, "available", lambda: asked[0] - 1)
     with pytest.raises(
-        UnavailableError, match=r"separate beside .*originals\.py:separate, both in float64, needs .* free"
+        OutOfMemoryError, match=r"separate beside .*originals\.py:separate, both in float64, needs .* free"
     ):
         against(tmp_path, "separate", *RIGHT["separate"])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from txport.bundles.original import NOT_COMPARED
-from txport.errors import CheckpointError, ParityError, UnavailableError, UnsupportedError
+from txport.errors import CheckpointError, OutOfMemoryError, ParityError, UnavailableError, UnsupportedError
 from txport.importing.against.hold import hold, memory_for, require_original
 from txport.importing.against.verdict import Verdict
 from txport.models.adapters.adapted import Adapted
@@ -33,15 +33,17 @@ def compare_original(checkpoint: Checkpoint, against: str | None, *, trust_code:
     folder = checkpoint.folder
     if folder is None or isinstance(checkpoint.outline, Adapted):
         if against not in (None, NO_ORIGINAL):
-            raise UnsupportedError(f"--against is for folders with weights; {checkpoint.name} is its own original")
+            raise UnsupportedError(
+                f"only folders with weights are compared with an original; {checkpoint.name} is its own original"
+            )
         return {}
     if against is not None and against != NO_ORIGINAL:
         require_original(against, trust_code=trust_code)
     chosen = read_source(folder).original if against is None else against
     if chosen == NO_ORIGINAL:
-        return {} if against is None else {NOT_COMPARED: "--against none"}
+        return {} if against is None else {NOT_COMPARED: "that was not wanted"}
     if not chosen:
-        return {NOT_COMPARED: "--against names it"}
+        return {NOT_COMPARED: "no original was named; `txport export --against` names it"}
     if against is None and importlib.util.find_spec(TRANSFORMERS) is None:
         return {NOT_COMPARED: f"{TRANSFORMERS} is not installed"}
     try:
@@ -56,12 +58,12 @@ def compare_original(checkpoint: Checkpoint, against: str | None, *, trust_code:
 
 
 def _hold(checkpoint: Checkpoint, folder: Path, against: str) -> Verdict:
-    """Compare in float64, or in float32 if memory is short; raise `UnavailableError` if it is too short for that."""
+    """Compare in float64, or in float32 if memory is short; raise `OutOfMemoryError` if it is too short for that."""
     free = memory.available()
     needed = [memory_for(checkpoint.outline, width) for width in WIDTHS]
     fits = [free is None or each <= free for each in needed]
     if not any(fits):
-        raise UnavailableError(f"both need {memory.readable(needed[-1])} of memory, and less is free")
+        raise OutOfMemoryError(f"both need {memory.readable(needed[-1])} of memory, and less is free")
     return hold(checkpoint, folder, against, wide=fits[0], work=WORK)
 
 
@@ -74,4 +76,4 @@ def _difference(verdict: Verdict, name: str, folder: Path, against: str) -> Iter
     saved = read_config(folder / CONFIG).get("transformers_version") if against == TRANSFORMERS else None
     if saved is not None and saved != (here := version_of(TRANSFORMERS)):
         yield f"transformers {saved} saved the folder and {here} is installed: install transformers {saved}"
-    yield f"--against {NO_ORIGINAL} exports it without this comparison"
+    yield f"against='{NO_ORIGINAL}' exports it without this comparison"

@@ -2,7 +2,7 @@
 
 import { CpuRuntime } from "./cpu.js";
 import { likeliest, pooled, requireAbility, requirePooling, requireTop, scores, units } from "./encoding.js";
-import { TextError, UnknownTextError, UnsupportedError, quoted, requireKnown } from "./errors.js";
+import { TextError, UnknownTextError, UnsupportedError, quoted, requireKnown, requireOptions } from "./errors.js";
 import { filesOf } from "./files.js";
 import { readManifest } from "./manifest.js";
 import { platformOf } from "./platform.js";
@@ -97,10 +97,12 @@ export class Model {
    * @param {string} text
    * @param {import("./index.js").GenerateOptions} [options]
    */
-  async generate(text, { unknown, special, prefix, ...options } = {}) {
+  async generate(text, options = {}) {
+    requireOptions(options);
     requireAbility(this.facts, "generate");
+    const { unknown, special, prefix, ...others } = options;
     const source = this.encode(text, unknown, special);
-    const found = await this.search(source, { ...options, prefix: this.#begin(prefix) });
+    const found = await this.search(source, { ...others, prefix: this.#begin(prefix) });
     const hypotheses = found.map((each) => ({ output: this.#text(source, each.tokens), ...each }));
     return { input: text, output: hypotheses[0]?.output ?? "", score: hypotheses[0]?.score ?? 0, hypotheses };
   }
@@ -112,10 +114,12 @@ export class Model {
    * @param {string} text
    * @param {import("./index.js").GenerateOptions} [options]
    */
-  async *stream(text, { unknown, special, prefix, signal, ...options } = {}) {
+  async *stream(text, options = {}) {
+    requireOptions(options);
     requireAbility(this.facts, "generate");
+    const { unknown, special, prefix, signal, ...others } = options;
     const source = this.encode(text, unknown, special);
-    const chosen = chosenOptions(this.manifest.generation, options, this.facts);
+    const chosen = chosenOptions(this.manifest.generation, others, this.facts);
     if (chosen.nbest > 1) throw new UnsupportedError(`only one hypothesis can be streamed, got nbest ${chosen.nbest}`);
     const steps = search(this.#runtime, this.facts, source, chosen, this.#begin(prefix), signal);
     let output = "";
@@ -142,9 +146,11 @@ export class Model {
    * @param {import("./index.js").SearchOptions & { prefix?: number[], signal?: AbortSignal }} [options]
    * @returns {Promise<Found[]>}
    */
-  async search(source, { prefix = [], signal, ...options } = {}) {
+  async search(source, options = {}) {
+    requireOptions(options);
     requireAbility(this.facts, "search");
-    const chosen = chosenOptions(this.manifest.generation, options, this.facts);
+    const { prefix = [], signal, ...others } = options;
+    const chosen = chosenOptions(this.manifest.generation, others, this.facts);
     const steps = search(this.#runtime, this.facts, this.#checked(source), chosen, prefix, signal);
     for (;;) {
       const { done, value } = await steps.next();
