@@ -201,6 +201,7 @@ function unread(what) {
 
 /** @param {any} part @returns {(text: string) => string} */
 function normalizer(part) {
+  /** @type {((text: string) => string)[]} */
   const steps = [];
   const waiting = part === null ? [] : [part]; // no recursion: sequences may be nested thousands of times
   while (waiting.length) {
