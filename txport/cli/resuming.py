@@ -21,7 +21,6 @@ import click
 from txport.cli.outputs import flag_of
 from txport.cli.textio import Rows, open_output
 from txport.errors import OutputError, UnsupportedError
-from txport.locate import find_path
 from txport.models.names import MANIFEST
 from txport.ownership import files_in
 from txport.system.files import hash_of, is_stream, sha256
@@ -158,6 +157,8 @@ def _record(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _bundle(name: str) -> str:
+    from txport.locate import find_path
+
     folder = find_path(name)
     if (manifest := folder / MANIFEST).is_file():
         return sha256(manifest)
