@@ -328,7 +328,9 @@ def test_a_wrong_weight_is_named(precision: str, tmp_path: Path) -> None:
 
 def test_what_cannot_be_fused_is_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "toy", tiny_model(tiny_config(d_model=12)))
-    with pytest.raises(UnsupportedError, match=r"head size that is a multiple of 8, .* is 6; export --target portable"):
+    with pytest.raises(
+        UnsupportedError, match=r"head size that is a multiple of 8, .* is 6; export it with target='portable'"
+    ):
         txport.export(tmp_path / "toy", tmp_path / "out", target="cpu")
     with pytest.raises(UnsupportedError, match="target portable does not support precision 'int8'"):
         txport.export(tmp_path / "toy", tmp_path / "out", precision="int8")
@@ -371,5 +373,7 @@ def test_only_the_cpu_provider_runs_it(
     provider: str, plain: tuple[Checkpoint, Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(providers, "missing", lambda name: None)
-    with pytest.raises(UnsupportedError, match=f"runs on provider cpu, got provider '{provider}'; export --target"):
+    with pytest.raises(
+        UnsupportedError, match=f"runs on provider cpu, got provider '{provider}'; export it with target="
+    ):
         runtimes.load("ort", plain[1], provider=provider)

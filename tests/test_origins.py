@@ -44,7 +44,7 @@ def test_what_changed_is_not_it_and_the_line_to_type_is_told(command: str, own: 
     found = CliRunner().invoke(cli, [command, str(bundle.path)])
     assert isinstance(found.exception, UnsupportedError)
     assert f"; `txport {command} {bundle.path} --checkpoint FOLDER` names it" in str(found.exception)
-    with pytest.raises(UnsupportedError, match=r"has changed; name it with checkpoint \(--checkpoint\)"):
+    with pytest.raises(UnsupportedError, match=r"has changed; name it with checkpoint=FOLDER"):
         txport.load(bundle.path, runtime="torch")
 
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from txport import bandwidth, runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.foreign.manifest import ForeignManifest
-from txport.errors import TextError, TxportError, UnavailableError, UnsupportedError, brief
+from txport.errors import OutOfMemoryError, TextError, TxportError, UnavailableError, UnsupportedError, brief
 from txport.locate import open_bundle
 from txport.models.facts import Facts
 from txport.models.names import code_name, digest, label
@@ -131,7 +131,7 @@ class Worker:
                 self._pipe.send(what)
             answer: dict[str, Any] = self._pipe.recv()
         except (EOFError, OSError) as error:
-            raise UnavailableError(f"the process of {self._name} died; is there enough memory?") from error
+            raise OutOfMemoryError(f"the process of {self._name} died; is there enough memory?") from error
         if "error" in answer:
             kind, message = answer["error"]
             raise kind(f"{self._name}: {message}")

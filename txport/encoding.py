@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar, get_args, overload
+from typing import Any, Literal, NoReturn, Self, TypeVar, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +78,17 @@ class Encoder:
         self.facts = facts
         self.workers = workers
         self.defaults = dict(defaults or {})
+
+    def __copy__(self) -> Self:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __reduce__(self) -> NoReturn:
+        """Raise `UnsupportedError`: sessions and their memory belong to one process."""
+        raise UnsupportedError(
+            "a model can't be pickled or copied deeply: pass the bundle's path, and call txport.load in each process"
+        )
 
     def encode(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
         """Tokenize a text; raise `TextError` if it is longer than the model's maximum.

@@ -30,6 +30,12 @@ class ConfigError(TxportError, ValueError):
     """A configuration is invalid."""
 
 
+class TooLargeError(ConfigError):
+    """The sizes of a model are beyond any machine."""
+
+    exit_code = 1
+
+
 class CheckpointError(TxportError, ValueError):
     """Weights do not fit their configuration, or a checkpoint can't be read."""
 
@@ -84,6 +90,12 @@ class UnavailableError(TxportError, RuntimeError):
     """Something is not installed or not available; the message states the fix."""
 
     exit_code = 3
+
+
+class OutOfMemoryError(UnavailableError, MemoryError):
+    """Memory is not enough; the message states how much is needed, or the fix."""
+
+    exit_code = 1
 
 
 class LoadError(UnavailableError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MEASURE = "txport bench BUNDLE --runtime ort --runtime openvino"
+MEASURE = "`txport bench BUNDLE --runtime ort --runtime openvino`"
 
 
 class Fact(NamedTuple):

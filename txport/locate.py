@@ -26,7 +26,7 @@ from txport.models.names import (
 from txport.origins import find_origin
 from txport.release import export
 from txport.system.locks import locked
-from txport.system.places import require_utf8, resolve
+from txport.system.places import require_possible, require_utf8, resolve
 from txport.system.progress import Progress, silent
 from txport.system.stages import clean, remove, restore, told
 from txport.version import __version__
@@ -70,7 +70,11 @@ def find_path(name: str, *, progress: Progress = silent) -> Path:
 
 
 def is_on_demand(name: str) -> bool:
-    """Return True for the name of a preset, or of an included checkpoint unless a path of this name exists."""
+    """Return True for the name of a preset, or of an included checkpoint unless a path of this name exists.
+
+    Raises `BundleError` for text that is no path.
+    """
+    require_possible(name, BundleError)
     return bool(preset_name(name)) or (is_shipped(name) and not Path(name).exists())
 
 
@@ -109,13 +113,13 @@ def checkpoint_of(bundle: Bundle, command: str = "") -> str:
     """
     name = bundle.manifest.checkpoint["name"]
     if isinstance(bundle.manifest, ForeignManifest):
-        raise UnsupportedError(f"{bundle.path} does not say what it was exported from; name it with --checkpoint")
+        raise UnsupportedError(f"{bundle.path} does not say what it was exported from; name it with checkpoint=FOLDER")
     if name in shipped() or preset_name(name):
         return name
     if (folder := find_origin(bundle)) is not None:
         return str(folder)
     what = f"{bundle.path} was made from a checkpoint of yours, {name}, which is not where it was or has changed"
-    fix = f"`{command} --checkpoint FOLDER` names it" if command else "name it with checkpoint (--checkpoint)"
+    fix = f"`{command} --checkpoint FOLDER` names it" if command else "name it with checkpoint=FOLDER"
     raise UnsupportedError(f"{what}; {fix}")
 
 

@@ -18,6 +18,7 @@ from txport.system import machine
 from txport.system.files import ELSEWHERE, staged_folder
 from txport.system.numbers import number, switch, whole
 from txport.system.packages import needed
+from txport.system.places import require_possible
 from txport.system.progress import Progress, Stage, silent, within
 from txport.system.stages import told
 
@@ -102,7 +103,7 @@ def export(
     folders that it saved, if it is installed and memory suffices. The manifest contains the result (`original`).
 
     Raises `CheckpointError` or `ConfigError` for an invalid checkpoint, `OutputError` for a path that can't be written,
-    `UnavailableError` for too little memory, `ParityError` for a checkpoint that differs from its original, or graphs
+    `OutOfMemoryError` for too little memory, `ParityError` for a checkpoint that differs from its original, or graphs
     that differ from PyTorch.
     """
     with needed(EXPORT):
@@ -113,6 +114,7 @@ def export(
     opset = None if opset is None else whole("opset", opset, 1, GREATEST)
     rows = None if rows is None else whole("rows", rows, 1, GREATEST)
     limit = _auto_limit(auto, auto_limit, target, precision, weights=switch("weights", weights))
+    require_possible(Path(out), OutputError)
     if isinstance(name, str | Path):
         _spare_source(str(name), Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST, owned=listed, progress=progress) as folder:

@@ -23,7 +23,7 @@ from txport.errors import AudioError, UnsupportedError, quoted
 from txport.models.audio.facts import TASKS, Features, Speech
 from txport.models.audio.languages import code_of
 from txport.models.audio.reading import checked, read_audio
-from txport.models.audio.spectrogram import log_mel
+from txport.models.audio.spectrogram import in_blocks, log_mel
 from txport.models.audio.targets import prompt, split
 from txport.models.facts import Facts
 from txport.models.tokenizers.base import Tokenizer
@@ -158,16 +158,17 @@ class Transcriber:
     def _track(self, audio: Audio) -> Track:
         if isinstance(audio, np.ndarray):
             name = "audio"
-            samples = checked(audio)
+            blocks = in_blocks(checked(audio))
         else:
             if not isinstance(audio, str | PathLike):
                 raise AudioError(f"audio must be a path or samples, got {quoted(audio)}")
             name = str(audio)
-            samples = read_audio(Path(audio), self.reads)
-        features = log_mel(samples, self.reads)
+            blocks = read_audio(Path(audio), self.reads)
+        features = log_mel(blocks, self.reads)
         is_long = features.shape[1] > self.reads.frames
         if is_long and self.speech.first_timestamp is None:
-            what = f"{len(samples) / self.reads.sampling_rate:.0f} seconds, a window has {self.reads.seconds:g}"
+            seconds = features.shape[1] * self.reads.hop_length / self.reads.sampling_rate
+            what = f"{seconds:.0f} seconds, a window has {self.reads.seconds:g}"
             raise AudioError(f"{name} has {what}, and this model tells no times to go on by: split it")
         return Track(name, features, self.told.timestamps or is_long)
 

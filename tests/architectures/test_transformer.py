@@ -205,7 +205,7 @@ def test_each_attention_becomes_one_operator(tmp_path: Path) -> None:
 
 def test_a_head_size_that_no_operator_takes_is_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "toy", tiny_model(tiny_config(head_size=12)))
-    with pytest.raises(UnsupportedError, match="a multiple of 8, this model's is 12; export --target portable"):
+    with pytest.raises(UnsupportedError, match="a multiple of 8, this model's is 12; export it with target='portable'"):
         txport.export(tmp_path / "toy", tmp_path / "out", target="cpu")
     assert not (tmp_path / "out").exists()
 

@@ -14,7 +14,7 @@ from tests.tiny import tiny_config
 from txport.bundles.bundle import Bundle
 from txport.models.architectures.bert import MULTI_LABEL, REGRESSION
 from txport.models.audio.facts import Features
-from txport.models.audio.spectrogram import log_mel
+from txport.models.audio.spectrogram import in_blocks, log_mel
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.models.names import preset_config
 from txport.proof.proven import write
@@ -72,7 +72,7 @@ def source_of(bundle: Bundle) -> Any:
     """What a driver is given: ids with special ones, or features."""
     facts = bundle.manifest.facts
     if isinstance(facts.source, Features):
-        return log_mel(audio(facts.source), facts.source)
+        return log_mel(in_blocks(audio(facts.source)), facts.source)
     ids = [facts.vocabulary.mask, *SOURCE] if facts.ability == "fill" else SOURCE
     return facts.vocabulary.with_special([each for each in ids if each is not None])
 

@@ -44,7 +44,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_model_that_does_not_fit(target: str, more: int, wide: Path, tmp_path: Path) -> None:
     bundle = unproven(wide, tmp_path / "out", target=target)
     done = run("run", bundle.path, "--ids", "5 6 7", "--threads", 1, before=limited(more))
-    assert_one_line(done, "not enough memory here", 3)
+    assert_one_line(done, "not enough memory here", 1)
 
 
 def test_a_batch_that_does_not_fit(bundle: Bundle, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_batch_that_does_not_fit(bundle: Bundle, tmp_path: Path) -> None:
     lines.write_text("badbadbadbadbadbadbad\n" * 15_000)
     options = ["--batch-size", 15_000, "--beams", 12, "--threads", 1, "--max-new-tokens", 20]
     done = run("run", bundle.path, "--input", lines, *options, before=limited(100))
-    assert_one_line(done, "not enough memory here", 3)
+    assert_one_line(done, "not enough memory here", 1)
     assert "smaller batches" in done.stderr
 
 
@@ -61,7 +61,7 @@ def test_an_export_that_does_not_fit(wide: Path, tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     out = tmp_path / "tree" / "out"
     done = run("export", wide, out, before=limited(60, "torch, txport.proof.fallback, tokenizers"))
-    assert_one_line(done, "memory", 3)
+    assert_one_line(done, "memory", 1)
     assert list((tmp_path / "tree").iterdir()) == []
 
 

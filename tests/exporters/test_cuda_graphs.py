@@ -266,7 +266,9 @@ def test_prompts_of_an_attention_without_an_operator_are_refused() -> None:
     model = Llama(CAUSAL).eval()
     part = next(each for each in model.modules() if isinstance(each, Attention))
     part.core.relative_keys = torch.nn.Identity()  # type: ignore[assignment]
-    with pytest.raises(UnsupportedError, match="no form of this attention with a window; export --target portable"):
+    with pytest.raises(
+        UnsupportedError, match="no form of this attention with a window; export it with target='portable'"
+    ):
         TARGETS["cuda"].require(model)
     part.window = None
     with pytest.raises(UnsupportedError, match="no form of this attention for prompts"):

@@ -39,7 +39,7 @@ def test_keys_and_values_of_several_shapes_are_refused() -> None:
     first, *rest = model.facts.state
     other = StateTensor(first.layer, first.role, first.owner, (1, LENGTH, 16))
     model.facts = replace(model.facts, state=(other, *rest))
-    words = "needs keys and values of one shape.* of a row are .*; export --target portable"
+    words = "needs keys and values of one shape.* of a row are .*; export it with target='portable'"
     with pytest.raises(UnsupportedError, match=words):
         require_fusable(model)
 

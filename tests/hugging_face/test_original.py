@@ -54,7 +54,7 @@ def test_a_wrong_scale_is_said_the_right_way_round(tmp_path: Path) -> None:
     found = re.search(r"in the original, all of it is ([\d.]+) times the import's", told)
     assert found is not None, told
     assert float(found[1]) == pytest.approx(1 / factor, rel=1e-4)
-    assert "--against none exports it" in told
+    assert "against='none' exports it" in told
 
 
 def test_the_version_that_saved_the_folder_is_the_way_out(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_the_version_that_saved_the_folder_is_the_way_out(tmp_path: Path) -> Non
 
 def test_what_can_not_be_compared_is_recorded_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = whole("llama", tmp_path)
-    assert record_of(folder, "none") == {NOT_COMPARED: "--against none"}
+    assert record_of(folder, "none") == {NOT_COMPARED: "that was not wanted"}
     with monkeypatch.context() as patch:
         needed = recorded.memory_for(load_checkpoint(str(folder)).outline)
         patch.setattr(memory, "available", lambda: needed - 1)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from tests.importing import originals
 from tests.importing.originals import HEADS, INNER, LAYERS, LONGEST, SIZE, WINDOW, WORDS
-from txport.errors import CheckpointError, UnavailableError
+from txport.errors import CheckpointError, OutOfMemoryError
 from txport.importing.against.hold import hold_against
 from txport.importing.against.pairing import Origins, share_of
 from txport.importing.against.verdict import Agreement, Verdict
@@ -182,7 +182,7 @@ def test_a_large_import_is_compared_without_its_weights_in_memory(
 
 def _refuse(size: int, what: str) -> None:
     if "all weights" in what:
-        raise UnavailableError("no room")
+        raise OutOfMemoryError("no room")
 
 
 def test_which_rows_of_a_file_a_matrix_is() -> None:
@@ -233,7 +233,7 @@ def test_memory_for_both_models_is_asked_for_before_anything_is_loaded(
     assert asked[0] >= 2 * 8 * weights
     monkeypatch.undo()
     monkeypatch.setattr(memory, "available", lambda: asked[0] - 1)
-    with pytest.raises(UnavailableError, match=r"comparison of .*separate with .*originals\.py:separate needs .* free"):
+    with pytest.raises(OutOfMemoryError, match=r"comparison of .*separate with .*originals\.py:separate needs .* free"):
         against(tmp_path, "separate", *RIGHT["separate"])
 
 

@@ -234,7 +234,9 @@ def test_norms_near_zero_are_asked_about(tmp_path: Path) -> None:
 
 def test_a_draft_says_why_it_can_t_be_made(tmp_path: Path) -> None:
     folder = save(tmp_path / "foreign", load_file(FAMILIES / "gpt2" / WEIGHTS), {})
-    with pytest.raises(ConfigError, match="may be of several architectures; say which: --architecture gpt2 or opt"):
+    with pytest.raises(
+        ConfigError, match="may be of several architectures, gpt2 or opt; say which with architecture=NAME"
+    ):
         write_draft(folder, folder / RULES)
     with pytest.raises(ConfigError, match="unknown architecture 'gpt3'; there are "):
         write_draft(folder, folder / RULES, "gpt3")

@@ -101,6 +101,8 @@ def test_what_would_be_read_before_an_import_stands_in_its_way(tmp_path: Path, n
 
 def test_tensors_beside_a_dict_of_tensors_are_asked_for(tmp_path: Path) -> None:
     torch.save({"model": {"a": torch.ones(2)}, "state": torch.ones(3)}, tmp_path / "model.pt")
-    with pytest.raises(CheckpointError, match=r"say which: at = 'model' in txport\.toml, --at for a draft"):
+    with pytest.raises(
+        CheckpointError, match=r"say which: at = 'model' in txport\.toml, `txport import --at` for a draft"
+    ):
         read_pickle(tmp_path / "model.pt")
     assert list(read_pickle(tmp_path / "model.pt", "model").shapes) == ["a"]

@@ -111,6 +111,22 @@ def test_a_bundle_that_is_damaged_or_foreign(fault: str, copied: Path) -> None:
     assert (error, words in message) == (kind, True), message
 
 
+def test_nested_normalizers_are_read_at_any_depth(copied: Path) -> None:
+    request = [("generate", "bad")]
+    expected = on_node(copied, request)
+    other_words(normalizer="here")(copied)
+    file = copied / "tokenizer.json"
+    nested = '{"type": "Sequence", "normalizers": [' * 20_000 + '{"type": "NFC"}' + "]}" * 20_000
+    file.write_text(file.read_text(encoding="utf-8").replace('"here"', nested), encoding="utf-8")
+    reseal(copied)
+    assert on_node(copied, request) == expected
+
+
+@pytest.mark.parametrize("request_", [("generate", "bad", None), ("search", [5], None)])
+def test_options_that_are_no_object(request_: tuple[Any, ...], copied: Path) -> None:
+    assert refused(copied, *request_) == ("UnsupportedError", "options must be an object, got null")
+
+
 def test_an_operator_that_a_build_lacks(checkpoint: Path, tmp_path: Path) -> None:
     def edit(model: onnx.ModelProto) -> None:
         next(node for node in model.graph.node if node.op_type == "GroupQueryAttention").op_type = "NewAttention"

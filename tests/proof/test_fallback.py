@@ -101,7 +101,7 @@ def test_what_would_no_longer_be_int8_is_refused_before_it_is_written(
         "the export of toy differs from PyTorch with 0 % of its weights in fp32: ",
         f"; keeping what errs most, decoder.{LAYER}.feed_forward.inner.weight (then ",
         "), would make it 4.92 %, above the limit of 3 %: ",
-        "export with --precision fp32, or with a higher --auto-limit",
+        "export with --precision fp32, or with a higher limit, --auto-limit SHARE",
     ):
         assert said in lines[0]
     assert not (tmp_path / "out").exists()

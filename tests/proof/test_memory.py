@@ -14,7 +14,7 @@ import txport
 from txport import runtimes
 from txport.bundles.manifest import OFFERED
 from txport.cli import main
-from txport.errors import UnavailableError
+from txport.errors import OutOfMemoryError
 from txport.models.checkpoint import Checkpoint, load_checkpoint
 from txport.proof.memory import memory_for
 from txport.proof.proven import write
@@ -70,11 +70,11 @@ def test_too_little_memory_is_told_before_anything_is_written(
     command = ["export", "preset:gpt2-2.7b", str(out), "--precision", "fp16"]
     with pytest.raises(SystemExit) as ended:
         main(command)
-    assert ended.value.code == UnavailableError.exit_code
+    assert ended.value.code == OutOfMemoryError.exit_code == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
     sizes = f"needs {memory.readable(wanted)} of memory, and 9 GB are free here"
     assert f"comparing gpt2-2.7b (portable fp16) with PyTorch {sizes}; " in said.replace("preset:", "")
-    fitting = re.findall(r"--target (\w+) --precision (\w+)", said)
+    fitting = re.findall(r"--target (\w+) and --precision (\w+)", said)
     assert ("cpu", "int8") in fitting
     assert all(of("gpt2-2.7b", *kind) <= free for kind in fitting)
     assert "or --weights none" in said
@@ -89,7 +89,7 @@ def test_a_model_that_is_held_whole_counts_whole(monkeypatch: pytest.MonkeyPatch
     assert small.read is None
     assert memory_for(small, "portable", "fp16") > memory_for(small, "portable", "fp32") > 8 * parameters
     monkeypatch.setattr(memory, "available", lambda: 8 * parameters)
-    with pytest.raises(UnavailableError, match="with PyTorch needs"):
+    with pytest.raises(OutOfMemoryError, match="with PyTorch needs"):
         txport.export("preset:gpt2-tiny", tmp_path / "out")
 
 

@@ -349,7 +349,7 @@ def test_tensors_come_and_go_by_dlpack(toy: Driven, driven: Make) -> None:
 
 def test_what_runs_it_is_said(toy: Driven) -> None:
     bundle = toy.bundle
-    with pytest.raises(UnsupportedError, match=r"runs on provider cuda, got provider 'cpu'; give --provider cuda, or "):
+    with pytest.raises(UnsupportedError, match=r"runs on provider cuda, got provider 'cpu'; give provider='cuda', or "):
         runtimes.load("ort", bundle)
     with pytest.raises(UnsupportedError, match="cuda-stand-in is the CPU in a GPU's place, got provider 'cuda'"):
         runtimes.load("cuda-stand-in", bundle, provider="cuda")

@@ -296,7 +296,7 @@ def test_a_bundle_of_another_target_is_refused(engine: str, checkpoint: Path, tm
     with pytest.raises(UnsupportedError) as caught:
         runtimes.load(engine, made)
     wanted = f"the {engine} runtime can't run bundles of the cpu target; ort can, and {engine} runs what"
-    assert str(caught.value) == f"{wanted} `export --target portable` makes"
+    assert str(caught.value) == f"{wanted} `txport export --target portable` makes"
 
 
 def _rename(model: onnx.ModelProto) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,20 @@ import txport
 from tests.architectures.seeded import bundle_of
 from tests.speech.audio import RATE, noise
 from txport.cli.commands import cli
-from txport.errors import AudioError, TxportError, UnsupportedError
+from txport.errors import AudioError, OutOfMemoryError, TxportError, UnsupportedError
 from txport.models.audio import reading
 from txport.models.audio.facts import Features
-from txport.models.audio.reading import read_audio, resampled
+from txport.models.audio.spectrogram import log_mel
 from txport.models.checkpoint import load_checkpoint
+from txport.system import memory
 
 soundfile = pytest.importorskip("soundfile")
 READS = Features(size=10, frames=100, longest=50, sampling_rate=RATE, hop_length=160, n_fft=400)
 FOLDER = Path(__file__).parent / "whisper"
+
+
+def samples_of(path: Path) -> Any:
+    return np.concatenate([*reading.read_audio(path, READS)])
 
 
 @pytest.fixture(scope="module")
@@ -36,29 +42,57 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_file_gives_the_samples_that_were_written(tmp_path: Path, name: str, subtype: str, near: float) -> None:
     samples = noise("short")
     soundfile.write(tmp_path / name, samples, RATE, subtype=subtype)
-    np.testing.assert_allclose(read_audio(tmp_path / name, READS), samples, rtol=0, atol=near)
+    np.testing.assert_allclose(samples_of(tmp_path / name), samples, rtol=0, atol=near)
 
 
 def test_channels_become_their_mean(tmp_path: Path) -> None:
     samples = noise("short")
     soundfile.write(tmp_path / "a.wav", np.stack([samples, 0 * samples], 1), RATE, subtype="FLOAT")
-    np.testing.assert_allclose(read_audio(tmp_path / "a.wav", READS), samples / 2, rtol=0, atol=1e-7)
+    np.testing.assert_allclose(samples_of(tmp_path / "a.wav"), samples / 2, rtol=0, atol=1e-7)
 
 
 def test_another_rate_is_brought_to_the_models(tmp_path: Path) -> None:
     pytest.importorskip("soxr")
     time = np.arange(8000) / 8000
     soundfile.write(tmp_path / "a.wav", 0.5 * np.sin(2 * np.pi * 440 * time), 8000, subtype="FLOAT")
-    found = read_audio(tmp_path / "a.wav", READS)
+    found = samples_of(tmp_path / "a.wav")
     assert len(found) == RATE
     expected = 0.5 * np.sin(2 * np.pi * 440 * np.arange(RATE) / RATE)
     np.testing.assert_allclose(found[1000:-1000], expected[1000:-1000], rtol=0, atol=1e-3)
 
 
-def test_a_rate_that_no_audio_has_is_refused() -> None:
+@pytest.mark.parametrize("rate", [RATE, 44_100])
+def test_blocks_are_the_whole_file(rate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("soxr")
-    with pytest.raises(AudioError, match="can't have 0 samples a second"):
-        resampled(noise("short"), 0, READS)
+    soundfile.write(tmp_path / "a.wav", np.stack([noise("longer"), noise("longer")], 1), rate, subtype="FLOAT")
+    whole = samples_of(tmp_path / "a.wav")
+    monkeypatch.setattr(reading, "BLOCK", 2 * 7_001)
+    blocks = [*reading.read_audio(tmp_path / "a.wav", READS)]
+    assert len(blocks) > 5
+    np.testing.assert_allclose(np.concatenate(blocks), whole, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(log_mel(np.array_split(whole, 9), READS), log_mel([whole], READS))
+
+
+def test_compressed_silence_takes_little_more_memory_than_its_features(tmp_path: Path) -> None:
+    pytest.importorskip("soxr")
+    path = tmp_path / "a.flac"
+    with soundfile.SoundFile(path, "w", 48_000, 2, "PCM_16") as file:
+        for _ in range(5):
+            file.write(np.zeros((60 * 48_000, 2), np.int16))  # 115 MB as floats, in all
+    log_mel(reading.read_audio(path, READS), READS)
+    tracemalloc.start()
+    found = log_mel(reading.read_audio(path, READS), READS)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert path.stat().st_size < 200_000
+    assert most < 60e6, (found.nbytes, most)
+
+
+def test_audio_whose_features_do_not_fit_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    soundfile.write(tmp_path / "a.wav", noise("longer"), RATE)
+    monkeypatch.setattr(memory, "available", lambda: 1000)
+    with pytest.raises(OutOfMemoryError, match=r"hours of audio, needs .* of memory, .*; split it"):
+        samples_of(tmp_path / "a.wav")
 
 
 def damaged(folder: Path, kind: str) -> Path:
@@ -103,14 +137,14 @@ def test_a_file_of_days_is_refused_unread(tmp_path: Path, monkeypatch: pytest.Mo
     soundfile.write(tmp_path / "a.wav", noise("whole"), RATE)
     monkeypatch.setattr(reading, "LONGEST", 0.5)
     with pytest.raises(AudioError, match="of audio, the most that is read is"):
-        read_audio(tmp_path / "a.wav", READS)
+        samples_of(tmp_path / "a.wav")
 
 
 @pytest.mark.parametrize("rate", [1, 999, 1_000_001])
 def test_a_rate_by_which_little_is_much_is_refused(rate: int, tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", noise("short"), rate)
     with pytest.raises(AudioError, match=f"has {rate} samples a second, expected 1000 to 1000000"):
-        read_audio(tmp_path / "a.wav", READS)
+        samples_of(tmp_path / "a.wav")
 
 
 def test_run_writes_down_files(bundle: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiny import tiny_config, tiny_model
-from txport.errors import ConfigError, UnavailableError
+from txport.errors import ConfigError, OutOfMemoryError, TooLargeError
 from txport.models.architectures.transformer import TransformerConfig
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.system import memory
@@ -74,7 +74,7 @@ def test_a_model_that_no_machine_holds_is_refused(sizes: dict[str, int], tmp_pat
     save_checkpoint(tmp_path / "toy", tiny_model(tiny_config()))
     large = tiny_config(**{"d_model": 1 << 18, "heads": 2, **sizes})
     (tmp_path / "toy/config.json").write_text(json.dumps(large.to_dict()))
-    with pytest.raises(ConfigError, match=r"needs .* TB in fp32, the most that is taken is 8\.8 TB; check its width"):
+    with pytest.raises(TooLargeError, match=r"needs .* TB in fp32, the most that is taken is 8\.8 TB; check its width"):
         load_checkpoint(str(tmp_path / "toy"))
 
 
@@ -83,5 +83,5 @@ def test_a_model_that_this_machine_can_not_hold_is_refused(tmp_path: Path, monke
     large = TransformerConfig(source_vocab_size=10**6, target_vocab_size=10**6, d_model=4096, heads=64)
     (tmp_path / "toy/config.json").write_text(json.dumps(large.to_dict()))
     monkeypatch.setattr(memory, "available", lambda: 10**9)
-    with pytest.raises(UnavailableError, match=r"needs .* GB of memory, and 1 GB are free here; free some, or take"):
+    with pytest.raises(OutOfMemoryError, match=r"needs .* GB of memory, and 1 GB are free here; free some, or take"):
         load_checkpoint(str(tmp_path / "toy"))

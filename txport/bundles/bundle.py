@@ -71,7 +71,7 @@ class Bundle:
     def require_weights(self) -> None:
         """Raise `BundleError` if the bundle has no weights."""
         if self.manifest.weightless:
-            fix = "they can't be run or compared; export it again without --weights none"
+            fix = "they can't be run or compared; export it again without weights=False"
             raise BundleError(f"{self.path} has graphs without weights; {fix}")
 
     @property

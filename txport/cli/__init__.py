@@ -1,6 +1,7 @@
 """The command line: data goes to stdout and progress to stderr; an error is one line and an exit code.
 
-Exit codes: 0 success; 1 a check failed; 2 wrong usage or bad input; 3 not available on this machine; 130 interrupted.
+Exit codes: 0 success; 1 a check failed, or memory is not enough; 2 wrong usage or bad input; 3 not available on this
+machine; 130 interrupted.
 
 This module imports very little, so that Ctrl-C prints one line even while the process starts.
 """
@@ -59,17 +60,21 @@ def _leave(*_: object) -> None:
 
 
 def _refuse_to_start(error: Exception) -> NoReturn:
-    """Exit with 3 if memory or a package that all commands need, such as click, is missing; otherwise raise `error`."""
+    """Exit with 3 if a package that all commands need, such as click, is missing, with 1 without memory for them.
+
+    Raises any other `error`.
+    """
     if COMPLETE in os.environ:
         sys.exit(1)
     from txport.system.machine import is_out_of_memory
     from txport.system.packages import import_problem
 
-    problem = "not enough memory here to start" if is_out_of_memory(error) else import_problem(error, "txport")
+    is_memory = is_out_of_memory(error)
+    problem = "not enough memory here to start" if is_memory else import_problem(error, "txport")
     if problem is None:
         raise error
     sys.stderr.write(f"txport: {problem}\n")
-    sys.exit(3)
+    sys.exit(1 if is_memory else 3)
 
 
 def __getattr__(name: str) -> Any:

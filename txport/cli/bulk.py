@@ -20,10 +20,12 @@ Place = Callable[[int], str]  # number of a text, from 1 -> where it was read
 
 
 def bulk_options(command: F) -> F:
-    """Add `--errors` and `--truncate`."""
+    """Add `--errors`, `--truncate` and `--resume`."""
     errors = (
         "Texts that the model can't take: end with an error, or write an empty line, or the error in a last column."
     )
+    again = "Go on where an interrupted run with the same texts and options ended: FILE.partial keeps its outputs."
+    command = click.option("--resume", is_flag=True, help=again)(command)
     cut = "Cut texts that are too long: the end of a text, the beginning of a prompt."
     command = click.option("--truncate", is_flag=True, help=cut)(command)
     kinds = click.Choice(["fail", "skip", "column"])
@@ -54,10 +56,11 @@ def require_fit(truncate: bool) -> None:
 class Bulk:
     """The texts of a run: cut if that is wanted, and checked before the first one is generated if all are known."""
 
-    def __init__(self, place: Place, errors: str, truncate: bool) -> None:
+    def __init__(self, place: Place, errors: str, truncate: bool, done: int = 0) -> None:
         self._place = place
         self.errors = errors
         self._truncate = truncate
+        self._done = done  # texts before the first
         self.truncated = 0
 
     def texts(self, model: Any, options: dict[str, Any], source: Iterable[str], total: int | None) -> Iterable[str]:
@@ -91,10 +94,10 @@ class Bulk:
         if self.errors == "fail":
             raise TextError(self._named(number, error))
         if self.errors == "skip":
-            echo(f"txport: {self._place(number) or 'the text'} is skipped: {error}", err=True)
+            echo(f"txport: {self._place(number + self._done) or 'the text'} is skipped: {error}", err=True)
 
     def _named(self, number: int, error: str) -> str:
-        place = self._place(number)
+        place = self._place(number + self._done)
         return f"{place}: {error}" if place else error
 
     def end(self) -> None:

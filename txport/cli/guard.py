@@ -14,7 +14,7 @@ import click
 
 from txport.cli import INTERRUPTED
 from txport.cli.interrupts import Interrupt
-from txport.errors import OutputError, TxportError, UnavailableError, brief
+from txport.errors import OutOfMemoryError, OutputError, TxportError, UnavailableError, brief
 from txport.system.machine import is_out_of_memory
 from txport.system.packages import import_problem
 from txport.system.terminal import one_line, owns_stderr, printable
@@ -86,14 +86,14 @@ def _run(command: click.Command, arguments: list[str], interrupt: Interrupt) -> 
     try:
         code, text = _outcome(command, arguments, interrupt, spare)
         interrupt.is_over = True
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         interrupt.is_over = True
         code = 130
-        text = INTERRUPTED
+        text = _with_notes(INTERRUPTED, error)
     except Exception as error:  # memory ran out while the error was reported
         if not is_out_of_memory(error):
             raise
-        code = UnavailableError.exit_code
+        code = OutOfMemoryError.exit_code
         text = NO_MEMORY
     # The error is freed here, and with it the memory that its frames held.
     try:
@@ -117,8 +117,15 @@ def _outcome(command: click.Command, arguments: list[str], interrupt: Interrupt,
     except Exception as error:
         spare.clear()
         # An error after an interrupt is its result: libraries turn the interrupt into their own errors.
-        return (130, INTERRUPTED) if interrupt.came or isinstance(error, click.Abort) else _end_of(error)
+        is_interrupted = interrupt.came or isinstance(error, click.Abort)
+        code, text = (130, INTERRUPTED) if is_interrupted else _end_of(error)
+        return code, _with_notes(text, error)
     return 0, ""
+
+
+def _with_notes(message: str, error: BaseException) -> str:
+    """Return the message of an error with the error's notes, if there are any."""
+    return "; ".join([message.rstrip(), *error.__notes__]) if message and hasattr(error, "__notes__") else message
 
 
 def _end_of(error: BaseException) -> tuple[int, str]:
@@ -137,7 +144,7 @@ def _end_of(error: BaseException) -> tuple[int, str]:
             return 0, ""
     if is_out_of_memory(error):
         detail = one_line(str(error))
-        return UnavailableError.exit_code, _tell(f"not enough memory here{detail and f' ({detail})'}; {MEMORY_FIX}")
+        return OutOfMemoryError.exit_code, _tell(f"not enough memory here{detail and f' ({detail})'}; {MEMORY_FIX}")
     if problem := import_problem(error):
         return UnavailableError.exit_code, _tell(problem)
     if isinstance(error, OSError):

@@ -12,18 +12,28 @@ from typing import Any
 
 import click
 
-from txport.errors import OutputError, TxportError, UnsupportedError
+from txport.errors import OutputError, TextError, TxportError, UnsupportedError
 from txport.models.names import code_name
 from txport.ownership import files_in
 from txport.system.files import is_stream, require_file
-from txport.system.places import resolve
+from txport.system.places import require_possible, resolve
 
 STDIN = Path("/dev/stdin")
+QUOTE = "'"
+ARGUMENT = re.compile(
+    r"(?<![\w-])(?:(?P<name>[a-z_]+)=(?P<value>True\b|False\b|'[^']*'|[A-Z]+\b|[\d.e+-]*\d)"
+    r"|'[^']*'|\"[^\"]*\"|(?P<bare>[a-z_]+)\b)"
+)
 Read = tuple[str, Path]  # what a file is, in words, and the file
 
 
 class InputPath(click.Path):
     """The type of a parameter that names a file or folder to read."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; raise `TextError` for text that is none."""
+        require_possible(value, TextError)
+        return super().convert(value, param, ctx)
 
 
 class OutputFile(click.Path):
@@ -40,35 +50,63 @@ OUTPUT_FOLDER = OutputFolder(path_type=Path)
 
 
 class Command(click.Command):
-    """A command whose parameters of type `OutputFile` are checked before it runs."""
+    """A command whose parameters of type `OutputFile` are checked before it runs, and whose errors name its flags.
+
+    `arguments` are flags by the names that an `UnsupportedError` has for them.
+    """
+
+    def __init__(self, *args: Any, arguments: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._arguments = dict(arguments or {})
 
     def invoke(self, context: click.Context) -> Any:
         """Raise `OutputError` or `UnsupportedError` for a file that can't or must not be written."""
         given = [(each, context.params[each.name]) for each in self.params if each.name in context.params]
-        files = {_flag(each): path for each, path in given if isinstance(each.type, OutputFile) and path}
-        folders = {_flag(each): path for each, path in given if isinstance(each.type, OutputFolder) and path}
+        files = {flag_of(each): path for each, path in given if isinstance(each.type, OutputFile) and path}
+        folders = {flag_of(each): path for each, path in given if isinstance(each.type, OutputFolder) and path}
         if files:
-            named = ((_flag(each), value) for each, value in given if not isinstance(each.type, OutputFile))
+            named = ((flag_of(each), value) for each, value in given if not isinstance(each.type, OutputFile))
             reads = [read for flag, value in named for read in _read(flag, value)]
             require_outputs(files, folders, [*reads, ("what standard input reads", STDIN)])
         try:
             return super().invoke(context)
         except TxportError as error:
-            error.args = (self._in_flags(str(error)), *error.args[1:])
+            bare = self._arguments if isinstance(error, UnsupportedError) else {}
+            error.args = (self.in_flags(str(error), bare), *error.args[1:])
             raise
 
-    def _in_flags(self, message: str) -> str:
-        """Return a message with flags of this command instead of arguments of Python: `force=True` is `--force`."""
-        flags = {each.name: _flag(each) for each in self.params if isinstance(each, click.Option)}
+    def in_flags(self, message: str, bare: Mapping[str, str] | None = None) -> str:
+        """Return a message with flags instead of arguments of Python; what it quotes stays.
+
+        `force=True` is `--force`, `precision='fp16'` is `--precision fp16`, `weights=False` is `--weights none`:
+        options of this command, or of another one. Names without a value are those of `bare`, by default all of its
+        `arguments`.
+        """
+        bare = self._arguments if bare is None else bare
+        context = click.get_current_context().find_root()
+        others = context.command.commands.values() if isinstance(context.command, click.Group) else ()
+        options = (each for one in (*others, self) for each in one.params if isinstance(each, click.Option))
+        flags = {each.name: flag_of(each) for each in options}
 
         def flag(found: re.Match[str]) -> str:
-            name, value = found.groups()
-            return found[0] if name not in flags else flags[name] + ("" if value == "True" else f" {value[1:-1]}")
+            if name := found["bare"]:
+                return bare.get(name, found[0])
+            name, value = found["name"], found["value"]
+            if name not in flags:
+                return found[0]
+            return flags[name] + {"True": "", "False": " none"}.get(value, f" {value.strip(QUOTE)}")
 
-        return re.sub(r"\b([a-z_]+)=(True\b|'[^']*')", flag, message)
+        return ARGUMENT.sub(flag, message)
 
 
 command = partial(click.command, cls=Command)
+
+
+def in_flags(message: str) -> str:
+    """Return a message with the flags of the command that runs; see `Command`."""
+    running = click.get_current_context().command
+    assert isinstance(running, Command)
+    return running.in_flags(message)
 
 
 def require_outputs(
@@ -124,5 +162,6 @@ def _read(flag: str, value: Any) -> Iterator[Read]:
             yield f"what {flag} reads", path
 
 
-def _flag(parameter: click.Parameter) -> str:
+def flag_of(parameter: click.Parameter) -> str:
+    """Return the flag of an option, or the name of an argument in usage."""
     return parameter.opts[-1] if isinstance(parameter, click.Option) else parameter.human_readable_name

@@ -109,6 +109,21 @@ def print_row(fields: Sequence[str], stream: IO[str], *, raw: bool = False, flus
     print_line("\t".join(each if raw else unbroken(each, keep) for each in fields), stream, flush=flush)
 
 
+class Rows:
+    """Where a command writes the rows of each text; see `print_row`."""
+
+    def __init__(self, raw: bool, flush: bool = False) -> None:
+        self.stream: IO[str] = results()
+        self.done = 0  # texts whose rows were written before
+        self.raw = raw
+        self._flush = flush
+
+    def put(self, rows: Iterable[Sequence[str]]) -> None:
+        """Write the rows of one text."""
+        for row in rows:
+            print_row(row, self.stream, raw=self.raw, flush=self._flush)
+
+
 def tell_unknown(unknown: int, count: int) -> None:
     """Print on standard error how many texts have an empty output, if any."""
     if unknown:

@@ -37,7 +37,7 @@ def _require_fit(checkpoint: Checkpoint, target: str, precision: str, opset: int
         raise UnsupportedError(f"{why}, got {opset}; leave opset out")
     if target != "portable" and isinstance(checkpoint.outline, Adapted):
         why = f"the {target} target makes operators of parts that it knows, and your module has none of them"
-        fix = "export --target portable, or write an architecture (docs/architectures.md)"
+        fix = "export it with target='portable', or write an architecture (docs/architectures.md)"
         raise UnsupportedError(f"an adapter exports to the portable target only: {why}; {fix}")
     if rows is not None and not (target == "cpu" and is_quantised(target, precision)):
         what = "the kernels of int8 and int4 on the cpu target"

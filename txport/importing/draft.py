@@ -124,7 +124,7 @@ def write_draft(source: Path, file: Path, name: str | None = None, at: str = "")
     draft = nearest(weights, name)
     if draft.others:
         names = " or ".join((draft.variant.architecture, *draft.others))
-        raise ConfigError(f"{source} may be of several architectures; say which: --architecture {names}")
+        raise ConfigError(f"{source} may be of several architectures, {names}; say which with architecture=NAME")
     lines = list(_lines(source, file, weights, draft))
     if at:
         lines.insert(lines.index(f'architecture = "{draft.variant.architecture}"') + 1, f"at = {json.dumps(at)}")

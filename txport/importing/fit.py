@@ -33,6 +33,7 @@ from txport.models.weights.plan import Piece, Plan
 from txport.models.weights.values import Shape, Weights
 from txport.system.documents import DocumentError, read_json, read_text
 from txport.system.files import require_folder
+from txport.system.places import require_possible
 
 LARGEST_TOKENIZER = 64 << 20  # bytes
 
@@ -108,6 +109,7 @@ def fit(name: str) -> Fit:
 
     Raises `CheckpointError` or `ConfigError` if the model is unknown or the files can't be read.
     """
+    require_possible(name, CheckpointError)
     try:
         folder = find_folder(name)
         source = read_source(folder)

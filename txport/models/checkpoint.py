@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from txport.errors import BundleError, CheckpointError, ConfigError, TextError, brief, quoted
+from txport.errors import BundleError, CheckpointError, TextError, TooLargeError, brief, quoted
 from txport.models import architecture
 from txport.models.config import Config
 from txport.models.facts import Facts
@@ -91,7 +91,7 @@ class Checkpoint:
         return self.outline if self.read is None else streamed(self.outline, self.read)
 
     def in_memory(self, copies: int = 1) -> Checkpoint:
-        """Return this checkpoint with all weights in memory; raise `UnavailableError` if `copies` of them don't fit."""
+        """Return this checkpoint with all weights in memory; raise `OutOfMemoryError` if `copies` of them don't fit."""
         if self.read is None:
             return self
         memory.require(copies * 4 * size_of(self.outline), f"the model of {self.name}, all of it at once,")
@@ -185,13 +185,13 @@ def config_of(folder: Path) -> Config:
 
 
 def _require_memory(model: Model, path: Path) -> None:
-    """Raise `ConfigError` if a model is too large for any machine, `UnavailableError` if it is for this one."""
+    """Raise `TooLargeError` if a model is too large for any machine, `OutOfMemoryError` if it is for this one."""
     sizes_of = [4 * each.numel() for each in (*model.parameters(), *model.buffers())]
     size = sum(sizes_of)
     largest = max(sizes_of)
     if size > MOST_MEMORY:
         sizes = f"{readable(size)} in fp32, the most that is taken is {readable(MOST_MEMORY)}"
-        raise ConfigError(f"{path}: a model of these sizes needs {sizes}; check its width and its vocabularies")
+        raise TooLargeError(f"{path}: a model of these sizes needs {sizes}; check its width and its vocabularies")
     memory.require(LARGEST_COPIES * largest if is_large(model) else COPIES * size, f"the model of {path}")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Self, get_args, get_type_hints
 
-from txport.errors import ConfigError, quoted
+from txport.errors import ConfigError, TooLargeError, quoted
 from txport.system.documents import DocumentError, read_json
 
 LARGEST = 1 << 24  # upper limit of any size, so that no product of two overflows
@@ -60,10 +60,12 @@ class Config:
     """The sizes and options of one model. The config of an architecture checks its combinations in `problems`."""
 
     def __post_init__(self) -> None:
-        problems = [*_wrong_types(self), *_wrong_choices(self)]
-        problems = problems or [*_wrong_sizes(self)] or [*self.problems()]
-        if problems:
+        if problems := [*_wrong_types(self), *_wrong_choices(self)]:
             raise ConfigError("; ".join(problems))
+        wrong = dict(_wrong_sizes(self))
+        if problems := list(wrong) or [*self.problems()]:
+            kind = TooLargeError if set(wrong.values()) == {LONGEST} else ConfigError
+            raise kind("; ".join(problems))
 
     def problems(self) -> Iterator[str]:
         """Yield a message for each invalid combination; types, choices and bounds are already checked."""
@@ -136,11 +138,12 @@ def _wrong_choices(config: Config) -> Iterator[str]:
             yield f"{name} must be one of {', '.join(allowed)}; got {quoted(getattr(config, name))}"
 
 
-def _wrong_sizes(config: Config) -> Iterator[str]:
+def _wrong_sizes(config: Config) -> Iterator[tuple[str, Any]]:
+    """Yield a message for each number that is out of bounds, and the bound."""
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)
         for relation, is_kept in BOUNDS.items():
             bound = each.metadata.get(relation)
             if None not in (value, bound) and not is_kept(value, bound):  # NaN is outside all bounds
-                yield f"{each.name} must be {relation} {bound}, got {quoted(value)}"
+                yield f"{each.name} must be {relation} {bound}, got {quoted(value)}", bound
                 break

@@ -209,7 +209,7 @@ def _require_unquantised(values: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for weights that another tool has quantised."""
     if found := values.get(QUANTISED):
         method = found.get("quant_method", found) if isinstance(found, Mapping) else found
-        fix = "export the model that it was made from; --precision quantises it"
+        fix = "export the model that it was made from; precision='int8' quantises it"
         raise ConfigError(f"the weights are quantised by another tool ({QUANTISED} {quoted(method)}): {fix}")
 
 

@@ -12,7 +12,7 @@ from txport.models.config import Config
 from txport.system.documents import DocumentError, read_json, read_toml
 from txport.system.files import complete, hash_of, sha256
 from txport.system.packages import needed
-from txport.system.places import require_utf8
+from txport.system.places import require_possible, require_utf8
 from txport.system.terminal import one_line
 
 PRESET = "preset:"
@@ -101,10 +101,11 @@ def preset_config(preset: str) -> Config:
 def find_folder(name: str) -> Path:
     """Return the folder of a checkpoint by path, by shipped name, or by its name on the hub (downloaded).
 
-    Raises `CheckpointError` if there is no checkpoint, `UnsupportedError` for a file of code.
+    Raises `CheckpointError` if there is no checkpoint or the name is no path, `UnsupportedError` for a file of code.
     """
+    require_possible(name, CheckpointError)
     if code_name(name):
-        raise UnsupportedError(f"{name} is code, which runs only if you trust it: give --trust-code (trust_code=True)")
+        raise UnsupportedError(f"{name} is code, which runs only if you trust it: give trust_code=True")
     folder = SHIPPED / name if is_shipped(name) else Path(name)
     if is_of_hub(name):
         folder = hub.download(name, PUBLISHED)

@@ -93,7 +93,7 @@ def beyond(
     return (
         f"the export of {checkpoint.name} differs from PyTorch with {now} of its weights in fp32: "
         f"{report.describe_worst()}; keeping what errs most, {worst[0]}{others}, would make it {then}, above the limit "
-        f"of {percent(limit)}: export with --precision fp32, or with a higher --auto-limit"
+        f"of {percent(limit)}: export with precision='fp32', or with a higher limit, auto_limit=SHARE"
     )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import OFFERED, require_offer
-from txport.errors import ParityError, TxportError, UnavailableError, UnsupportedError
+from txport.errors import OutOfMemoryError, ParityError, TxportError, UnavailableError, UnsupportedError
 from txport.models.checkpoint import Checkpoint
 from txport.proof.parity.check import Report, check
 from txport.proof.parity.measures import finite
@@ -178,6 +178,8 @@ def _cells(
         progress(f"{' '.join(kind)}: comparing on {' '.join(proven)}")
         begun = time.perf_counter()
         bundle, report = prove(bundle, checkpoint)
+    except OutOfMemoryError:
+        raise
     except TxportError as error:
         if error.exit_code != FAILED and not isinstance(error, UnsupportedError):
             raise

@@ -39,15 +39,15 @@ ROWS = 2  # of the longest case, unless it is a prompt
 
 
 def require_room(checkpoint: Checkpoint, target: str, precision: str) -> None:
-    """Raise `UnavailableError` if there is too little memory for the comparison; the message lists exports that fit."""
+    """Raise `OutOfMemoryError` if there is too little memory for the comparison; the message lists exports that fit."""
     free = memory.available()
     needed = memory_for(checkpoint, target, precision)
     if free is None or needed <= free:
         return
     targets = ("portable",) if isinstance(checkpoint.outline, Adapted) else ("portable", "cpu")
     fitting = [kind for kind in PACKED if kind[0] in targets and memory_for(checkpoint, *kind) <= free]
-    kinds = "".join(f"--target {each} --precision {kind}, " for each, kind in fitting)
-    fix = f"free some, or export with {kinds}or --weights none, which writes the graphs alone"
+    kinds = "".join(f"target='{each}' and precision='{kind}', " for each, kind in fitting)
+    fix = f"free some, or export with {kinds}or weights=False, which writes the graphs alone"
     memory.require(needed, f"comparing {checkpoint.name} ({target} {precision}) with PyTorch", fix)
 
 

@@ -33,8 +33,8 @@ THREADS_A_CORE, LEAST_THREADS = 4, 16  # more threads wait for each other; thous
 NAMED = 3  # ports in an error
 # Targets whose bundles run on one provider of ort only -> the alternative that an error names.
 ONLY_ON = {
-    "cpu": "export --target portable for any other",
-    "cuda": "give --provider cuda, or --runtime cuda-stand-in to compute it on the CPU, slowly and in fp32",
+    "cpu": "export it with target='portable' for any other",
+    "cuda": "give provider='cuda', or runtime='cuda-stand-in' to compute it on the CPU, slowly and in fp32",
 }
 # ONNX Runtime's wheels, which overwrite each other's files. Plug-in providers and packages built on it do not match.
 ONNX_RUNTIME = re.compile(r"onnxruntime(?!-(ep|genai|extensions)\b)(-\w+)*")
@@ -131,7 +131,9 @@ def require_target(name: str, target: str, provider: str) -> None:
     if target not in RUNTIMES[name].targets:
         able = (other for other, entry in RUNTIMES.items() if target in entry.targets and not entry.computes)
         others = ", ".join(able)
-        own = "".join(f", and {name} runs what `export --target {each}` makes" for each in RUNTIMES[name].targets[:1])
+        own = "".join(
+            f", and {name} runs what `txport export --target {each}` makes" for each in RUNTIMES[name].targets[:1]
+        )
         raise UnsupportedError(f"the {name} runtime can't run {kind_of(target, plural=True)}; {others} can{own}")
     if name == "ort" and target in ONLY_ON and provider.lower() not in (target, PROVIDERS[target].lower()):
         what = f"{kind_of(target)} runs on provider {target}, got provider {quoted(provider)}"

@@ -105,7 +105,7 @@ def _refused(file: Path, error: Exception) -> Exception:
     if is_out_of_memory(error):
         return MemoryError(message)
     if any(words in reason.lower() for words in LACKS):
-        return LoadError(f"{message}; update it, export again with a lower --opset, or take the ort runtime")
+        return LoadError(f"{message}; update it, export again with a lower opset, or take the ort runtime")
     return BundleError(f"{message}; the bundle is damaged, export it again")
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from txport.errors import UnavailableError
+from txport.errors import OutOfMemoryError
 
 V1 = "/sys/fs/cgroup/memory/memory."
 CGROUPS: tuple[tuple[str, str, str, tuple[str, str]], ...] = (
@@ -28,11 +28,11 @@ def available() -> int | None:
 
 
 def require(needed: int, what: str, fix: str = "free some, or take a larger machine") -> None:
-    """Raise `UnavailableError` if fewer than `needed` bytes are free; the message contains `what` and `fix`."""
+    """Raise `OutOfMemoryError` if fewer than `needed` bytes are free; the message contains `what` and `fix`."""
     free = available()
     if free is not None and needed > free:
         sizes = f"{readable(needed)} of memory, and {readable(free)} are free here"
-        raise UnavailableError(f"{what} needs {sizes}; {fix}")
+        raise OutOfMemoryError(f"{what} needs {sizes}; {fix}")
 
 
 def readable(size: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 import stat
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from txport.errors import OutputError, TxportError
+from txport.errors import OutputError, TxportError, quoted
 
 MAX_LINKS = 40  # as in Linux
 DESCRIPTORS = re.compile(r"/proc/(?P<process>\d+)(/task/\d+)?/fd|/dev/fd")
@@ -40,6 +41,18 @@ def require_utf8(path: Path, error: type[TxportError]) -> None:
         ) from reason
 
 
+def require_possible(path: Path | str, error: type[TxportError]) -> None:
+    """Raise `error` for text that is the path of no file: with a null byte or a lone surrogate, or too long."""
+    try:
+        os.lstat(path)
+    except ValueError as reason:  # also a UnicodeEncodeError
+        what = "a null byte" if "\0" in str(path) else "a lone surrogate"
+        raise error(f"{quoted(str(path))} can't be a path: it has {what}") from reason
+    except OSError as reason:
+        if reason.errno == errno.ENAMETOOLONG:
+            raise error(f"{quoted(str(path))} can't be a path: it is too long") from reason
+
+
 def descriptor_of(path: Path) -> int | None:
     """Return the file descriptor that `path` names, such as 1 for /dev/stdout or /dev/fd/1; otherwise None."""
     for step in _follow(path):
@@ -51,6 +64,7 @@ def descriptor_of(path: Path) -> int | None:
 
 def _follow(path: Path) -> Iterator[Path]:
     """Yield the path, then the target of each link in turn; links in parent folders are resolved."""
+    require_possible(path, OutputError)
     for _ in range(MAX_LINKS):
         step = Path(os.path.realpath(path.parent)) / path.name
         yield step

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,8 @@ def _config(path: str, value: Any) -> Callable[[Place], list[Command]]:
         edit_values(file, lambda values: values.update({path: value}))
         text = spell(file.read_text(encoding="utf-8", errors="surrogatepass"))
         file.write_text(text, encoding="utf-8", errors="surrogatepass")
-        return readers(checkpoint, place)
+        too_large = {FAILED} if path == "max_length" else set()
+        return [replace(each, codes=each.codes | too_large) for each in readers(checkpoint, place)]
 
     return make
 

@@ -57,7 +57,7 @@ def cases() -> Iterator[Case]:
         yield from (Case(f"graphs/{kind} {name}", _garbled(kind, change)) for name, change in GARBLED.items())
         yield Case(f"graphs/{kind} exchanged", _exchanged(kind))
         yield from (
-            Case(f"graphs/{kind} {name}", _edited(kind, edit, *([ABSENT] if edit is _greedy else [])))  # no memory
+            Case(f"graphs/{kind} {name}", _edited(kind, edit, *([FAILED] if edit is _greedy else [])))  # no memory
             for name, edit in FALSE.items()
         )
     yield from (Case(f"graphs/strange {name}", _edited("portable", edit, any_=True)) for name, edit in STRANGE.items())

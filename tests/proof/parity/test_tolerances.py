@@ -95,11 +95,11 @@ def test_what_passes_is_not_computed_again() -> None:
         (
             "fp32",
             {"rtol": 1e-3},
-            r"--rtol 0.001 allows more than 0.0001, the most for fp32 on cpu \(rounding in another",
+            r"rtol=0.001 allows more than 0.0001, the most for fp32 on cpu \(rounding in another",
         ),
-        ("int8", {"rtol": 0.2}, "--rtol 0.2 allows more than 0.15"),
-        ("fp32", {"atol": 0.0}, "--atol must be positive, got 0"),
-        ("fp32", {"atol": math.nan}, "--atol must be positive, got nan"),
+        ("int8", {"rtol": 0.2}, "rtol=0.2 allows more than 0.15"),
+        ("fp32", {"atol": 0.0}, "atol must be positive, got atol=0"),
+        ("fp32", {"atol": math.nan}, "atol must be positive, got atol=nan"),
     ],
 )
 def test_loosening_is_refused_with_the_reason(precision: str, options: dict[str, float], message: str) -> None:

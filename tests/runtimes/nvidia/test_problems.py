@@ -109,13 +109,13 @@ def test_a_partition_of_a_gpu_has_no_more_free_than_it_has() -> None:
             Machine(gpus=(P100,)),
             "found Tesla P100 (compute capability 6.0), needs compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 12.0, which "
             "onnxruntime-gpu 1.31.1, built with CUDA 13.0 has kernels for; install an older onnxruntime-gpu, or use "
-            "--provider cpu",
+            "provider='cpu'",
         ),
         (
             Machine(gpus=(B200,)),
             "found NVIDIA B200 (compute capability 10.0), needs compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 12.0, "
             "which onnxruntime-gpu 1.31.1, built with CUDA 13.0 has kernels for; install a newer onnxruntime-gpu, or "
-            "use --provider cpu",
+            "use provider='cpu'",
         ),
         (
             Machine(gpus=(P100, T4)),
@@ -194,7 +194,7 @@ def test_wheels_without_the_provider(
 def test_where_there_is_no_wheel_with_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(problems, "has_gpu_wheel", lambda: False)
     [problem] = problems_of_cuda(look(Machine().open, lay(tmp_path / "onnxruntime", "onnxruntime", "")))
-    assert problem.fix == "there is no onnxruntime-gpu for this kind of machine, so use --provider cpu"
+    assert problem.fix == "there is no onnxruntime-gpu for this kind of machine, so use provider='cpu'"
 
 
 def test_a_wheel_is_read_from_its_files(tmp_path: Path) -> None:

@@ -66,7 +66,8 @@ def test_every_node_is_on_the_provider_or_is_named() -> None:
     assert str(caught.value) == (
         "CUDAExecutionProvider does not take 'Shape_0' (Shape) of the decoder graph, 'Gather_1' (Gather) of the "
         "decoder graph, 'Concat_2' (Concat) of the decoder graph and 2 more; ONNX Runtime put them on "
-        "CPUExecutionProvider: update ONNX Runtime, export again for it (--target, --precision), or use --provider cpu"
+        "CPUExecutionProvider: update ONNX Runtime, export again for it, with another target or "
+        "precision, or use provider='cpu'"
     )
 
 
@@ -282,7 +283,7 @@ def test_bf16_needs_a_gpu_that_has_it() -> None:
     fit.require_precision("out", "fp16", T4)
     message = (
         "out computes in bf16, which needs a GPU of compute capability 8.0 or newer; found Tesla T4 (compute "
-        "capability 7.5): export it with --precision fp16 or fp32, or take another GPU"
+        "capability 7.5): export it with precision='fp16' or precision='fp32', or take another GPU"
     )
     with pytest.raises(UnavailableError) as caught:
         fit.require_precision("out", "bf16", T4)

@@ -53,7 +53,7 @@ def require_fit(facts: Facts, output: Path | None, generating: Iterable[str]) ->
         if is_given(name) and name not in OF.get(able or "", ()):
             kinds = " or ".join(each for each, names in OF.items() if name in names)
             raise UnsupportedError(f"{flag} needs a model that can {kinds}; {model}")
-    if _is_array(output) and able != "embed":
+    if is_array(output) and able != "embed":
         raise UnsupportedError(f"--output {output} needs a model that can embed; {model}")
 
 
@@ -62,6 +62,7 @@ def run(
     texts: Iterable[str],
     total: int | None,
     output: Path | None,
+    out: textio.Rows,
     as_json: bool,
     shown: dict[str, Any],
     how: dict[str, Any],
@@ -70,26 +71,25 @@ def run(
 
     Raises `UnsupportedError` for JSON together with an array.
     """
-    if _is_array(output) and as_json:
+    if is_array(output) and as_json:
         raise UnsupportedError(f"--json writes text and --output {output} writes an array; remove one of them")
     texts, told = itertools.tee(texts)
     found, rows = WAYS[model.facts.ability](model, texts, shown, how)
-    with textio.open_output(output) as stream:
-        results = textio.with_progress(found, total, stream)
-        if _is_array(output):
-            _write_array(stream, results, shown["pooling"], model.facts.width)
-            return
-        count = unknown = 0
-        for text, result in zip(told, results, strict=True):
-            is_known = len(result) > 0
-            for row in rows(text, result, as_json) if is_known or as_json else [("",)]:
-                textio.print_row(row, stream, raw=is_given("raw"), flush=total is None)
-            count = count + 1
-            unknown = unknown + (not is_known)
+    results = textio.with_progress(found, total, out.stream)
+    if is_array(output):
+        _write_array(out.stream, results, shown["pooling"], model.facts.width)
+        return
+    count = unknown = 0
+    for text, result in zip(told, results, strict=True):
+        is_known = len(result) > 0
+        out.put(rows(text, result, as_json) if is_known or as_json else [("",)])
+        count = count + 1
+        unknown = unknown + (not is_known)
     textio.tell_unknown(unknown, count)
 
 
-def _is_array(output: Path | None) -> bool:
+def is_array(output: Path | None) -> bool:
+    """Whether an output is an array, not lines."""
     return output is not None and output.suffix == ARRAY
 
 

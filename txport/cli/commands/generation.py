@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import click
 
-from txport.cli import bulk, completion, textio, texts
+from txport.cli import bulk, completion, resuming, textio, texts
 from txport.cli.commands import encoding, speech
 from txport.cli.guard import progress, results
 from txport.cli.options import (
@@ -24,7 +22,7 @@ from txport.cli.options import (
     unknown_option,
     variant_option,
 )
-from txport.cli.outputs import INPUT, OUTPUT, command
+from txport.cli.outputs import INPUT, OUTPUT, command, in_flags
 from txport.cli.searching import FLAGS, IDS, ONLY_GENERATING, search_options
 from txport.errors import UnsupportedError
 from txport.models.tokenizers.numbers import NumberTokenizer
@@ -37,6 +35,7 @@ NOT_STREAMED = {
     "batch_tokens": "--batch-tokens",
     "continuous": "--continuous",
     "errors": "--errors",
+    "resume": "--resume",
 }
 
 
@@ -49,7 +48,7 @@ runtime_option = click.option(
 )
 
 
-@command()
+@command(arguments=FLAGS)
 @click.argument("bundle", shell_complete=completion.models)
 @click.argument("text", nargs=-1)
 @runtime_option
@@ -111,6 +110,7 @@ def run(
     early_stopping: str,
     errors: str,
     truncate: bool,
+    resume: bool,
     **options: Any,
 ) -> None:
     """Run BUNDLE on TEXT, on files, or on the lines of standard input.
@@ -141,10 +141,14 @@ def run(
     counts: list[int] = []
     blank = options["unknown"] == "skip" or errors != "fail"
     source, total = textio.open_texts(text, inputs, blank, counts)
-    if not speech.is_for(model.facts):
-        source = map(speech.require_text, source)
-    faults = bulk.Bulk(bulk.places(inputs, counts, text), errors, truncate)
-    _carry_out(model, source, total, output, options, as_json, as_stream, faults)
+    lines = list(source) if total is not None and not as_stream and not encoding.is_array(output) else None
+    with resuming.open_rows(output, lines, resume, textio.Rows(raw, flush=total is None)) as out:
+        source = itertools.islice(source, out.done, None)
+        total = None if total is None else total - out.done
+        if not speech.is_for(model.facts):
+            source = map(speech.require_text, source)
+        faults = bulk.Bulk(bulk.places(inputs, counts, text), errors, truncate, out.done)
+        _carry_out(model, source, total, output, out, options, as_json, as_stream, faults)
 
 
 def _carry_out(
@@ -152,6 +156,7 @@ def _carry_out(
     source: Iterable[str],
     total: int | None,
     output: Path | None,
+    out: textio.Rows,
     options: dict[str, Any],
     as_json: bool,
     as_stream: bool,
@@ -163,21 +168,18 @@ def _carry_out(
     if model.facts.ability:
         how = {name: options[name] for name in ("batch_size", "batch_tokens", "unknown", "special")}
         with texts.told_of_texts(model):
-            encoding.run(model, source, total, output, as_json, shown, how)
+            encoding.run(model, source, total, output, out, as_json, shown, how)
         return
     texts.tell_not_followed(model)
-    with _in_flags():
-        model = texts.told(model, options)
+    model = texts.told(model, options)
     options = _chosen(options | _token_ids(model.tokenizer, options), model.defaults, as_json)
     if not speech.is_for(model.facts):
-        with _in_flags():
-            source = faults.texts(model, options, source, total)
+        source = faults.texts(model, options, source, total)
     with texts.told_of_texts(model):
         if speech.is_for(model.facts):
-            with _in_flags():
-                speech.run(model, source, total, output, as_json, heard, options)
+            speech.run(model, source, total, out, as_json, heard, options)
             return
-        _write(model, source, total, output, options, as_json, as_stream, faults)
+        _write(model, source, total, out, options, as_json, as_stream, faults)
 
 
 def _require_shown(as_stream: bool, as_json: bool, raw: bool, alignment: Any) -> None:
@@ -194,43 +196,26 @@ def _write(
     model: Any,
     source: Iterable[str],
     total: int | None,
-    output: Path | None,
+    out: textio.Rows,
     options: dict[str, Any],
     as_json: bool,
     as_stream: bool,
     faults: bulk.Bulk,
 ) -> None:
     """Write the result of each text, in order; at the end, print how many texts have an empty output."""
-    with textio.open_output(output) as stream, _in_flags():
-        if as_stream:
-            _stream(model, source, stream, options)
-            return
-        count = unknown = 0
-        results = model.generate_iter(source, errors="return", **options)
-        for count, result in enumerate(textio.with_progress(results, total, stream), 1):
-            if result.error is not None:
-                faults.tell(count, _flagged(result.error))
-            for row in _rows(result, as_json, options["nbest"]):
-                row = row if as_json or faults.errors != "column" else (*row, result.error or "")
-                textio.print_row(row, stream, raw=is_given("raw"), flush=total is None)
-            unknown += not result.hypotheses and result.error is None
+    if as_stream:
+        _stream(model, source, out.stream, options)
+        return
+    count = unknown = 0
+    results = model.generate_iter(source, errors="return", **options)
+    for count, result in enumerate(textio.with_progress(results, total, out.stream), 1):
+        if result.error is not None:
+            faults.tell(count, in_flags(result.error))
+        last = () if as_json or faults.errors != "column" else (result.error or "",)
+        out.put((*row, *last) for row in _rows(result, as_json, options["nbest"]))
+        unknown += not result.hypotheses and result.error is None
     faults.end()
     textio.tell_unknown(unknown, count)
-
-
-@contextlib.contextmanager
-def _in_flags() -> Iterator[None]:
-    """Replace the Python names of options in an `UnsupportedError` by the flags of the command."""
-    try:
-        yield
-    except UnsupportedError as error:
-        raise UnsupportedError(_flagged(str(error))) from error
-
-
-def _flagged(message: str) -> str:
-    """Return a message with flags instead of the Python names of options; what it quotes stays."""
-    names = re.compile(rf"'[^']*'|\"[^\"]*\"|(?<![-\w])({'|'.join(FLAGS)})\b")
-    return names.sub(lambda found: FLAGS[found[1]] if found[1] else found[0], message)
 
 
 def _stream(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str, Any]) -> None:
@@ -285,7 +270,7 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@command()
+@command(arguments=FLAGS)
 @click.argument("bundle", shell_complete=completion.models)
 @click.argument("pair", nargs=-1)
 @click.option(
@@ -349,15 +334,13 @@ def score(
     model = api.load(bundle, **where, checkpoint=checkpoint, trust_code=trust_code, progress=progress)
     if as_ids:
         model.tokenizer = NumberTokenizer(model.facts, exact=True)
-    with _in_flags():
-        model = texts.between(model, options)
+    model = texts.between(model, options)
     given = [(pair[0], pair[1])] if pair else textio.split_pairs(textio.open_texts((), inputs)[0])
     pairs, sources, targets = itertools.tee(given, 3)
     with texts.told_of_texts(model):
-        with _in_flags():
-            scored = model.score(
-                (text for text, _ in sources), (target for _, target in targets), add_end=not as_ids, **options
-            )
+        scored = model.score(
+            (text for text, _ in sources), (target for _, target in targets), add_end=not as_ids, **options
+        )
         for (text, target), found in zip(pairs, scored, strict=True):
             values = {"input": text, "target": target, "score": found.score, "tokens": found.tokens}
             values["token_scores"] = found.token_scores

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -83,7 +82,7 @@ def run(
     model: Any,
     files: Iterable[str],
     total: int | None,
-    output: Path | None,
+    out: textio.Rows,
     as_json: bool,
     heard: dict[str, Any],
     options: dict[str, Any],
@@ -92,11 +91,9 @@ def run(
     how: dict[str, Any] = {name: value for name, value in options.items() if name not in OF_TEXT}
     if is_given("batch_size"):
         how["batch_size"] = options["batch_size"]
-    with textio.open_output(output) as stream:
-        found = model.transcribe_iter(files, **heard, **how)
-        for transcript in textio.with_progress(found, total, stream):
-            for row in _rows(transcript, as_json, heard["timestamps"]):
-                textio.print_row(row, stream, raw=is_given("raw"))
+    found = model.transcribe_iter(files, **heard, **how)
+    for transcript in textio.with_progress(found, total, out.stream):
+        out.put(_rows(transcript, as_json, heard["timestamps"]))
 
 
 def _rows(transcript: Any, as_json: bool, timestamps: bool) -> Iterator[tuple[str, ...]]:

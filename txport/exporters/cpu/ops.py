@@ -31,8 +31,8 @@ from txport.models.ops import State
 from txport.models.parts import Attention, Linear
 
 HEAD_SIZE_STEP, ROTARY_STEP = 8, 16  # GroupQueryAttention requires multiples of these: without and with rotary
-NO_PROMPTS = "the cpu target has no form of this attention for prompts; export --target portable"
-NO_WINDOW = "the cpu target has no form of this attention with a window; export --target portable"
+NO_PROMPTS = "the cpu target has no form of this attention for prompts; export it with target='portable'"
+NO_WINDOW = "the cpu target has no form of this attention with a window; export it with target='portable'"
 
 
 def require_fusable(model: Model) -> None:
@@ -42,7 +42,7 @@ def require_fusable(model: Model) -> None:
         if part.core.has_operator and part.head_size % step:
             why = "" if part.rotary is None else " for rotary positions"
             need = f"a head size that is a multiple of {step}{why}, this model's is {part.head_size}"
-            raise UnsupportedError(f"the cpu target needs {need}; export --target portable")
+            raise UnsupportedError(f"the cpu target needs {need}; export it with target='portable'")
         if model.facts.task == "causal" and not part.core.has_operator:
             raise UnsupportedError(NO_PROMPTS)
         if part.window is not None and not (part.core.has_operator and model.facts.task == "causal"):
@@ -51,7 +51,7 @@ def require_fusable(model: Model) -> None:
         if len(shapes := sorted({str(list(each.dims)) for each in model.facts.owned(owner)})) > 1:
             found = f"those of a {owner} are {' and '.join(shapes)}"
             need = f"keys and values of one shape, which lie in one block of memory; {found}"
-            raise UnsupportedError(f"the cpu target needs {need}; export --target portable")
+            raise UnsupportedError(f"the cpu target needs {need}; export it with target='portable'")
 
 
 def is_multi_head(part: Attention) -> bool:

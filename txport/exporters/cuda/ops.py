@@ -26,7 +26,7 @@ from txport.models.parts import Attention, Linear, additive
 
 HEAD_SIZE_STEP, LARGEST_HEAD = 8, 256  # required by the fast attention kernels
 WEIGHTS = "weights of attention"  # of the alignment layer
-INSTEAD = "export --target portable, which --provider cuda runs too"
+INSTEAD = "export it with target='portable', which provider='cuda' runs too"
 
 
 def require_device(model: Model) -> None:

@@ -39,7 +39,9 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path) -> Manifest:
         forms = choose_forms(models, manifest.precision, tables_of(source))
         if not forms:
             need = f"{manifest.precision} on cuda needs matrices of whole blocks of {LEAST_BLOCK} inputs"
-            raise UnsupportedError(f"{need} and {ALIGNED} outputs, and this model has none; export --precision fp16")
+            raise UnsupportedError(
+                f"{need} and {ALIGNED} outputs, and this model has none; export it with precision='fp16'"
+            )
     for role, job in jobs.items():
         target.finish(models[role], job, forms)
     return write_graphs(models, jobs, manifest, folder)

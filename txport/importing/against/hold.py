@@ -93,14 +93,14 @@ def require_original(against: str, *, trust_code: bool) -> None:
     if not is_code and against != TRANSFORMERS and not Path(against).is_dir():
         ways = "a file and the class or function in it that gives the module, model.py:NAME"
         raise UnsupportedError(
-            f"--against must be {ways}, or {TRANSFORMERS}, or a folder that transformers runs, got {quoted(against)}"
+            f"there is no original {quoted(against)}; give {ways}, {TRANSFORMERS}, or a folder that it runs"
         )
     if is_code and not trust_code:
-        raise UnsupportedError(f"{against} is code, which runs only if you trust it: give --trust-code")
+        raise UnsupportedError(f"{against} is code, which runs only if you trust it: give trust_code=True")
     if code is not None and not code[0].is_file():
         raise CheckpointError(f"there is no file {code[0]}")
     if trust_code and not is_code:
-        raise UnsupportedError(f"--trust-code is for an original that is a file of code; {against} is none")
+        raise UnsupportedError(f"trust_code=True is for an original that is a file of code; {against} is none")
 
 
 def _used(made: Plan) -> list[str]:

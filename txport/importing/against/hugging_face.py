@@ -34,7 +34,7 @@ def load_transformers(folder: Path, weights: Weights, facts: Facts) -> Original:
     Raise `CheckpointError` if transformers can't load it or the folder lacks tensors.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    with needed("txport[hf]", "--against transformers"):
+    with needed("txport[hf]", "a comparison with transformers"):
         import transformers
     version = transformers.__version__
     how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}

@@ -134,7 +134,7 @@ def _bars_tokens(logits: Tensor) -> bool:
 
 
 def hold_weights(*modules: nn.Module) -> None:
-    """Convert all weights of large modules at once; raise `UnavailableError` if they don't fit in memory."""
+    """Convert all weights of large modules at once; raise `OutOfMemoryError` if they don't fit in memory."""
     large = [module for module in modules if is_streamed(module)]
     size = sum(each.numel() * each.element_size() for module in large for each in module.parameters())
     memory.require(size, "the comparison with all weights in float64")

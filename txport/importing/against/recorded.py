@@ -32,15 +32,17 @@ def compare_original(checkpoint: Checkpoint, against: str | None, *, trust_code:
     folder = checkpoint.folder
     if folder is None or isinstance(checkpoint.outline, Adapted):
         if against not in (None, NO_ORIGINAL):
-            raise UnsupportedError(f"--against is for folders with weights; {checkpoint.name} is its own original")
+            raise UnsupportedError(
+                f"only folders with weights are compared with an original; {checkpoint.name} is its own original"
+            )
         return {}
     if against is not None and against != NO_ORIGINAL:
         require_original(against, trust_code=trust_code)
     chosen = read_source(folder).original if against is None else against
     if chosen == NO_ORIGINAL:
-        return {} if against is None else {NOT_COMPARED: "--against none"}
+        return {} if against is None else {NOT_COMPARED: "that was not wanted"}
     if not chosen:
-        return {NOT_COMPARED: "--against names it"}
+        return {NOT_COMPARED: "no original was named; `txport export --against` names it"}
     if against is None and importlib.util.find_spec(TRANSFORMERS) is None:
         return {NOT_COMPARED: f"{TRANSFORMERS} is not installed"}
     try:
@@ -55,7 +57,7 @@ def compare_original(checkpoint: Checkpoint, against: str | None, *, trust_code:
 
 
 def _hold(checkpoint: Checkpoint, folder: Path, against: str) -> Verdict:
-    """Compare both; raise `UnavailableError` if memory is too short for that."""
+    """Compare both; raise `OutOfMemoryError` if memory is too short for that."""
     memory.require(memory_for(checkpoint.outline), "the comparison")
     return hold(checkpoint, folder, against, work=WORK)
 
@@ -69,4 +71,4 @@ def _difference(verdict: Verdict, name: str, folder: Path, against: str) -> Iter
     saved = read_config(folder / CONFIG).get("transformers_version") if against == TRANSFORMERS else None
     if saved is not None and saved != (here := version_of(TRANSFORMERS)):
         yield f"transformers {saved} saved the folder and {here} is installed: install transformers {saved}"
-    yield f"--against {NO_ORIGINAL} exports it without this comparison"
+    yield f"against='{NO_ORIGINAL}' exports it without this comparison"

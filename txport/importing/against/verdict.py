@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from txport.errors import CheckpointError, UnavailableError
+from txport.errors import CheckpointError, OutOfMemoryError
 from txport.importing.against.batches import LENGTHS, WORK, Batch, changes_at, draw_batches, draw_long, long_length
 from txport.importing.against.beside import Beside
 from txport.importing.against.causes import cause_of
@@ -200,7 +200,7 @@ def compare(model: Model, made: Plan, original: Original, *, work: float = WORK)
         certain = not all(each.passed for each in outputs)
         try:
             hold_weights(*([model, original.module] if certain else []))  # the search for a cause reads any of them
-        except UnavailableError as error:
+        except OutOfMemoryError as error:
             parting = _not_located(runs, error)
         else:
             watched = [run_freely(model, original, origins, given) for given in _telling(runs, rounding)]
@@ -331,7 +331,7 @@ def _cause(evidence: Beside) -> Cause | None:
     return cause_of(evidence)
 
 
-def _not_located(runs: Sequence[Run], error: UnavailableError) -> Parting:
+def _not_located(runs: Sequence[Run], error: OutOfMemoryError) -> Parting:
     """Return the difference of the outputs, without the part where it begins."""
     tap = max((tap for run in runs for tap in run.ends), key=lambda tap: tap.error / max(tap.size, 1e-30))
     name = tap.key[0]

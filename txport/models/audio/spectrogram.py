@@ -7,11 +7,12 @@ equal area. Shape comments: T samples, F frames, W samples of a frame, K frequen
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from txport.models.audio.facts import Features
@@ -26,38 +27,79 @@ LOG_STEP = math.log(6.4) / 27  # natural logarithm of the ratio between mels bey
 LEAST = 1e-10  # minimum power
 RANGE = 8.0  # powers are clipped at 10 ** -RANGE of the largest
 TOGETHER = 4096  # frames per Fourier transform call
+BLOCK = 1 << 18  # samples
 
 
-def log_mel(samples: NDArray[Any], features: Features) -> Floats:
-    """Convert samples (T,) to log-mel features (M, F), with F = T // hop_length.
+def log_mel(blocks: Iterable[NDArray[Any]], features: Features) -> Floats:
+    """Convert samples, in blocks (T,), to log-mel features (M, F), with F = (sum of all T) // hop_length.
 
-    Audio shorter than a window is padded with zeros first.
+    Audio shorter than a window is padded with zeros first. Only the features are in memory as a whole.
     """
-    filled = np.zeros(max(len(samples), features.samples), np.float32)
-    filled[: len(samples)] = samples
-    found: Floats = np.empty((features.size, len(filled) // features.hop_length), np.float32)
-    first = 0
-    for powers in _powers(filled, features):
-        behind = first + powers.shape[1]
-        found[:, first:behind] = np.log10(np.maximum(powers, LEAST))
-        first = behind
-    np.maximum(found, found.max() - np.float32(RANGE), out=found)  # in place, as hours of audio are large
+    found: Floats = np.empty((0, features.size), np.float32)
+    sizes: list[int] = []
+    count = 0
+    for powers in _powers(_filled(blocks, features.samples, sizes), features):
+        last = count + powers.shape[1]
+        if last > len(found):
+            found.resize((last + last // 8, features.size), refcheck=False)  # mostly in place
+        found[count:last] = np.log10(np.maximum(powers, LEAST)).T
+        count = last
+    found.resize((sum(sizes) // features.hop_length, features.size), refcheck=False)
+    np.maximum(found, found.max() - np.float32(RANGE), out=found)
     found += 4
     found /= 4
-    return found
+    return found.T
 
 
-def _powers(samples: Floats, features: Features) -> Iterator[Doubles]:
+def in_blocks(samples: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Yield samples (T,) in blocks."""
+    return (samples[first : first + BLOCK] for first in range(0, len(samples), BLOCK))
+
+
+def _powers(blocks: Iterable[Floats], features: Features) -> Iterator[Doubles]:
     """Yield the power in each mel bin, (M, F) for up to `TOGETHER` frames at a time."""
     size = features.n_fft
-    hop = features.hop_length
-    padded = np.pad(samples, size // 2, mode="reflect")
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)  # Hann's, periodic, in float64
     filters = mel_filters(features)
-    frames = np.lib.stride_tricks.sliding_window_view(padded, size)[::hop][: len(samples) // hop]  # (F, W)
-    for first in range(0, len(frames), TOGETHER):
-        spectrum = np.fft.rfft(frames[first : first + TOGETHER] * window, axis=1)  # (F, K)
+    for frames in _frames(_mirrored(blocks, size // 2), size, features.hop_length):
+        spectrum = np.fft.rfft(frames * window, axis=1)  # (F, K)
         yield filters @ (spectrum.real**2 + spectrum.imag**2).T
+
+
+def _filled(blocks: Iterable[NDArray[Any]], least: int, sizes: list[int]) -> Iterator[Floats]:
+    """Yield the blocks as float32, and zeros if they have fewer than `least` samples; `sizes` gets their lengths."""
+    for block in blocks:
+        sizes.append(len(block))
+        yield block.astype(np.float32, copy=False)
+    sizes.append(max(0, least - sum(sizes)))
+    yield np.zeros(sizes[-1], np.float32)
+
+
+def _mirrored(blocks: Iterable[Floats], half: int) -> Iterator[Floats]:
+    """Yield the blocks, with `half` samples mirrored at both ends; there are more than `half` of them."""
+    first = last = np.empty(0, np.float32)
+    for block in blocks:
+        last = np.concatenate([last, block[-half - 1 :]])[-half - 1 :]
+        if len(first) > half:
+            yield block
+            continue
+        first = np.concatenate([first, block])
+        if len(first) > half:
+            yield first[half:0:-1]
+            yield first
+    yield last[-2::-1]
+
+
+def _frames(blocks: Iterable[Floats], size: int, hop: int) -> Iterator[Floats]:
+    """Yield frames (F, W) of `size` samples, `TOGETHER` at a time; each begins `hop` samples after the one before."""
+    held = np.empty(0, np.float32)
+    for block in blocks:
+        held = np.concatenate([held, block])
+        while len(held) >= (TOGETHER - 1) * hop + size:
+            yield sliding_window_view(held, size)[::hop][:TOGETHER]
+            held = held[TOGETHER * hop :]
+    if len(held) >= size:
+        yield sliding_window_view(held, size)[::hop]
 
 
 @cache

@@ -83,7 +83,7 @@ def _require_plain(place: Path, names: Collection[str]) -> None:
         fix = "merge it (merge_and_unload), and save the whole model (save_pretrained)"
         raise CheckpointError(f"{place} holds a LoRA that is not merged, such as {quoted(name)}: {fix}")
     if name := next((name for name in names if QUANTISED.search(name)), None):
-        fix = "export the model that it was made from; --precision quantises it"
+        fix = "export the model that it was made from; precision='int8' quantises it"
         raise CheckpointError(f"{place} holds weights that another tool has quantised, such as {quoted(name)}: {fix}")
 
 

@@ -76,7 +76,7 @@ def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
             made["text_length"] = min(longest, made["max_length"])
         return architecture.find(kind.architecture).config.from_dict(made)
     except ConfigError as error:
-        raise ConfigError(f"{folder / CONFIG}: {error}") from error
+        raise type(error)(f"{folder / CONFIG}: {error}") from error
 
 
 def defaults(folder: Path, facts: Facts) -> Defaults:
@@ -99,7 +99,9 @@ def _warn_of_end(folder: Path, facts: Facts) -> None:
     if facts.task == "causal" and id_ is not None and id_ not in facts.writes.ends:
         ends = ", ".join(map(str, facts.writes.ends))
         what = f"{token} (id {id_}), the tokenizer's end token, is not among the end tokens of generation ({ends})"
-        logger.warning("%s: %s; outputs go on after it unless --eos-token %s is given", folder, what, token)
+        logger.warning(
+            "%s: %s; outputs go on after it unless `txport run --eos-token %s` ends them", folder, what, token
+        )
 
 
 def _special_tokens(folder: Path) -> dict[str, int] | None:

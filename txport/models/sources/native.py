@@ -33,7 +33,7 @@ def read(folder: Path) -> Source:
         found = architecture.find(values.pop(ARCHITECTURE, OLDEST))
         config = found.config.from_dict(values)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise type(error)(f"{path}: {error}") from error
     return Source(
         config=config,
         rules=found.weights,

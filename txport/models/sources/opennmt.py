@@ -140,7 +140,7 @@ def _texts(folder: Path, path: Path, options: Mapping[str, Any], vocabularies: M
     transforms = options.get("transforms") or []
     if "onmt_tokenize" in transforms and has_cuts(folder):
         told = "texts went through onmt_tokenize, whose marks no tokenizer.json can say"
-        raise CheckpointError(f"{path}: {told}; save a {TOKENIZER} beside it, or give token ids (--ids)")
+        raise CheckpointError(f"{path}: {told}; save a {TOKENIZER} beside it, or give token ids (`txport run --ids`)")
     named = [options.get(f"{side}_subword_model") for side in ("src", "tgt")]
     pieces = [folder / Path(name).name if isinstance(name, str) and name else None for name in named]
     found = [each if each is not None and each.is_file() and "sentencepiece" in transforms else None for each in pieces]

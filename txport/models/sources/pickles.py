@@ -21,7 +21,7 @@ from txport.system.terminal import one_line
 
 CODE = re.compile(r"(?:GLOBAL|class) ([\w.]+)")
 SAVE = "save its tensors alone: safetensors.torch.save_file(model.state_dict(), ...)"
-WHICH = "say which: at = {} in txport.toml, --at for a draft"
+WHICH = "say which: at = {} in txport.toml, `txport import --at` for a draft"
 KEYS = 8  # named in an error
 
 logger = logging.getLogger(__name__)
@@ -100,16 +100,12 @@ def _tensors(path: Path, values: Any, at: str) -> dict[str, Tensor]:
     holders = _holders(values) if isinstance(values, Mapping) and not at else []
     if holders and _has_tensors(values):
         beside = f"tensors beside a dict of tensors, {quoted(holders[0])}"
-        raise CheckpointError(
-            f"{path} has {beside}; say which: at = {quoted(holders[0])} in txport.toml, --at for a draft"
-        )
+        raise CheckpointError(f"{path} has {beside}; {WHICH.format(quoted(holders[0]))}")
     if isinstance(values, Mapping) and not _has_tensors(values):
         holders = _holders(values)
         if len(holders) > 1:
             names = " and ".join(map(quoted, holders[:KEYS]))
-            raise CheckpointError(
-                f"{path} has tensors in {names}; say which: at = {quoted(holders[0])} in txport.toml, --at for a draft"
-            )
+            raise CheckpointError(f"{path} has tensors in {names}; {WHICH.format(quoted(holders[0]))}")
         values = values[holders[0]] if holders else {}
     if not isinstance(values, Mapping) or not values:
         raise CheckpointError(f"{path} holds no tensors by name; {SAVE}")

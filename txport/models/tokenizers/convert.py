@@ -192,6 +192,6 @@ def _published(folder: Path) -> dict[str, Any] | None:
 def _make(settings: Settings, name: str | None, sources: list[str]) -> Made:
     if name not in CLASSES:
         which = "does not say what its tokenizer is" if name is None else f"has a {name}, which is not known here"
-        fix = f"save it as a {TOKENIZER}, or take {', '.join(sources)} away and give token ids (--ids)"
+        fix = f"save it as a {TOKENIZER}, or take {', '.join(sources)} away and give token ids (`txport run --ids`)"
         raise CheckpointError(f"{settings.folder} {which}; {fix}")
     return CLASSES[name](settings)

@@ -134,7 +134,7 @@ class FileTokenizer:
         strange = [span for id_, span in zip(ids, encoding.offsets, strict=True) if id_ is None]
         if strange and unknown != "skip":
             found = _listed(list(dict.fromkeys(text[start:end] for start, end in strange)))
-            fix = "--unknown skip leaves them out"
+            fix = "unknown='skip' leaves them out"
             raise LongTextError(f"{shorten(text)} has characters outside the vocabulary: {found}; {fix}")
         known = [id_ for id_ in ids if id_ is not None]
         if len(known) == sum(encoding.special_tokens_mask):

@@ -112,7 +112,7 @@ def require_parts(bundle: Bundle) -> None:
     """Raise `UnsupportedError` for graphs exported by other tools, whose parts don't have txport's names."""
     if isinstance(bundle.manifest, ForeignManifest):
         why = "the parts of graphs that others exported have no names of ours"
-        raise UnsupportedError(f"{bundle.path} can't be bisected: {why}; compare without --bisect")
+        raise UnsupportedError(f"{bundle.path} can't be bisected: {why}; compare without bisect=True")
 
 
 def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Culprit | None:

@@ -20,7 +20,7 @@ WHOLE = -1  # the step of a comparison over all positions of the targets
 TOP = 10
 SUITED = 2.0  # times the error of PyTorch itself with activations in 8 bits
 TOO_FEW = (
-    ", and about as much in PyTorch itself: so few bits do not suit this model (--auto keeps what errs most in fp32)"
+    ", and about as much in PyTorch itself: so few bits do not suit this model (`txport export --auto` keeps some)"
 )
 FORMAT = 1  # version of the format of a report as JSON
 

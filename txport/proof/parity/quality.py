@@ -90,7 +90,7 @@ def generated(bundle: Bundle, runtime: Runtime, texts: Texts) -> list[str]:
     """Return the greedy output of each text; raise `UnsupportedError` for a model that reads audio."""
     facts = bundle.manifest.facts
     if facts.vocabulary is not facts.reads:
-        raise UnsupportedError("--quality needs a model that reads text; this model reads audio")
+        raise UnsupportedError("error rates need a model that reads text; this model reads audio")
     tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
     options = SearchOptions(scores=False)
     encoded = [encode_within(tokenizer, facts.vocabulary.longest, text) for text in texts]

@@ -105,12 +105,12 @@ class Tolerance:
         most = self.rms or self.largest * LOOSEST
         for name, given in (("atol", atol), ("rtol", rtol)):
             if given is not None and not given > 0:
-                raise UnsupportedError(f"--{name} must be positive, got {given:g}")
+                raise UnsupportedError(f"{name} must be positive, got {name}={given:g}")
         if rtol is not None and not rtol <= most * (1 + 1e-9):
             where = f"{self.precision} on {self.provider}"
-            fix = "an export that needs more is broken, or needs another --precision"
+            fix = "an export that needs more is broken, or needs another precision"
             why = f"the most for {where} ({self.reason})"
-            raise UnsupportedError(f"--rtol {rtol:g} allows more than {most:g}, {why}; {fix}")
+            raise UnsupportedError(f"rtol={rtol:g} allows more than {most:g}, {why}; {fix}")
         return dataclasses.replace(self, atol=atol, rtol=rtol)
 
     def to_dict(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from txport.system.markdown import code, line, plain
 from txport.system.terminal import printable
 
 COLUMNS = ("case", "runtime", "largest difference", "of allowed", "where", "rows equal", "verdict")
-UNMEASURED = "not measured; --quality FILE, lines of a text, a tab and its target, measures it"
+UNMEASURED = "not measured; `txport parity --quality FILE`, lines of a text, a tab and its target, measures it"
 SHOWN = 20  # failures in Markdown: a comment on a pull request has a size limit
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

@@ -172,5 +172,5 @@ def compare_batches(
             most = max(most, gap)
     near = "to the last bit" if most == 0 else f"within {most:.2g}"
     if problems and manifest.quantization:
-        problems[0] += "; a bundle that was exported with --rows does not promise that they are the same"
+        problems[0] += "; a bundle that was exported with rows=ROWS does not promise that they are the same"
     return check_of(BATCH, problems[:1], f"{len(together)} rows are the same alone and together, {near}")

@@ -85,5 +85,5 @@ def _refuse(away: Iterable[Node], provider: str) -> None:
     where = ", ".join(sorted({node.provider for node in left}))
     named = ", ".join(map(str, left[:NAMED]))
     more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
-    fix = "update ONNX Runtime, export again for it (--target, --precision), or use --provider cpu"
+    fix = "update ONNX Runtime, export again for it, with another target or precision, or use provider='cpu'"
     raise UnavailableError(f"{provider} does not take {named}{more}; ONNX Runtime put them on {where}: {fix}")

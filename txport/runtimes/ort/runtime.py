@@ -96,7 +96,7 @@ def load(
         return _on_gpu(bundle, provider, threads, user_compute_stream)
     if user_compute_stream is not None:
         what = f"user_compute_stream is for bundles of the cuda target, and {bundle.path} is"
-        raise UnsupportedError(f"{what} {kind_of(bundle.manifest.target)}; export --target cuda")
+        raise UnsupportedError(f"{what} {kind_of(bundle.manifest.target)}; export it with target='cuda'")
     if isinstance(bundle.manifest, ForeignManifest):
         return foreign_runtime(OrtEngine(bundle, provider, threads), bundle.manifest)
     if bundle.manifest.target == "portable":

@@ -191,7 +191,7 @@ def _refused(file: Path, error: Exception) -> Exception:
     if is_out_of_memory(error):
         return MemoryError(message)
     if any(words in str(error) for words in TOO_NEW):
-        return LoadError(f"{message}; update it, or export again with a lower --opset")
+        return LoadError(f"{message}; update it, or export again with a lower opset")
     return BundleError(f"{message}; the bundle is damaged, export it again")
 
 

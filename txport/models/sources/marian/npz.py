@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from txport.errors import CheckpointError, brief, quoted
+from txport.errors import CheckpointError, OutOfMemoryError, brief, quoted
 from txport.system import memory
 
 ENDING = ".npy"
@@ -46,6 +46,8 @@ def read_npz(path: Path, wanted: Container[str] | None = None) -> dict[str, NDAr
                 raise ValueError(f"its {packed} bytes unfold to {size}, the most is {MOST_PACKED} times as many")
             memory.require(size, f"reading {path}")
             found = dict(_arrays(archive, entries))
+    except OutOfMemoryError:
+        raise
     except BROKEN as error:
         raise CheckpointError(f"{path} is not a whole .npz file: {brief(error)}") from error
     if len(found) < len(entries):

@@ -156,11 +156,11 @@ def likeliest_labels(bundle: Bundle, runtime: EncoderRuntime, texts: Texts) -> l
     if facts.ability != "classify":
         gives = ", ".join(each.name for each in facts.outputs)
         raise UnsupportedError(
-            f"--quality needs a model that generates or classifies; this model has the outputs {gives}"
+            f"error rates need a model that generates or classifies; this model has the outputs {gives}"
         )
     if facts.function_to_apply != "softmax":
         raise UnsupportedError(
-            "--quality needs a single-label classifier; the labels of this model do not exclude each other"
+            "error rates need a single-label classifier; the labels of this model do not exclude each other"
         )
     tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
     encoded = [encode_within(tokenizer, facts.vocabulary.longest, text) for text in texts]

@@ -25,11 +25,16 @@ export class UnknownTextError extends TextError {}
 /** A graph that fails while it runs. */
 export class RunError extends TxportError {}
 
-/** Refuse options that nobody reads. @param {unknown} options @param {string[]} names */
-export function requireKnown(options, names) {
+/** Refuse options that are no object, such as null. @param {unknown} options */
+export function requireOptions(options) {
   if (typeof options !== "object" || options === null) {
     throw new UnsupportedError(`options must be an object, got ${quoted(options)}`);
   }
+}
+
+/** Refuse options that nobody reads. @param {object} options @param {string[]} names */
+export function requireKnown(options, names) {
+  requireOptions(options);
   const strange = Object.keys(options).find((name) => !names.includes(name));
   if (strange !== undefined) {
     throw new UnsupportedError(`unknown option ${quoted(strange)}; supported: ${names.join(", ")}`);

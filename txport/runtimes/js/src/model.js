@@ -2,7 +2,7 @@
 
 import { CpuRuntime } from "./cpu.js";
 import { likeliest, pooled, requireAbility, requirePooling, requireTop, scores, units } from "./encoding.js";
-import { TextError, UnknownTextError, UnsupportedError, quoted, requireKnown } from "./errors.js";
+import { TextError, UnknownTextError, UnsupportedError, quoted, requireKnown, requireOptions } from "./errors.js";
 import { filesOf } from "./files.js";
 import { readManifest } from "./manifest.js";
 import { platformOf } from "./platform.js";
@@ -98,10 +98,12 @@ export class Model {
    * @param {string} text
    * @param {import("./index.js").GenerateOptions} [options]
    */
-  async generate(text, { unknown, special, prefix, ...options } = {}) {
+  async generate(text, options = {}) {
+    requireOptions(options);
     requireAbility(this.facts, "generate");
+    const { unknown, special, prefix, ...others } = options;
     const source = this.encode(text, unknown, special);
-    const { signal, ...rest } = options;
+    const { signal, ...rest } = others;
     const chosen = this.#chosen(rest);
     const found = await this.#search(source, chosen, this.#begin(prefix), signal);
     const hypotheses = found.map((each) => ({ output: this.#untilStop(source, each.tokens, chosen.stops), ...each }));
@@ -115,10 +117,12 @@ export class Model {
    * @param {string} text
    * @param {import("./index.js").GenerateOptions} [options]
    */
-  async *stream(text, { unknown, special, prefix, signal, ...options } = {}) {
+  async *stream(text, options = {}) {
+    requireOptions(options);
     requireAbility(this.facts, "generate");
+    const { unknown, special, prefix, signal, ...others } = options;
     const source = this.encode(text, unknown, special);
-    const chosen = this.#chosen(options);
+    const chosen = this.#chosen(others);
     if (chosen.nbest > 1) throw new UnsupportedError(`only one hypothesis can be streamed, got nbest ${chosen.nbest}`);
     const steps = search(this.#runtime, this.facts, source, chosen, this.#begin(prefix), signal);
     let output = "";
@@ -146,9 +150,11 @@ export class Model {
    * @param {import("./index.js").SearchOptions & { prefix?: number[], signal?: AbortSignal }} [options]
    * @returns {Promise<Found[]>}
    */
-  async search(source, { prefix = [], signal, ...options } = {}) {
+  async search(source, options = {}) {
+    requireOptions(options);
     requireAbility(this.facts, "search");
-    return this.#search(this.#checked(source), this.#chosen(options), prefix, signal);
+    const { prefix = [], signal, ...others } = options;
+    return this.#search(this.#checked(source), this.#chosen(others), prefix, signal);
   }
 
   /**

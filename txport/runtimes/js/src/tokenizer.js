@@ -52,7 +52,7 @@ export async function tokenizerOf(files, manifest, given) {
     const why = `text.json of ${files.where} says the languages of a source by tokens, which this package does not do`;
     return usage?.languages ? { ...reader, encode: refused(why, facts, words).encode } : reader;
   } catch (error) {
-    throw error instanceof TypeError
+    throw error instanceof TypeError || error instanceof RangeError
       ? new BundleError(`${files.where}/tokenizer.json is damaged: ${brief(error)}`)
       : error;
   }
@@ -206,12 +206,19 @@ function unread(what) {
 
 /** @param {any} part @returns {(text: string) => string} */
 function normalizer(part) {
-  if (part === null) return (text) => text;
-  if (part.type === "Sequence") {
-    const steps = part.normalizers.map(normalizer);
-    return (text) =>
-      steps.reduce((/** @type {string} */ found, /** @type {(text: string) => string} */ step) => step(found), text);
+  /** @type {((text: string) => string)[]} */
+  const steps = [];
+  const waiting = part === null ? [] : [part]; // no recursion: sequences may be nested thousands of times
+  while (waiting.length) {
+    const next = waiting.pop();
+    if (next.type === "Sequence") waiting.push(...[...next.normalizers].reverse());
+    else steps.push(step(next));
   }
+  return (text) => steps.reduce((found, each) => each(found), text);
+}
+
+/** @param {any} part @returns {(text: string) => string} */
+function step(part) {
   if (FORMS.includes(part.type)) return (text) => text.normalize(part.type);
   if (part.type === "Lowercase") return (text) => Array.from(text, (letter) => letter.toLowerCase()).join("");
   throw unread(`a normalizer of the kind ${part.type}`);

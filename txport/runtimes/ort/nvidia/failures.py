@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from txport.errors import UnavailableError, brief
+from txport.errors import OutOfMemoryError, UnavailableError, brief
 
 # "... CUDA failure 2: out of memory ; GPU=0 ; hostname=... ; file=... ; line=336 ; expr=cudaMalloc(...); "
 CALL = re.compile(r"(?P<call>\w+ failure \d+: [^;]*?) ?; GPU=")
@@ -27,7 +27,9 @@ class Failure(NamedTuple):
 
 
 NO_SPACE = "use smaller batches, fewer beams, a smaller model or half precision; nvidia-smi says what else holds it"
-LOST = "start the process again; if it comes again, run on --provider cpu and see whether `txport verify` passes there"
+LOST = (
+    "start the process again; if it comes again, run with provider='cpu' and see whether `txport verify` passes there"
+)
 DOCTOR = "`txport doctor` says what was found"
 # The first match is used, so special failures are before general ones.
 FAILURES = (
@@ -110,7 +112,7 @@ FAILURES = (
     Failure(
         ("failed to create engine", "failed to build engine", "could not build execution context"),
         "TensorRT builds no engine of this graph",
-        "use --provider cuda",
+        "use provider='cuda'",
     ),
     Failure(
         ("cannot open shared object", "loadlibrary failed", "error 126"),
@@ -119,7 +121,7 @@ FAILURES = (
     ),
     Failure(("cuda failure", "cudnn failure", "cudnn_fe failure"), "a call of CUDA has failed", LOST),
     Failure(("cublas failure", "cufft failure", "curand failure"), "a library of CUDA has failed", LOST),
-    Failure(("tensorrt ep",), "TensorRT has failed", "use --provider cuda"),
+    Failure(("tensorrt ep",), "TensorRT has failed", "use provider='cuda'"),
 )
 
 
@@ -129,7 +131,8 @@ def explain(error: Exception, provider: str) -> UnavailableError | None:
     folded = text.lower()
     for failure in FAILURES:
         if any(sign in folded for sign in failure.signs):
-            return UnavailableError(f"{provider}: {failure.meaning} ({_told(text)}); {failure.fix}")
+            kind = OutOfMemoryError if failure.fix == NO_SPACE else UnavailableError
+            return kind(f"{provider}: {failure.meaning} ({_told(text)}); {failure.fix}")
     return None
 
 

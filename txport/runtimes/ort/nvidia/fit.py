@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from txport.bundles.bundle import Bundle
 from txport.bundles.foreign.manifest import kind_of
 from txport.bundles.graphs import read_outline
-from txport.errors import UnavailableError, UnsupportedError, quoted
+from txport.errors import OutOfMemoryError, UnavailableError, UnsupportedError, quoted
 from txport.runtimes.ort.nvidia.driver import Device
 from txport.system.memory import readable
 
@@ -25,7 +25,10 @@ TF32 = "NVIDIA_TF32_OVERRIDE"  # 0: NVIDIA's libraries do not round fp32 to TF32
 
 
 def require_fit(bundle: Bundle, roles: Iterable[str], device: Device) -> None:
-    """Raise `UnavailableError` if the GPU lacks bf16 that the bundle needs, or free memory for the weights."""
+    """Check that a GPU can run a bundle.
+
+    Raises `UnavailableError` if it lacks bf16 that the bundle needs, `OutOfMemoryError` if it lacks room for weights.
+    """
     require_precision(str(bundle.path), bundle.manifest.arithmetic, device)
     require_memory(str(bundle.path), weights_of(bundle, roles), device)
 
@@ -34,18 +37,18 @@ def require_precision(what: str, precision: str, device: Device) -> None:
     """Raise `UnavailableError` for bf16 on a GPU without it; `what` names the bundle in the message."""
     if precision == "bf16" and device.capability < BF16:
         needs = f"a GPU of compute capability {BF16[0]}.{BF16[1]} or newer"
-        fix = "export it with --precision fp16 or fp32, or take another GPU"
+        fix = "export it with precision='fp16' or precision='fp32', or take another GPU"
         raise UnavailableError(f"{what} computes in bf16, which needs {needs}; found {device.described}: {fix}")
 
 
 def require_memory(what: str, weights: int, device: Device) -> None:
-    """Raise `UnavailableError` unless a GPU has room for `weights` bytes and `MARGIN`."""
+    """Raise `OutOfMemoryError` unless a GPU has room for `weights` bytes and `MARGIN`."""
     free = device.memory if device.free is None else device.free
     if weights + MARGIN > free:
         state = "of memory" if device.free is None else f"free, of {readable(device.memory)}"
         needs = f"{readable(weights)} of weights and {readable(MARGIN)} beside them"
-        fix = "end what else runs there, take a smaller model or half precision, or --provider cpu"
-        raise UnavailableError(f"{what} needs {needs}, and {device.name} has {readable(free)} {state}; {fix}")
+        fix = "end what else runs there, take a smaller model or half precision, or provider='cpu'"
+        raise OutOfMemoryError(f"{what} needs {needs}, and {device.name} has {readable(free)} {state}; {fix}")
 
 
 def weights_of(bundle: Bundle, roles: Iterable[str]) -> int:

@@ -99,7 +99,7 @@ def _cache() -> Path:
 
 def _folder(path: Path) -> Path:
     """Create a folder, and missing parents, that only the user can access: engines are code."""
-    with told(path, "choose another place for caches by XDG_CACHE_HOME, or use --provider cuda"):
+    with told(path, "choose another place for caches by XDG_CACHE_HOME, or use provider='cuda'"):
         for place in [*reversed(path.parents), path]:
             if not place.is_dir():
                 place.mkdir(exist_ok=True, mode=0o700)

@@ -181,7 +181,7 @@ def _of_wheel(wheel: Wheel) -> Iterator[Problem]:
         return
     fix = f"pip uninstall -y {wheel.name}, then pip install {GPU_WHEEL}"
     if not has_gpu_wheel():
-        fix = f"there is no {GPU_WHEEL} for this kind of machine, so use --provider cpu"
+        fix = f"there is no {GPU_WHEEL} for this kind of machine, so use provider='cpu'"
     yield Problem(f"{wheel.described}, which has no CUDA provider", GPU_WHEEL, fix)
 
 
@@ -202,7 +202,7 @@ def _of_devices(devices: tuple[Device, ...], wheel: Wheel) -> Iterator[Problem]:
         return
     able = [index for index, device in enumerate(devices) if wheel.kernels.fit(device.capability)]
     which = "an older" if devices[0].capability < min(known) else "a newer"
-    fix = f"set {VISIBLE}={able[0]}" if able else f"install {which} onnxruntime-gpu, or use --provider cpu"
+    fix = f"set {VISIBLE}={able[0]}" if able else f"install {which} onnxruntime-gpu, or use provider='cpu'"
     needs = f"compute capability {wheel.kernels}, which {wheel.described} has kernels for"
     yield Problem(devices[0].described, needs, fix)
 

@@ -37,7 +37,7 @@ def missing() -> str | None:
         return str(error)
     if not found:
         needs = "an RTX of compute capability 8.0 or newer"
-        return f"found no GPU that TensorRT-RTX takes, needs {needs}; use --provider cuda"
+        return f"found no GPU that TensorRT-RTX takes, needs {needs}; use provider='cuda'"
     return None
 
 

@@ -1,0 +1,79 @@
+"""Errors of the library name arguments of Python; commands name their options instead."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+import txport
+from txport.cli.commands import cli
+from txport.cli.outputs import Command
+
+PACKAGE = Path(txport.__file__).parent
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]+")
+WHOLE = re.compile(r"`[^`]*`|\b(?:pip|docker)\b[^,;)]*")  # a command to type, of whatever program
+
+
+def texts(file: Path) -> list[tuple[int, str]]:
+    """The strings of a module by line, without docstrings; "" in place of a value in an f-string."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "" for part in node.values)
+            found.append((node.lineno, "".join(map(str, parts))))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs | inner:
+            found.append((node.lineno, node.value))
+    return found
+
+
+def named(text: str) -> list[str]:
+    return FLAG.findall(WHOLE.sub("", text))
+
+
+def test_no_text_of_the_library_names_an_option_outside_a_whole_command() -> None:
+    assert named("export --target cpu, or `txport run --ids`; pip install --force-reinstall x") == ["--target"]
+    files = [file for file in PACKAGE.rglob("*.py") if not file.is_relative_to(PACKAGE / "cli")]
+    assert len(files) > 100
+    wrong = [
+        f"{file.relative_to(PACKAGE)}:{line}: {text}"
+        for file in files
+        if file.name != "style.py"  # CSS, whose variables begin with two hyphens
+        for line, text in texts(file)
+        if named(text)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("out exists; force=True replaces it", "out exists; --force replaces it"),
+        ("the model's own; give provider='cpu'", "the model's own; give --provider cpu"),
+        ("again without weights=False", "again without --weights none"),
+        ("name it with checkpoint=FOLDER; rtol=0.5 is", "name it with --checkpoint FOLDER; --rtol 0.5 is"),
+        (
+            "beams must be at least nbest, got 'beams force=True'",
+            "--beams must be at least --nbest, got 'beams force=True'",
+        ),
+        ("d_model=5 and --beams stay", "d_model=5 and --beams stay"),
+    ],
+)
+def test_a_command_names_its_options(message: str, expected: str) -> None:
+    run = cli.commands["run"]
+    assert isinstance(run, Command)
+    with click.Context(cli) as top, click.Context(run, parent=top):
+        assert run.in_flags(message) == expected
+
+
+def test_other_errors_keep_words_that_are_arguments_too() -> None:
+    run = cli.commands["run"]
+    assert isinstance(run, Command)
+    with click.Context(cli) as top, click.Context(run, parent=top):
+        assert run.in_flags("4 beams; single=True", {}) == "4 beams; --single"
