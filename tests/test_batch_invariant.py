@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +71,21 @@ OTHERS = [1, 6, 30]
 
 
 @pytest.fixture(scope="module")
-def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    kind, target, precision = request.param
-    folder = tmp_path_factory.mktemp("toys")
-    save_checkpoint(folder / "toy", tiny_model(tiny_config(max_length=LONGEST, **KINDS[kind])))
-    return txport.export(folder / "toy", folder / "out", target=target, precision=precision)  # with its proof
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, str], Bundle]:
+    """A bundle with its proof, made where a test first needs it."""
+
+    @cache
+    def export(kind: str, target: str, precision: str) -> Bundle:
+        folder = tmp_path_factory.mktemp("toys")
+        save_checkpoint(folder / "toy", tiny_model(tiny_config(max_length=LONGEST, **KINDS[kind])))
+        return txport.export(folder / "toy", folder / "out", target=target, precision=precision)
+
+    return export
+
+
+@pytest.fixture(scope="module")
+def bundle(request: pytest.FixtureRequest, exported: Callable[[str, str, str], Bundle]) -> Bundle:
+    return exported(*request.param)
 
 
 def sources(bundle: Bundle, count: int = 31) -> list[list[int]]:

@@ -222,20 +222,6 @@ class Model(Encoder):
         begins = [self._begin(prefix) for prefix in listed("prefixes", many("prefixes", prefixes))]
         chosen = self._options(options, begins)
         self._require_continuous(continuous, batch_tokens)
-
-        def begin_batch(batch: list[Encoded]) -> Callable[[], list[Generated]]:
-            requests = [(source, prefix) for _, source, prefix, _ in batch if source]
-            find = self._begin_search(requests, chosen, batch_size if continuous else None) if requests else list
-
-            def end() -> list[Generated]:
-                found = iter(find())
-                return [
-                    self._result(text, source, prefix, next(found) if source else [], chosen, error)
-                    for text, source, prefix, error in batch
-                ]
-
-            return end
-
         texts = many("texts", texts)
         pairs = zip(texts, repeat(begins[0])) if isinstance(prefixes, str) else paired(texts, begins, "prefixes")
 
@@ -248,8 +234,25 @@ class Model(Encoder):
                 return text, [], prefix, str(error)
 
         encoded = itertools.starmap(encode, pairs)
+        begin_batch = functools.partial(self._begin_texts, chosen, batch_size if continuous else None)
         size: Callable[[Encoded], int] = lambda item: len(item[1])  # noqa: E731
         return in_batches(encoded, begin_batch, batch_size, size, self.workers, batch_tokens, continuous)
+
+    def _begin_texts(
+        self, options: SearchOptions, slots: int | None, batch: list[Encoded]
+    ) -> Callable[[], list[Generated]]:
+        """Begin a batch of texts; return the function that ends it."""
+        requests = [(source, prefix) for _, source, prefix, _ in batch if source]
+        find = self._begin_search(requests, options, slots) if requests else list
+
+        def end() -> list[Generated]:
+            found = iter(find())
+            return [
+                self._result(text, source, prefix, next(found) if source else [], options, error)
+                for text, source, prefix, error in batch
+            ]
+
+        return end
 
     def check(self, text: str, *, unknown: Unknown = "auto", special: bool = False, **options: Any) -> None:
         """Raise the error that `generate` with these options raises for a text; nothing is generated."""

@@ -106,10 +106,6 @@ def export(
     `OutOfMemoryError` for too little memory, `ParityError` for a checkpoint that differs from its original, or graphs
     that differ from PyTorch.
     """
-    with needed(EXPORT):
-        from txport.importing.against.recorded import compare_original
-        from txport.proof.memory import require_room
-        from txport.proof.proven import write
     precision = usual_precision(target) if precision is None else precision
     opset = None if opset is None else whole("opset", opset, 1, GREATEST)
     rows = None if rows is None else whole("rows", rows, 1, GREATEST)
@@ -122,20 +118,41 @@ def export(
         is_original = against is not None and code_name(against) is not None  # what the trusted code is
         checkpoint = load_checkpoint(name, adapter=adapter, trust_code=trust_code and not is_original)
         how: dict[str, Any] = {"target": target, "precision": precision, "opset": opset, "rows": rows}
-        how |= {"weights": weights, "single": switch("single", single), "original": None}
-        if weights:
-            require_room(checkpoint, target, precision)
-            progress(Stage("comparing with the original", 0.02))
-            how["original"] = compare_original(checkpoint, against, trust_code=trust_code and is_original)
-        progress(f"exporting {checkpoint.name} ({target} {precision})")
-        progress(Stage("writing the graphs", 0.05))
-        bundle = write(checkpoint, folder, **how)
+        how |= {"weights": weights, "single": switch("single", single)}
+        how["original"] = _original(checkpoint, against, how, progress, trust_code=trust_code and is_original)
+        bundle = _written(checkpoint, folder, how, progress)
         if not weights:
             return replace(bundle, path=Path(out))
         bundle = _proven(bundle, checkpoint, progress, limit if auto else None, how)
     if checkpoint.folder is not None:
         remember(bundle, checkpoint.folder)
     return replace(bundle, path=Path(out))
+
+
+def _original(
+    checkpoint: Checkpoint, against: str | None, how: Mapping[str, Any], progress: Progress, *, trust_code: bool
+) -> Mapping[str, Any] | None:
+    """Compare a checkpoint with its original and return the record of it; None for an export without weights.
+
+    Raises `UnavailableError` for too little memory, `ParityError` if they differ.
+    """
+    if not how["weights"]:
+        return None
+    with needed(EXPORT):
+        from txport.importing.against.recorded import compare_original
+        from txport.proof.memory import require_room
+    require_room(checkpoint, how["target"], how["precision"])
+    progress(Stage("comparing with the original", 0.02))
+    return compare_original(checkpoint, against, trust_code=trust_code)
+
+
+def _written(checkpoint: Checkpoint, folder: Path, how: Mapping[str, Any], progress: Progress) -> Bundle:
+    """Write a bundle into a folder, without comparing it."""
+    with needed(EXPORT):
+        from txport.proof.proven import write
+    progress(f"exporting {checkpoint.name} ({how['target']} {how['precision']})")
+    progress(Stage("writing the graphs", 0.05))
+    return write(checkpoint, folder, **how)
 
 
 def _proven(

@@ -1,22 +1,29 @@
-"""`python optimum_causal.py BUNDLE`, where Optimum is installed: what its ORTModelForCausalLM finds for prompts.
+"""What Optimum's ORTModelForCausalLM finds for prompts: `python -m tests.architectures.optimum_causal`, where it is.
 
-A JSON object of `prompts`, the `pad` token and `options` on standard input; writes the new tokens of each hypothesis.
+A JSON list of jobs on standard input, each with a `bundle`, `prompts`, the `pad` token and `options`; writes the new
+tokens of each hypothesis of each job.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import torch
 from optimum.onnxruntime import ORTModelForCausalLM
 
-given = json.load(sys.stdin)
-prompts = given["prompts"]
-pad = given["pad"]
-size = max(map(len, prompts))
-ids = torch.tensor([[pad] * (size - len(prompt)) + prompt for prompt in prompts])
-mask = torch.tensor([[0] * (size - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-model = ORTModelForCausalLM.from_pretrained(sys.argv[1])
-found = model.generate(ids, attention_mask=mask, do_sample=False, **given["options"])
-json.dump(found[:, size:].tolist(), sys.stdout)
+
+def proceed(job: dict[str, Any]) -> list[list[int]]:
+    prompts = job["prompts"]
+    size = max(map(len, prompts))
+    ids = torch.tensor([[job["pad"]] * (size - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (size - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    model = ORTModelForCausalLM.from_pretrained(job["bundle"])
+    found = model.generate(ids, attention_mask=mask, do_sample=False, **job["options"])
+    tokens: list[list[int]] = found[:, size:].tolist()
+    return tokens
+
+
+if __name__ == "__main__":
+    json.dump([proceed(job) for job in json.load(sys.stdin)], sys.stdout)

@@ -23,7 +23,7 @@ from txport.models.parts import additive as masking
 TINY = PRESETS["additive-tiny"]
 
 
-@pytest.mark.parametrize("seed", range(11))
+@pytest.mark.parametrize("seed", range(len(PLANS)))
 def test_every_variant_is_proven(seed: int, tmp_path: Path) -> None:
     target, precision = PLANS[seed % len(PLANS)]
     report = proven(drawn("additive", seed), tmp_path, target, precision, seed)

@@ -6,7 +6,6 @@ import ast
 import dataclasses
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 import txport
-from tests import transformers_js
+from tests import peers, transformers_js
 from tests.architectures.seeded import PLANS
 from tests.tiny import edit_graph, unproven
 from txport.bundles.bundle import load_bundle
@@ -30,7 +29,6 @@ from txport.proof.verify.check import verify
 from txport.runtimes.encoding import infer
 
 ROOT = Path(__file__).parents[2]
-PEERS = ROOT / ".venv-peers" / "bin" / "python"
 NEAR = 1e-4
 HEADS = ("hidden", "pooled", "tokens", "labels", "token_labels")
 SHARED = {"encoder_layers": 4, "distinct_layers": 2}  # layers that share weights
@@ -473,20 +471,12 @@ def test_pipelines_of_transformers_js_give_the_same(bundles: dict[str, Path]) ->
 
 
 def test_graphs_give_what_hugging_face_and_optimum_give(tmp_path: Path) -> None:
-    if not PEERS.is_file():
-        pytest.skip("needs Optimum: `make test` installs it")
-
-    def there(what: str) -> None:
-        command = [str(PEERS), "-m", "tests.architectures.in_hugging_face", what, str(tmp_path)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-
-    there("make")
+    peers.run("tests.architectures.in_hugging_face", "make", str(tmp_path))
     folders = sorted(tmp_path.iterdir())
     for folder in folders:
         for target in ("portable", "cpu"):
             txport.export(folder, folder / target, target=target)
-    there("load")
+    peers.run("tests.architectures.in_hugging_face", "load", str(tmp_path))
     for folder in folders:
         expected, optimum = (np.load(folder / name) for name in ("expected.npz", "optimum.npz"))
         lengths = expected["mask"].sum(axis=1)

@@ -1,11 +1,13 @@
 """What holds for every architecture in every target and precision: one more needs no word here to be held to it.
 
-Each is tried by its smallest preset, whose name is `tiny` or ends in `-tiny`, and by what others vary of that one.
+Each is tried by its smallest preset, whose name is `tiny` or ends in `-tiny`, and by what others vary of that one, on
+each target in one of its precisions; in all of them with `TXPORT_EVERY_PAIR=1`.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.covering import in_turn, on_each_target
 from tests.proof.bisect.anyparts import faulty, times
 from tests.proof.few import draw_few
 from txport import runtimes
@@ -40,7 +43,7 @@ Array = NDArray[Any]
 
 PAGES = Path(__file__).parents[2] / "docs" / "architectures"
 PLANS = [(target, precision) for target, precisions in OFFERED.items() for precision in precisions]
-WITH_GOLDENS = {("portable", "fp32"), ("cpu", "int8"), ("cuda", "fp16")}  # and verified by them
+WITH_GOLDENS = {("portable", "fp32"), ("cpu", "int8"), ("cuda", "fp16")}  # searched, and verified by them
 LENGTHS = (5, 1, 9, 3)
 STEPS = 6
 TOO_LARGE = 1.5  # times what a weight should be: more than the rounding of any precision explains
@@ -57,28 +60,28 @@ def smallest(name: str) -> list[str]:
     return [found[0], *(each for each in found[1:] if re.fullmatch(rf"{name}-\w+-tiny", each))]
 
 
-PRESETS = {preset: name for name in architecture.names() for preset in smallest(name)}
+PRESETS = [preset for name in architecture.names() for preset in smallest(name)]
 
 
-@pytest.fixture(scope="module", params=PRESETS)
-def preset(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
+def described(pair: tuple[str, tuple[str, str]]) -> str:
+    preset, plan = pair
+    return " ".join((preset, *plan))
 
 
-@pytest.fixture(scope="module", params=PLANS, ids=" ".join)
-def bundle(request: pytest.FixtureRequest, preset: str, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+@pytest.fixture(scope="module", params=on_each_target(PRESETS, PLANS), ids=described)
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """An export that is compared with PyTorch."""
-    target, precision = request.param
+    preset, plan = request.param
+    target, precision = plan
     checkpoint = load_checkpoint(f"preset:{preset}")
     folder = tmp_path_factory.mktemp("conformance")
     written = write(checkpoint, folder, target=target, precision=precision)
-    if request.param in WITH_GOLDENS:
+    if plan in WITH_GOLDENS:
         written, report = prove(written, checkpoint)
         assert written.manifest.parity["verdict"] == "pass"
     else:
         name, provider = runtimes.home(target)
-        report = check(written, checkpoint, {name: provider})
+        report = check(written, checkpoint, {name: provider}, searches=False)
     assert report.passed, report.failures()
     return written
 
@@ -135,6 +138,12 @@ def error(actual: Array, expected: Array) -> float:
     return float(off / size)
 
 
+def test_every_preset_target_and_precision_is_among_those_that_are_tested() -> None:
+    pairs = on_each_target(PRESETS, PLANS)
+    assert {plan for _, plan in pairs} == {plan for _, plan in in_turn(PRESETS, PLANS)} == {*PLANS}
+    assert {(preset, target) for preset, (target, _) in pairs} == {*itertools.product(PRESETS, OFFERED)}
+
+
 @pytest.mark.parametrize("name", architecture.names())
 def test_it_is_registered_whole(name: str) -> None:
     """A config that comes back from its JSON, drawn ones that are of this architecture, and presets of it alone."""
@@ -170,6 +179,7 @@ def test_its_proof_has_passed(bundle: Bundle) -> None:
         assert any(stored.is_quantised for stored in bundle.manifest.weights.values())
 
 
+@pytest.mark.parametrize("preset", PRESETS)
 def test_cached_equals_uncached_in_pytorch(preset: str) -> None:
     """In float64, so that nothing but a fault sets them apart."""
     model = Exact.of(load_checkpoint(f"preset:{preset}").model).model
@@ -226,14 +236,14 @@ def test_rows_that_change_places_take_their_state_along(bundle: Bundle, runtime:
     assert error(found.values, expected) <= APART[bundle.manifest.precision]
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=" ".join)
+@pytest.mark.parametrize("pair", in_turn(PRESETS, PLANS), ids=described)
 def test_a_planted_fault_is_found_and_named(
-    preset: str, plan: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: tuple[str, tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A weight of the last feed-forward of the module that is exported is too large, the checkpoint's is not."""
     draw_few(monkeypatch)
     monkeypatch.setattr(culprit, "origin", lambda *_: "")  # exporting again has tests of its own
-    target, precision = plan
+    preset, (target, precision) = pair
     checkpoint = load_checkpoint(f"preset:{preset}")
     kinds = (FeedForward, GatedFeedForward)
     *_, last = (name for name, part in checkpoint.model.named_modules() if isinstance(part, kinds))
@@ -241,7 +251,7 @@ def test_a_planted_fault_is_found_and_named(
     where = f"{last}.outer"
     bundle = write(planted, tmp_path, target=target, precision=precision)
     name, provider = runtimes.home(target)
-    report = check(bundle, checkpoint, {name: provider})
+    report = check(bundle, checkpoint, {name: provider}, searches=False)
     assert not report.passed
     assert f"{where}.weight" in {each.tensor for each in report.tensors if not each.passed}
     found = culprit.bisect(bundle, checkpoint)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 import torch
 
 import txport
-from tests import transformers_js
+from tests import peers, transformers_js
 from tests.architectures.gpt2_weights import (
     END,
     HEADS,
@@ -40,7 +38,6 @@ from txport.models import architecture
 from txport.models.architectures.gpt2 import GPT2, PRESETS, GPT2Config
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
 
-PEERS = Path(__file__).parent.parent.parent / ".venv-peers" / "bin" / "python"
 KINDS = {"tied": True, "untied": False}
 
 
@@ -153,20 +150,23 @@ def test_transformers_js_finds_the_same(folder: Path, kind: str) -> None:
     assert transformers_js.proceed(folder / f"{kind}-portable", PROMPTS, 12) == wanted
 
 
-@pytest.mark.parametrize(("kind", "search"), list(zip(KINDS, ["short", "beams"], strict=True)))
-def test_optimum_finds_the_same_in_a_batch(folder: Path, kind: str, search: str) -> None:
+def test_optimum_finds_the_same_in_a_batch(folder: Path) -> None:
     """Its environment is that of `make test`; padding stands behind an end."""
-    if not PEERS.is_file():
-        pytest.skip("needs Optimum: `make test` installs it")
     theirs = {"max_new_tokens": "max_new_tokens", "beams": "num_beams", "nbest": "num_return_sequences"}
-    options = {theirs[name]: value for name, value in SEARCHES[search].items()}
-    given = json.dumps({"prompts": PROMPTS, "pad": PAD, "options": options})
-    command = [str(PEERS), str(Path(__file__).with_name("optimum_causal.py")), str(folder / f"{kind}-portable")]
-    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    wanted = [tokens for row in expected()[kind]["tokens"][search] for tokens in row]
-    for row, tokens in zip(json.loads(done.stdout), wanted, strict=True):
-        assert row == [*tokens, *[PAD] * (len(row) - len(tokens))]
+    pairs = list(zip(KINDS, ["short", "beams"], strict=True))
+    jobs = [
+        {
+            "bundle": str(folder / f"{kind}-portable"),
+            "prompts": PROMPTS,
+            "pad": PAD,
+            "options": {theirs[name]: value for name, value in SEARCHES[search].items()},
+        }
+        for kind, search in pairs
+    ]
+    for (kind, search), found in zip(pairs, peers.proceed(jobs), strict=True):
+        wanted = [tokens for row in expected()[kind]["tokens"][search] for tokens in row]
+        for row, tokens in zip(found, wanted, strict=True):
+            assert row == [*tokens, *[PAD] * (len(row) - len(tokens))], (kind, search)
 
 
 def weaken(name: str) -> Callable[[onnx.ModelProto], None]:

@@ -49,7 +49,7 @@ def cut(tokens: Any) -> tuple[int, ...]:
     return tuple(row[: row.index(END) + 1] if END in row else row)
 
 
-@pytest.mark.parametrize("seed", range(11))
+@pytest.mark.parametrize("seed", range(len(PLANS)))
 def test_every_variant_is_proven(seed: int, tmp_path: Path) -> None:
     target, precision = PLANS[seed % len(PLANS)]
     report = proven(drawn("opt", seed), tmp_path, target, precision, seed)
@@ -57,7 +57,7 @@ def test_every_variant_is_proven(seed: int, tmp_path: Path) -> None:
 
 
 def test_the_drawn_variants_are_of_every_kind() -> None:
-    configs = [drawn("opt", seed) for seed in range(11)]
+    configs = [drawn("opt", seed) for seed in range(len(PLANS))]
     kinds = {(each.norm, each.embedding_width == each.d_model) for each in configs}
     assert kinds == {("pre", True), ("pre", False), ("post", True), ("post", False)}
 

@@ -25,7 +25,7 @@ from txport.models.parts import Attention, additive
 TINY = PRESETS["relative-tiny"]
 
 
-@pytest.mark.parametrize("seed", range(11))
+@pytest.mark.parametrize("seed", range(len(PLANS)))
 def test_every_variant_is_proven(seed: int, tmp_path: Path) -> None:
     target, precision = PLANS[seed % len(PLANS)]
     report = proven(drawn("relative", seed), tmp_path, target, precision, seed)
@@ -33,7 +33,7 @@ def test_every_variant_is_proven(seed: int, tmp_path: Path) -> None:
 
 
 def test_the_drawn_variants_are_of_every_kind() -> None:
-    configs = [drawn("relative", seed) for seed in range(11)]
+    configs = [drawn("relative", seed) for seed in range(len(PLANS))]
     assert {each.relative_values for each in configs} == {True, False}
     assert {each.positions for each in configs} == set(RelativeConfig.choices()["positions"])
     assert any(each.farthest < each.max_length for each in configs)

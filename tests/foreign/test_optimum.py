@@ -5,31 +5,25 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import txport
-from tests.architectures.test_gpt2 import PEERS
+from tests import peers
 from tests.families.test_families import TEXTS, said
 from tests.foreign.exported import NAMES, layouts
 from tests.foreign.test_layouts import require_same
 
 NAMED = ("t5", "whisper", "gpt2", "bert")
-ROOT = Path(__file__).parents[2]
 CASES = [(name, layout) for name in NAMED for layout in layouts(NAMES[name])]
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not PEERS.is_file():
-        pytest.skip("needs Optimum: `make test` installs it")
     folder = tmp_path_factory.mktemp("exported")
-    command = [str(PEERS), "-m", "tests.foreign.exported", str(folder), *NAMED]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    peers.run("tests.foreign.exported", str(folder), *NAMED)
     return folder
 
 

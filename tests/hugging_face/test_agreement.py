@@ -11,16 +11,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from tests.hugging_face.models import (
-    EOS,
-    FAMILIES,
-    PAD,
-    START,
-    VOCABULARY,
-    HuggingFaceRuntime,
-    facts_of,
-    seeded,
-)
+from tests.hugging_face.models import EOS, FAMILIES, PAD, START, VOCABULARY, HuggingFaceRuntime, facts_of, seeded
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 

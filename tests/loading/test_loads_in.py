@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 
 import txport
-from tests import transformers_js
-from tests.architectures.test_gpt2 import PEERS
+from tests import peers, transformers_js
 from tests.loading import bundles as makes
 from tests.speech.audio import noise
 from txport.bundles.bundle import Bundle
@@ -111,17 +109,6 @@ def texted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     return makes.texted(tmp_path_factory.mktemp("texted"))
 
 
-def optimum_loads(jobs: list[dict[str, Any]]) -> list[Any]:
-    """What Optimum's classes give, all in one process of its environment."""
-    if not PEERS.is_file():
-        pytest.skip("needs Optimum: `make test` installs it")
-    command = [str(PEERS), "-m", "tests.loading.optimum_loads"]
-    done = subprocess.run(command, cwd=ROOT, input=json.dumps(jobs), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: list[Any] = json.loads(done.stdout)
-    return found
-
-
 def js_kinds(bundle: Bundle) -> tuple[str, ...]:
     """The class that finds the model's, and that itself."""
     own = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))["architectures"]
@@ -137,13 +124,16 @@ def in_js(bundles: dict[str, Bundle]) -> dict[str, list[tuple[dict[str, Any], An
 
 
 @pytest.fixture(scope="module")
-def in_optimum(bundles: dict[str, Bundle]) -> dict[str, list[tuple[dict[str, Any], Any]]]:
+def optimum(bundles: dict[str, Bundle], texted: dict[str, Bundle]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What Optimum's classes give for each bundle, jobs and what came of them, and its pipelines for each task."""
     jobs = {
         name: [job_of(bundle, kind) for kind in OPTIMUM[kind_of(bundle.manifest.facts)]]
         for name, bundle in bundles.items()
     }
-    found = iter(optimum_loads([job for each in jobs.values() for job in each]))
-    return {name: [(job, next(found)) for job in each] for name, each in jobs.items()}
+    every = [*(job for each in jobs.values() for job in each), *pipeline_jobs(texted)]
+    found = iter(json.loads(peers.run("tests.loading.optimum_loads", given=every)))
+    classes = {name: [(job, next(found)) for job in each] for name, each in jobs.items()}
+    return classes, dict(zip(PIPELINES, found, strict=True))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -153,8 +143,9 @@ def test_classes_of_transformers_js_give_the_same(name: str, bundles: dict[str, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_classes_of_optimum_give_the_same(name: str, bundles: dict[str, Bundle], in_optimum: Any) -> None:
-    for job, found in in_optimum[name]:
+def test_classes_of_optimum_give_the_same(name: str, bundles: dict[str, Bundle], optimum: Any) -> None:
+    classes, _ = optimum
+    for job, found in classes[name]:
         require_same(bundles[name], job, found)
 
 
@@ -177,19 +168,15 @@ def piped_in_js(texted: dict[str, Bundle]) -> dict[str, Any]:
     return dict(zip(PIPELINES, transformers_js.loads(jobs), strict=True))
 
 
-@pytest.fixture(scope="module")
-def piped_in_optimum(texted: dict[str, Bundle]) -> dict[str, Any]:
-    return dict(zip(PIPELINES, optimum_loads(pipeline_jobs(texted)), strict=True))
-
-
 @pytest.mark.parametrize("task", PIPELINES)
 def test_pipelines_of_transformers_js_give_the_same(task: str, texted: dict[str, Bundle], piped_in_js: Any) -> None:
     require_piped(texted[PIPELINES[task]], task, piped_in_js[task], pooled=True)
 
 
 @pytest.mark.parametrize("task", PIPELINES)
-def test_pipelines_of_optimum_give_the_same(task: str, texted: dict[str, Bundle], piped_in_optimum: Any) -> None:
-    require_piped(texted[PIPELINES[task]], task, piped_in_optimum[task], pooled=False)
+def test_pipelines_of_optimum_give_the_same(task: str, texted: dict[str, Bundle], optimum: Any) -> None:
+    _, piped = optimum
+    require_piped(texted[PIPELINES[task]], task, piped[task], pooled=False)
 
 
 def require_piped(bundle: Bundle, task: str, found: Any, *, pooled: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.covering import in_turn, on_each_target
 from tests.proof import random_models
 from tests.proof.random_models import ON_CUDA, PLANS, WEIGHTS, Kinds, Plan, draw_plan, examine, is_right
 from txport import runtimes
@@ -112,13 +113,12 @@ def numbers_of(plans: Kinds, kinds: Iterable[tuple[str, tuple[str, str]]]) -> li
     return [at + len(plans) * len(names) * (number % len(WEIGHTS)) for number, at in enumerate(sorted(places), 1)]
 
 
-# All of the plans for each architecture, and on cuda one, in turn.
-ALL = [(name, plan) for name in architecture.names() for plan in PLANS]
-ONE_ON_CUDA = [(name, ON_CUDA[at % len(ON_CUDA)]) for at, name in enumerate(architecture.names())]
+ON_CPU = on_each_target(architecture.names(), PLANS)
+ONE_ON_CUDA = in_turn(architecture.names(), ON_CUDA)
 
 
 def test_every_architecture_and_precision_is_among_those_that_are_tested() -> None:
-    for plans, kinds in ((PLANS, ALL), (ON_CUDA, ONE_ON_CUDA)):
+    for plans, kinds in ((PLANS, ON_CPU), (ON_CUDA, ONE_ON_CUDA)):
         drawn = [draw_plan(number, plans) for number in numbers_of(plans, kinds)]
         assert {architecture.name_of(plan.config) for plan in drawn} == {*architecture.names()}
         assert {(plan.target, plan.precision) for plan in drawn} == {*plans}
@@ -164,7 +164,7 @@ def briefly_trained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("briefly_trained")
-@pytest.mark.parametrize("number", numbers_of(PLANS, ALL))
+@pytest.mark.parametrize("number", numbers_of(PLANS, ON_CPU))
 def test_no_false_alarm(number: int, tmp_path: Path) -> None:
     report = examine(draw_plan(number), tmp_path)
     assert is_right(report), report.failures()

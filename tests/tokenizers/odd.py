@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
 from tests.tokenizers.corpus import lines
 
@@ -90,7 +91,8 @@ BLOCKS = [
 ]
 
 
-def odd_lines(count: int, seed: int) -> list[str]:
+@cache
+def odd_lines(count: int, seed: int) -> tuple[str, ...]:
     """So many lines: half of them as `corpus` makes them, then words beside odd parts and letters of any block."""
     rng = random.Random(seed)
     found = lines(count // 2, seed)
@@ -101,7 +103,7 @@ def odd_lines(count: int, seed: int) -> list[str]:
         line = rng.choice(AT_ENDS) + (line if rng.random() < 0.4 else line.strip()) + rng.choice(AT_ENDS)
         if line.strip():
             found.append(line)
-    return found
+    return tuple(found)
 
 
 def _part(rng: random.Random, words: list[str]) -> str:

@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class Side:
     @cached_property
     def lines(self) -> list[str]:
         """The first so many that no rule leaves out."""
-        return [line for line in odd_lines(5 * COUNT, 7) if self.why_not(line) is None][:COUNT]
+        return list(islice((line for line in odd_lines(5 * COUNT, 7) if self.why_not(line) is None), COUNT))
 
     def why_not(self, line: str, but: str | None = None) -> str | None:
         """Return the rule by which a line is left out, `but` this one; None if all readers take the line alike."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
+from tests.covering import on_each_target
 from tests.proof.faults import Edit, attribute, before, constant, nodes
 from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle
@@ -24,7 +25,8 @@ from txport.proof.parity.calls import no_crash
 from txport.proof.parity.cases import not_reached, reach_of
 from txport.proof.proven import write
 
-LONGEST, WINDOW, POWER, WRONG = 70_000, 32_000, 65_536, 8_000
+LONGEST, WINDOW, POWER, WRONG = 20_000, 9_000, 16_384, 8_000
+FARTHEST, WIDEST = 70_000, 32_000  # a context with positions that fp16 can't count
 LENGTHS = ("max_length", "max_source_length", "max_target_length")
 PRESETS = ("tiny", "additive-tiny", "annotated-tiny", "bert-tiny", "gpt2-tiny", "llama-tiny", "opt-tiny", "t5-tiny")
 KINDS = (("portable", "fp32"), ("portable", "fp16"), ("cpu", "fp32"), ("cpu", "int8"), ("cuda", "fp16"))
@@ -39,8 +41,7 @@ def checkpoint_of(preset: str, longest: int, **changes: object) -> Checkpoint:
     return Checkpoint(preset, model, digest(f"preset:{preset}"))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids="-".join)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(("preset", "kind"), on_each_target(PRESETS, KINDS))
 def test_parts_agree_with_pytorch_beyond_whole_graphs(preset: str, kind: tuple[str, str], tmp_path: Path) -> None:
     target, precision = kind
     checkpoint = checkpoint_of(preset, 1500)
@@ -106,7 +107,7 @@ def short_cache(model: ModelProto) -> None:
 
 
 def mask_that_ends(model: ModelProto) -> None:
-    """Padding beyond position 65,536 is not masked."""
+    """Padding beyond position 16,384 is not masked."""
     if not any(each.name == "attention_mask" for each in model.graph.input):
         for node in nodes(model, "GroupQueryAttention"):
             before(model, node, 5, "Min", constant(model, POWER - 1, np.int32))
@@ -164,7 +165,10 @@ def test_faults_at_the_far_end_are_found(
             assert {each.tensor for each in found if not each.passed} == {"decoder.0.attention"}
 
 
-def test_the_same_bundle_without_a_fault_passes(far: Callable[[str, str], tuple[Bundle, Checkpoint]]) -> None:
-    for kind in (("portable", "fp32"), ("cpu", "int8"), ("cuda", "fp16")):
-        bundle, checkpoint = far(*kind)
-        assert [each for each in compare_context(bundle, checkpoint) if not each.passed] == [], kind
+@pytest.mark.parametrize(("target", "precision"), [("portable", "fp32"), ("cpu", "int8"), ("cuda", "fp16")])
+def test_without_a_fault_it_passes_also_in_a_longer_context(target: str, precision: str, tmp_path: Path) -> None:
+    for longest, window in ((LONGEST, WINDOW), (FARTHEST, WIDEST)):
+        checkpoint = checkpoint_of("llama-tiny", longest, windows=(window, 0))
+        (tmp_path / str(longest)).mkdir()
+        bundle = write(checkpoint, tmp_path / str(longest), target=target, precision=precision)
+        assert [each for each in compare_context(bundle, checkpoint) if not each.passed] == []
