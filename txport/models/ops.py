@@ -119,19 +119,31 @@ class PlainOps:
         roles: tuple[Role, ...] = get_args(Role)
         caches = [self._caches[layer, "source", role] for role in roles]
         rest = self.source[:, self.state[caches[0]].shape[2] :]  # all of it in the first run, nothing later
-        new = part.keys(part.key(rest), None), part.split(part.value(rest))
-        for cache, each in zip(caches, new, strict=True):
-            self.state[cache] = torch.cat([self.state[cache], each], 2)
-        key, value, mask = (self._by_row(each) for each in (*(self.state[cache] for cache in caches), self.source_mask))
-        assert key is not None
-        assert value is not None
-        mixed, self.weights[layer] = part.core(part.queries(part.query(x), None), key, value, mask)
-        mixed_heads: Tensor = mixed
-        return mixed_heads
+        if type(x) is not Tensor or rest.shape[1]:
+            new = part.keys(part.key(rest), None), part.split(part.value(rest))
+            for cache, each in zip(caches, new, strict=True):
+                self.state[cache] = torch.cat([self.state[cache], each], 2)
+        query = part.queries(part.query(x), None)
+        mixed, self.weights[layer] = self._over_sources(part, query, *(self.state[cache] for cache in caches))
+        return mixed
 
-    def _by_row(self, x: Tensor | None) -> Tensor | None:
-        """Return values of the sources (U, ...) for each row (B, ...)."""
-        return x if x is None or self.source_rows is None else x[self.source_rows]
+    def _over_sources(self, part: Attention, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the output (B, N, T, H) and the weights (B, N, T, S) of queries of B rows over U sources."""
+        mixed: Tensor
+        if self.source_rows is None:
+            mixed, weights = part.core(query, key, value, self.source_mask)
+            return mixed, weights
+        mixed = query.new_empty(*query.shape[:3], value.shape[3])
+        weights = query.new_empty(*query.shape[:3], key.shape[2])
+        for source in self.source_rows.unique().tolist():
+            rows = self.source_rows == source
+            own = query[rows].transpose(0, 1).flatten(1, 2)[None]  # (1, N, rows x T, H): all queries of one source
+            one = slice(source, source + 1)
+            mask = None if self.source_mask is None else self.source_mask[one]
+            found = part.core(own, key[one], value[one], mask)
+            for every, each in zip((mixed, weights), found, strict=True):
+                every[rows] = each[0].unflatten(1, (-1, query.shape[2])).transpose(0, 1)
+        return mixed, weights
 
     def _mask_of(self, part: Attention, key: Tensor) -> Tensor | None:
         """Return the additive mask of self-attention; the mask of a window is computed once for all its layers."""

@@ -77,7 +77,9 @@ def prove(
 def _load_once(loaded: dict[str, GraphRuntime], name: str, bundle: Bundle, **how: Any) -> GraphRuntime:
     """Return a bundle on a runtime, started when it is needed first; its graphs must stay the same."""
     if name not in loaded:
-        loaded[name] = runtimes.load(name, bundle, **how)
+        loaded[name] = runtime = runtimes.load(name, bundle, **how)
+        if isinstance(bundle.manifest.facts.reads, Features):
+            vars(runtime)["encoded"] = {}  # of few sources, which are encoded once
     return loaded[name]
 
 

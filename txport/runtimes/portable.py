@@ -82,13 +82,19 @@ class PortableRuntime(Generic[T]):
         self._becomes = {} if self._decoder is None else self._decoder.becomes
         grown = {} if self._decoder is None else self._decoder.present("row")
         self._grows = {name: self._becomes[name] for name in grown.values()}
+        self.encoded: dict[bytes, T] | None = None  # kept outputs of the encoder by features; None: none are kept
 
     def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> PortableState[T]:
         """See `Runtime.start`."""
         if self._facts.task == "causal":
             return self._prefill(source, source_lengths, max_length)
         given, kept = self._sources(source, source_lengths)
-        hidden = self._engine.run(ENCODER, given, [LAST_HIDDEN_STATE])[LAST_HIDDEN_STATE]
+        key = b"" if self.encoded is None else source.tobytes()
+        hidden = None if self.encoded is None else self.encoded.get(key)
+        if hidden is None:
+            hidden = self._engine.run(ENCODER, given, [LAST_HIDDEN_STATE])[LAST_HIDDEN_STATE]
+        if self.encoded is not None:
+            self.encoded[key] = hidden
         tensors = {ENCODER_HIDDEN_STATES: hidden, **kept, **self._empty_caches(len(source))}
         return PortableState(tensors, 0, max_length, np.arange(len(source)))
 
