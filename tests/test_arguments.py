@@ -76,6 +76,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], list[Any]]] = {  # what goes with an op
     "forced_eos_token_id": ({}, [*NO_WHOLE, *HUGE]),
     "eos_token_id": ({}, [*NO_TOKENS[1:], *HUGE, -1, 2.5, True, []]),
     "logits_processor": ({}, ["softmax", 3]),
+    "stop": ({}, [5, 2.5, b"a", [5], [None], "", [""]]),
     "alignment": ({}, [*NO_WORDS, True]),
     "scores": ({}, NO_SWITCH),
 }

@@ -14,7 +14,7 @@ import txport
 from tests.cli.processes import assert_one_line, run, start
 from txport.bundles.bundle import Bundle
 
-TEXTS = [f"{word}{end}" for end in ("", "ly", "er", "ing") for word in ("bad", "chief", "hello", "cat", "tree")] * 15
+TEXTS = [f"{word}{end}" for end in ("", "a", "ed", "c") for word in ("bad", "chief", "ace", "dab", "face")] * 15
 ONE_BY_ONE = ["--batch-size", 1]  # no text waits for longer ones
 
 

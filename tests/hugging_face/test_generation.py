@@ -189,8 +189,10 @@ def theirs(model: Any, source: list[int], drawn: Drawn, seed: int) -> tuple[list
         found = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **stops)
     rows = [row[first:] for row in found.sequences.tolist()]
     cut = [tuple(row[: row.index(EOS) + 1]) if EOS in row else tuple(row) for row in rows]
-    if "stop_strings" in drawn:  # padding follows a target that was stopped
+    if "stop_strings" in drawn:  # padding follows a target that was stopped; in beams the end token, since PAD is 0
         cut = [tuple(token for token in row if token != PAD) for row in cut]
+        ends = StopStringCriteria(Pieces(), drawn["stop_strings"])
+        cut = [row[:-1] if len(row) > 1 and ends(torch.tensor([row[:-1]]), None).all() else row for row in cut]
     return cut, found.sequences_scores.numpy() if drawn.get("num_beams", 1) > 1 else None
 
 

@@ -287,7 +287,7 @@ def test_later_opsets_have_it_too(opset: int, checkpoint: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["preset:tiny", "--target", "cpu"], "the cpu target uses others; export --target portable"),
+        (["preset:tiny", "--target", "cpu"], "the cpu target uses others; export it with --target portable"),
         (["preset:bert-tiny"], "this model is encoder-only, and its model.onnx is already a single graph"),
         (["preset:tiny", "--weights", "none"], "single reads the weights of the other graphs"),
     ],

@@ -168,7 +168,7 @@ def test_a_type_that_nothing_is_known_of_is_told_of_ids(tmp_path: Path) -> None:
     folder = copied_of("gpt2", tmp_path)
     (folder / TOKENIZER_CONFIG).unlink()
     (folder / "config.json").write_text('{"model_type": "xyz"}', encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"does not say what its tokenizer is; save it .* \(--ids\)"):
+    with pytest.raises(CheckpointError, match=r"does not say what its tokenizer is; save it .* \(`txport run --ids`\)"):
         companions_of(folder)
 
 

@@ -27,20 +27,28 @@ ARGUMENT = re.compile(
 Read = tuple[str, Path]  # what a file is, in words, and the file
 
 
-class InputPath(click.Path):
-    """The type of a parameter that names a file or folder to read."""
+class PossiblePath(click.Path):
+    """The type of a parameter that is a path; text that can't be one is an error."""
+
+    error: type[TxportError] = OutputError
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path; raise `TextError` for text that is none."""
-        require_possible(value, TextError)
+        """Return the path; raise `error` for text that is none."""
+        require_possible(value, self.error)
         return super().convert(value, param, ctx)
 
 
-class OutputFile(click.Path):
+class InputPath(PossiblePath):
+    """The type of a parameter that names a file or folder to read."""
+
+    error = TextError
+
+
+class OutputFile(PossiblePath):
     """The type of a parameter that names a file to write."""
 
 
-class OutputFolder(click.Path):
+class OutputFolder(PossiblePath):
     """The type of a parameter that names a folder to create; the command checks it."""
 
 

@@ -52,7 +52,7 @@ def open_rows(path: Path | None, texts: Sequence[str] | None, is_resumed: bool, 
         return
     partial = Partial(resolve(path), texts)
     with partial.opened(is_resumed) as file:
-        kept = _Kept(rows.raw, file, partial.done)
+        kept = _Kept(rows.raw, file, partial.done, path)
         try:
             yield kept
             with open_output(path) as stream:
@@ -69,19 +69,30 @@ def open_rows(path: Path | None, texts: Sequence[str] | None, is_resumed: bool, 
 class _Kept(Rows):
     """Rows that go to OUT.partial: those of a text together."""
 
-    def __init__(self, raw: bool, file: BinaryIO, done: int) -> None:
+    def __init__(self, raw: bool, file: BinaryIO, done: int, place: Path) -> None:
         super().__init__(raw)
         self.stream = io.StringIO()
         self._file = file
+        self._place = place
         self.done = done
 
     def put(self, rows: Iterable[Sequence[str]]) -> None:
         """Write the rows of one text."""
         self.stream = io.StringIO(newline="")
         super().put(rows)
-        self._file.write(json.dumps(self.stream.getvalue()).encode() + b"\n")
-        self._file.flush()
+        with told(self._place, "choose another place"):
+            self._file.write(json.dumps(self.stream.getvalue()).encode() + b"\n")
+            self._file.flush()
         self.done += 1
+
+
+@contextlib.contextmanager
+def _closing(file: BinaryIO) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            file.close()
 
 
 class Partial:
@@ -100,7 +111,8 @@ class Partial:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
         with told(self.path, "choose another place"):
             file = os.fdopen(os.open(self.path, flags, 0o600), "r+b")
-        with file, locked(self.path, without=True) as is_ours:
+        # each output is flushed; on a full disk, the rest of a buffer would raise a second error at the end
+        with _closing(file), locked(self.path, without=True) as is_ours:
             if not is_ours:
                 raise OutputError(f"{self.path} is being written by another run; choose another place")
             with told(self.path, "choose another place"):

@@ -34,6 +34,7 @@ from txport.models.weights.values import Shape, Weights
 from txport.system.documents import DocumentError, read_json, read_text
 from txport.system.files import require_folder
 from txport.system.places import require_possible
+from txport.system.stages import told
 
 LARGEST_TOKENIZER = 64 << 20  # bytes
 
@@ -197,8 +198,12 @@ def require_apart(name: str, out: Path, *, force: bool = False) -> None:
 
     `out` must not be the folder of the checkpoint `name`, nor have files that are read before the new ones.
     """
+    require_possible(name, CheckpointError)
+    require_possible(out, OutputError)
     source = Path(name)
-    if source.is_dir() and out.exists() and out.samefile(source):
+    with told(out, "choose another place"):
+        is_same = source.is_dir() and out.exists() and out.samefile(source)
+    if is_same:
         raise OutputError(f"{out} holds the checkpoint itself; choose another place")
     for path in (path for mark in (RULES, *TRAINERS) for path in out.glob(mark)):
         raise OutputError(f"{out} holds {path.name}, which is read before what is written; choose another place")

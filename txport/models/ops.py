@@ -119,8 +119,8 @@ class PlainOps:
         roles: tuple[Role, ...] = get_args(Role)
         caches = [self._caches[layer, "source", role] for role in roles]
         rest = self.source[:, self.state[caches[0]].shape[2] :]  # all of it in the first run, nothing later
+        new = part.keys(part.key(rest), None), part.split(part.value(rest))
         if type(x) is not Tensor or rest.shape[1]:
-            new = part.keys(part.key(rest), None), part.split(part.value(rest))
             for cache, each in zip(caches, new, strict=True):
                 self.state[cache] = torch.cat([self.state[cache], each], 2)
         query = part.queries(part.query(x), None)
@@ -135,7 +135,7 @@ class PlainOps:
             return mixed, weights
         mixed = query.new_empty(*query.shape[:3], value.shape[3])
         weights = query.new_empty(*query.shape[:3], key.shape[2])
-        for source in self.source_rows.unique().tolist():
+        for source in torch.unique(self.source_rows).tolist():
             rows = self.source_rows == source
             own = query[rows].transpose(0, 1).flatten(1, 2)[None]  # (1, N, rows x T, H): all queries of one source
             one = slice(source, source + 1)

@@ -14,6 +14,7 @@ from pathlib import Path
 from txport.errors import OutputError, TxportError, quoted
 
 MAX_LINKS = 40  # as in Linux
+MAX_PATH = 4096  # bytes of a path, PATH_MAX of Linux
 DESCRIPTORS = re.compile(r"/proc/(?P<process>\d+)(/task/\d+)?/fd|/dev/fd")
 WORKING_FOLDER = -100  # AT_FDCWD
 EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
@@ -49,7 +50,7 @@ def require_possible(path: Path | str, error: type[TxportError]) -> None:
         what = "a null byte" if "\0" in str(path) else "a lone surrogate"
         raise error(f"{quoted(str(path))} can't be a path: it has {what}") from reason
     except OSError as reason:
-        if reason.errno == errno.ENAMETOOLONG:
+        if reason.errno == errno.ENAMETOOLONG and len(os.fsencode(path)) >= MAX_PATH:  # others: see `stages.told`
             raise error(f"{quoted(str(path))} can't be a path: it is too long") from reason
 
 

@@ -17,7 +17,7 @@ import pytest
 from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import DECODER, ENCODER
-from txport.errors import OutputError, RunError, UnavailableError, UnsupportedError
+from txport.errors import OutOfMemoryError, OutputError, RunError, UnavailableError, UnsupportedError
 from txport.runtimes.base import running
 from txport.runtimes.ort import placement, providers, sessions
 from txport.runtimes.ort.nvidia import fit, options, rtx
@@ -334,7 +334,7 @@ MESSAGES = {
         "start the process",
     ),
     "TensorRT EP could not deserialize engine from cache: /x/y.engine": ("an engine in TensorRT's cache", "delete"),
-    "TensorRT EP failed to create engine from network for fused node: a_0": ("builds no engine", "--provider cuda"),
+    "TensorRT EP failed to create engine from network for fused node: a_0": ("builds no engine", "provider='cuda'"),
     "libcublasLt.so.13: cannot open shared object file: No such file or directory": ("a library is missing", "doctor"),
 }
 
@@ -344,7 +344,7 @@ def test_errors_of_the_gpu_say_what_to_do(message: str) -> None:
     meaning, fix = MESSAGES[message]
     error = explain(RuntimeError(message), CUDA)
     assert error is not None
-    assert error.exit_code == 3
+    assert error.exit_code == (1 if isinstance(error, OutOfMemoryError) else 3)
     line = str(error)
     assert line.startswith(f"{CUDA}: ")
     assert meaning in line
