@@ -23,6 +23,7 @@ from txport.models.sources.source import read_source
 from txport.models.weights.plan import Plan
 from txport.models.weights.values import Weights
 from txport.system import memory
+from txport.system.places import require_possible
 
 # number of copies in memory at once
 LARGEST_COPIES = 2  # of the largest tensor, while its numbers are followed to the files; later there are, in its place,
@@ -88,6 +89,7 @@ def require_original(against: str, *, trust_code: bool) -> None:
 
     Raise `CheckpointError` if the file of code does not exist.
     """
+    require_possible(against, CheckpointError)
     code = code_name(against)
     is_code = code is not None
     if not is_code and against != TRANSFORMERS and not Path(against).is_dir():
