@@ -27,7 +27,8 @@ def commands(bundle: Path) -> Iterator[tuple[str, str]]:
     for name, command in cli.commands.items():
         needed = [each for each in command.params if isinstance(each, click.Argument) and each.nargs == 1]
         for odd in command.params:
-            if not (isinstance(odd.type, InputPath | OutputFile | OutputFolder) or odd.name in NAMES):
+            is_name = odd.name in NAMES and odd.type is click.STRING
+            if not (isinstance(odd.type, InputPath | OutputFile | OutputFolder) or is_name):
                 continue
             values = {each.name: "{}" if each is odd else str(bundle) for each in needed}
             option = [] if odd in needed else [odd.opts[-1], "{}"]

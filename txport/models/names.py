@@ -256,7 +256,11 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def label(name: str) -> str:
-    """Return the name of a checkpoint as a bundle stores it: never a path of this machine."""
+    """Return the name of a checkpoint as a bundle stores it: never a path of this machine.
+
+    Raises `CheckpointError` if the name is no path.
+    """
+    require_possible(name, CheckpointError)
     if code := code_name(name):
         return f"{code[0].name}:{code[1]}"
     return name if preset_name(name) or is_shipped(name) or is_of_hub(name) else Path(name).resolve().name
