@@ -103,8 +103,7 @@ def export(
     folders that it saved, if it is installed and memory suffices. The manifest contains the result (`original`).
 
     Raises `CheckpointError` or `ConfigError` for an invalid checkpoint, `OutputError` for a path that can't be written,
-    `OutOfMemoryError` for too little memory, `ParityError` for a checkpoint that differs from its original, or graphs
-    that differ from PyTorch.
+    `OutOfMemoryError` for too little memory, and `ParityError` if the original or PyTorch computes something else.
     """
     precision = usual_precision(target) if precision is None else precision
     opset = None if opset is None else whole("opset", opset, 1, GREATEST)

@@ -83,8 +83,7 @@ def check(
 
     `cases`: number of random cases, in addition to those that every bundle has to pass. `atol` and `rtol` tighten the
     tolerances. `texts`: texts with their targets, to measure task quality by a `metric`. Without `searches`, only
-    logits and outputs are compared, not the tokens that search finds. `load` starts a bundle on a runtime. `exact`
-    returns the bundle's reference, for more than this comparison.
+    logits and outputs are compared, not tokens of searches. `load` starts a bundle, and `exact` makes its reference.
 
     Raises `UnsupportedError` if the bundle was made from another checkpoint or a tolerance would be loosened, and
     `ParityError` if the manifest contradicts the checkpoint or a graph does not run.
