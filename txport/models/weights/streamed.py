@@ -6,7 +6,7 @@ Such a model has an outline, whose parameters have shapes but no data, and a fun
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -135,12 +135,17 @@ def _stream_in_place(model: nn.Module, reader: Reader, dtype: torch.dtype) -> No
     room = Room(dtype)
     for module in model.modules():
         own = {names[id(each)]: each for each in module.parameters(recurse=False)}
-        if type(module) is nn.Embedding:
+        if type(module) is nn.Embedding and module.max_norm is None:
             _look_up(module, names[id(module.weight)], reader, dtype)
-        elif isinstance(module, nn.Linear) and module.weight.numel() > MOST_ROOM:
+        elif _is_linear(module) and module.weight.numel() > MOST_ROOM:
             _project(module, names, reader, dtype)
         elif own:
             _stream(module, own, reader, room, nothing)
+
+
+def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether a module computes what `nn.Linear` does; a subclass in the user's code may compute more."""
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 
 class Room:

@@ -30,11 +30,8 @@ DROPPED = (
     "longest",
     "most padding",
 )  # cases of a causal model that a large one skips: others test what they do
-ALIKE = (
-    "length 1",
-    "padded rows",
-    "every row padded",
-)  # cases of features, which all have one length: "many rows" is as they
+# Features all have one length, so these cases are as "many rows" is.
+ALIKE = ("length 1", "padded rows", "every row padded")
 BRIEF = 512  # positions; larger batches have no whole runs in a large model, nor for PyTorch's own error
 # Positions up to which whole graphs are compared, and the numbers of logits of a target that fit into memory. What
 # depends on positions beyond is compared part by part (`proof.context`).
