@@ -34,14 +34,16 @@ ROOMS = tuple(ALLOWED)
 PROOF = {  # rooms of proof -> what of proof they may import; what lies beside them joins them
     "parity": {
         "parity",
+        "few_bits",
         "masks",
         "metrics",
         "reports.report",
         "context.check",
     },  # its check alone starts that of context
+    "few_bits": {"few_bits", "bisect", "masks", "parity", "reports.report"},
     "context": {"context", "bisect", "parity"},
     "verify": {"verify", "masks", "parity"},
-    "bisect": {"bisect", "parity"},
+    "bisect": {"bisect", "few_bits", "parity"},
     "reports": {"reports", "parity", "bisect", "matrix"},
 }
 MOST_MODULES = 12

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.manifest import AUTO_LIMIT, STAND_IN, is_quantised, usual_precision
+from txport.bundles.manifest import AUTO_LIMIT, MOST_IN_FP32, STAND_IN, is_quantised, usual_precision
 from txport.errors import OutputError, ParityError, TxportError, UnsupportedError, quoted
 from txport.models.names import MANIFEST, code_name, files_of, find_folder, preset_name
 from txport.origins import remember
@@ -36,6 +36,40 @@ EXPORT = "txport[export]"
 MOST_CASES = 10_000  # these take hours
 GREATEST = 1 << 20  # far above any opset and any number of rows
 MOST_SEED = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class FewBits:
+    """What weights in few bits may cost: `max_loss`, and the share `limit` of them that `auto` may keep in fp32."""
+
+    auto: bool
+    limit: float
+    max_loss: float | None
+
+    @classmethod
+    def of(
+        cls, auto: bool, limit: float | None, max_loss: float | None, target: str, precision: str, *, weights: bool
+    ) -> FewBits:
+        """Return the options of an export; raise `UnsupportedError` for what it does not suit, or is no share."""
+        if not switch("auto", auto) and limit is not None:
+            raise UnsupportedError("auto_limit needs auto")
+        if auto and not (target == "cpu" and is_quantised(target, precision)):
+            what = "weights of int8 and int4 in fp32, on the cpu target alone"
+            raise UnsupportedError(f"auto keeps {what}; {target} {precision} has none of them")
+        if max_loss is not None and not is_quantised(target, precision):
+            raise UnsupportedError(f"max_loss is what int8 and int4 may cost; {target} {precision} has neither")
+        if (auto or max_loss is not None) and not weights:
+            what = "auto" if auto else "max_loss"
+            raise UnsupportedError(f"{what} needs weights; remove {what}, or export with weights")
+        share = AUTO_LIMIT if limit is None else _share("auto_limit", limit, MOST_IN_FP32)
+        return cls(auto, share, None if max_loss is None else _share("max_loss", max_loss, 1))
+
+
+def _share(name: str, value: float, most: float) -> float:
+    """Return a share; raise `UnsupportedError` unless it is one of at most `most`."""
+    if not 0 <= (share := number(name, value)) <= most:
+        raise UnsupportedError(f"{name} must lie in 0 to {most:g}, got {value}")
+    return share
 
 
 def load_checkpoint(
@@ -77,6 +111,7 @@ def export(
     rows: int | None = None,
     auto: bool = False,
     auto_limit: float | None = None,
+    max_loss: float | None = None,
     weights: bool = True,
     single: bool = False,
     force: bool = False,
@@ -91,10 +126,14 @@ def export(
 
     `target` is "portable", "cpu" or "cuda"; `precision` is one that the target supports (default: fp32, and fp16 for
     cuda). `rows` is the usual number of rows (batch x beams) per step of a quantised cpu bundle: its kernels are chosen
-    for this number. Without `rows`, the result for a text does not depend on the rest of its batch. If a quantised
-    bundle differs from PyTorch, `auto` keeps the matrices with the largest errors in fp32 until the bundle agrees; the
-    manifest lists them (`kept_in_fp32`), with their cost. At most the share `auto_limit` of the quantised weights stays
-    in fp32 (default: `AUTO_LIMIT`); if that is not enough, the export fails.
+    for this number. Without `rows`, the result for a text does not depend on the rest of its batch.
+
+    The manifest of a quantised bundle states what few bits cost (`loss`): the share of tokens or labels that are not
+    those of fp32, or the mean of 1 - cosine of vectors. An export that costs more than `max_loss` fails. If it costs
+    more than `max_loss`, or without this 0.05 (vectors: 0.002), `auto` keeps the matrices with the largest errors in
+    fp32 until it does not; the manifest lists them (`kept_in_fp32`), with their cost. At most the share `auto_limit` of
+    the quantised weights stays in fp32 (default: `AUTO_LIMIT`); if that is not enough, the export fails.
+
     Without `weights`, only the graphs are written, for inspection: they are not compared and can't be run. With
     `single`, a portable bundle has an additional graph that contains the search: docs/single-graph.md.
 
@@ -108,7 +147,7 @@ def export(
     precision = usual_precision(target) if precision is None else precision
     opset = None if opset is None else whole("opset", opset, 1, GREATEST)
     rows = None if rows is None else whole("rows", rows, 1, GREATEST)
-    limit = _auto_limit(auto, auto_limit, target, precision, weights=switch("weights", weights))
+    few_bits = FewBits.of(auto, auto_limit, max_loss, target, precision, weights=switch("weights", weights))
     require_possible(Path(out), OutputError)
     if isinstance(name, str | Path):
         _spare_source(str(name), Path(out))
@@ -122,7 +161,7 @@ def export(
         bundle = _written(checkpoint, folder, how, progress)
         if not weights:
             return replace(bundle, path=Path(out))
-        bundle = _proven(bundle, checkpoint, progress, limit if auto else None, how)
+        bundle = _proven(bundle, checkpoint, progress, few_bits, how)
     if checkpoint.folder is not None:
         remember(bundle, checkpoint.folder)
     return replace(bundle, path=Path(out))
@@ -155,14 +194,15 @@ def _written(checkpoint: Checkpoint, folder: Path, how: Mapping[str, Any], progr
 
 
 def _proven(
-    bundle: Bundle, checkpoint: Checkpoint, progress: Progress, limit: float | None, how: Mapping[str, Any]
+    bundle: Bundle, checkpoint: Checkpoint, progress: Progress, few_bits: FewBits, how: Mapping[str, Any]
 ) -> Bundle:
-    """Compare the bundle with PyTorch and return it; with a `limit`, up to that share of the weights stays in fp32.
+    """Compare the bundle with PyTorch and return it; with `few_bits.auto`, some of its weights may stay in fp32.
 
-    Raises `ParityError` if the bundle differs.
+    Raises `ParityError` if the bundle differs, or costs too much.
     """
     from txport.proof.adapters import note_on_lengths
-    from txport.proof.fallback import fall_back_to_fp32
+    from txport.proof.fallback import costliest, fall_back_to_fp32
+    from txport.proof.few_bits.limits import usual_aim
     from txport.proof.overflow import find_overflow
     from txport.proof.proven import prove
 
@@ -170,13 +210,18 @@ def _proven(
     if checkpoint.outline.fp32_only:
         progress(f"held against PyTorch in fp32: in float64 it does not run ({checkpoint.outline.fp32_only})")
     try:
-        bundle, report = prove(bundle, checkpoint, progress=within(progress, 0.1, 1))
+        aim = usual_aim(checkpoint.facts) if few_bits.auto and few_bits.max_loss is None else few_bits.max_loss
+        bundle, report = prove(bundle, checkpoint, max_loss=aim, progress=within(progress, 0.1, 1))
     except ParityError as error:
         if beyond := find_overflow(bundle, checkpoint):
             raise ParityError(f"the export of {checkpoint.name} fails: {beyond}") from error
         raise ParityError(f"{error}{note_on_lengths(bundle, checkpoint)}") from error
-    if limit is not None and not report.passed:
-        bundle, report = fall_back_to_fp32(bundle, report, checkpoint, progress, limit=limit, **how)
+    if few_bits.auto and report.is_equal and report.beyond:
+        assert aim is not None
+        bundle, report = fall_back_to_fp32(bundle, report, checkpoint, progress, aim=aim, limit=few_bits.limit, **how)
+    if report.is_equal and report.beyond:
+        what = f"{report.beyond[0]}; {costliest(bundle, checkpoint)}"
+        raise ParityError(f"the export of {checkpoint.name} costs too much: {what}")
     if not report.passed:
         beyond = find_overflow(bundle, checkpoint)
         worst = beyond or f"{report.describe_worst()}{note_on_lengths(bundle, checkpoint)}"
@@ -184,27 +229,6 @@ def _proven(
     if STAND_IN in report.about["ran"] and (beyond := find_overflow(bundle, checkpoint, most_cases=1)):
         raise ParityError(f"the export of {checkpoint.name} would overflow on a GPU: {beyond}")  # fp32 does not
     return bundle
-
-
-def _auto_limit(auto: bool, limit: float | None, target: str, precision: str, *, weights: bool) -> float:
-    """Return the share of the weights that `auto` may keep in fp32; raise `UnsupportedError` for what it does not suit.
-
-    It is for weights in few bits on the cpu target, and a share lies in 0 to 1.
-    """
-    if not switch("auto", auto):
-        if limit is not None:
-            raise UnsupportedError("auto_limit needs auto")
-        return AUTO_LIMIT
-    if not (target == "cpu" and is_quantised(target, precision)):
-        what = "weights of int8 and int4 in fp32, on the cpu target alone"
-        raise UnsupportedError(f"auto keeps {what}; {target} {precision} has none of them")
-    if not weights:
-        raise UnsupportedError("auto needs weights; remove auto, or export with weights")
-    if limit is None:
-        return AUTO_LIMIT
-    if not 0 <= (share := number("auto_limit", limit)) <= 1:
-        raise UnsupportedError(f"the limit of auto must lie in 0 to 1, got {limit}")
-    return share
 
 
 def _spare_source(name: str, out: Path) -> None:
@@ -230,6 +254,7 @@ def parity(
     rtol: float | None = None,
     texts: Mapping[str, Sequence[str]] | None = None,
     metric: str | Score = "exact",
+    max_loss: float | None = None,
     adapter: Adapter | None = None,
     trust_code: bool = False,
     progress: Progress = silent,
@@ -240,7 +265,8 @@ def parity(
     With `texts` and all correct outputs of each, the report contains the scores of the bundle and of PyTorch. Their
     `metric` is "exact" (the error rate), "wer", "cer", "bleu", "chrf", "accuracy", "f1", or a function
     `metric(references, outputs)` that returns points of 100, more for better outputs; `references` is a list of the
-    correct outputs of each text.
+    correct outputs of each text. The comparison of a quantised bundle fails if it costs more than `max_loss` (see
+    `export`).
     `checkpoint`, `adapter` and `trust_code` are those of `export`.
     """
     with needed(EXPORT):
@@ -251,11 +277,16 @@ def parity(
     measure = metric_of(metric)
     seed = whole("seed", seed, 0, MOST_SEED)
     cases = whole("cases", cases, 0, MOST_CASES)
+    if max_loss is not None:
+        if not bundle.manifest.quantization:
+            raise UnsupportedError("max_loss is what int8 and int4 may cost; this bundle has neither")
+        max_loss = _share("max_loss", max_loss, 1)
     for name, value in {"atol": atol, "rtol": rtol}.items():
         if value is not None:
             number(name, value)
     source = load_checkpoint(checkpoint, adapter=adapter, trust_code=trust_code)
     how: dict[str, Any] = {"cases": cases, "atol": atol, "rtol": rtol, "texts": texts, "metric": measure}
+    how["max_loss"] = max_loss
     report = check(bundle, source, providers, seed, **how, progress=progress)
     report.about["machine"] = machine.describe()
     return report

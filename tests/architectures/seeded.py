@@ -17,7 +17,6 @@ from txport.models import architecture
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.model import Model
 from txport.proof.parity.check import check
-from txport.proof.parity.measures import Comparison
 from txport.proof.proven import write
 from txport.proof.reports.report import Report
 
@@ -71,10 +70,3 @@ def check_steps(bundle: Bundle, source: Tensor, lengths: Tensor, tokens: Tensor,
     for place in range(tokens.shape[1]):
         scores, state = runtime.step(tokens[:, place].numpy(), state)
         np.testing.assert_allclose(scores.values, expected[:, place], rtol=0, atol=1e-5)
-
-
-def is_sound(report: Report) -> bool:
-    """Whether it passes, or all that fails is what PyTorch itself gets as wrong with so few bits."""
-    failed = [each for each in report.everything() if not each.passed]
-    unsuited = any(isinstance(each, Comparison) and each.is_unsuited for each in failed)
-    return all(each.is_unsuited if isinstance(each, Comparison) else unsuited for each in failed)

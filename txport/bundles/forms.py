@@ -37,6 +37,11 @@ class Form:
         """Whether there is one scale per row of `out`."""
         return self.kind in ("dynamic", "rows", "invariant")
 
+    @property
+    def shares_scale(self) -> bool:
+        """Whether the kernels quantise the activations of all rows with one scale."""
+        return self.kind in ("dynamic", "rows")
+
     def describe(self) -> str:
         """Return a readable name, such as `int8 invariant` or `4-bit blocks of 32`."""
         return DESCRIPTIONS.get(self.kind, f"{self.bits}-bit blocks of {self.block}")

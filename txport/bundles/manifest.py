@@ -26,11 +26,12 @@ OFFERED = {
     "cpu": ("fp32", "int8", "int4"),
     "cuda": ("fp16", "bf16", "fp32", "int8", "int4"),
 }
-# The largest share of the quantised weights that `export --auto` keeps in fp32. With a quarter, int8 needs 14 bits per
-# weight and int4 11; with a third, int8 would need 16, as many as half precision.
-AUTO_LIMIT = 0.25
+# The usual share of the quantised weights that `export --auto` may keep in fp32, and the largest: a bundle that is
+# mostly in fp32 is not named int8. With a quarter, int8 needs 14 bits per weight and int4 11; with a third, int8 would
+# need 16, as many as half precision.
+AUTO_LIMIT, MOST_IN_FP32 = 0.25, 0.5
 # Omitted from JSON if false or empty.
-RARE: dict[str, type] = {"weightless": bool, "single": bool, "not_followed": dict, "original": dict}
+RARE: dict[str, type] = {"weightless": bool, "single": bool, "not_followed": dict, "original": dict, "loss": dict}
 STAND_IN = "cuda-stand-in"  # the runtime that checks a cuda bundle where there is no GPU
 STOOD_IN = "checked in fp32 on a stand-in; no GPU was seen"
 
@@ -99,6 +100,7 @@ class Manifest:
     shared: dict[str, dict[str, Any]] = field(default_factory=dict)  # shared weight -> file, offset, dtype, dims
     parity: dict[str, Any] = field(default_factory=dict)
     original: dict[str, Any] = field(default_factory=dict)  # the comparison with the original: see bundles/original.py
+    loss: dict[str, Any] = field(default_factory=dict)  # what few bits cost: see bundles/loss.py
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> sha256, bytes
     weightless: bool = False  # True if the graphs refer to weight files that are not in the bundle
     single: bool = False  # True if there is an additional graph that contains the whole search

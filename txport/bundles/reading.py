@@ -11,6 +11,7 @@ from typing import Any
 
 from txport.bundles.forms import Stored, require_distinct
 from txport.bundles.graphs import contained
+from txport.bundles.loss import require_loss
 from txport.bundles.manifest import FORMAT, RARE, Manifest, is_quantised, require_offer
 from txport.bundles.original import require_record
 from txport.errors import BundleError, ConfigError, UnsupportedError, quoted
@@ -37,7 +38,7 @@ VALUES: Mapping[str, type | UnionType] = {
     "files": dict,
 }
 CHECKPOINT_VALUES = {"name": str, "sha256": str}
-KEPT_VALUES = {"kept": list, "share": float, "limit": float, "bytes": int, "bytes_before": int}
+KEPT_VALUES = {"kept": list, "share": float, "limit": float, "bytes": int, "bytes_before": int, "loss_before": float}
 FILE_VALUES = {"sha256": str, "bytes": int}
 SHARED_VALUES = {"file": str, "offset": int, "dtype": str, "dims": list}
 # Bytes per number, by NumPy dtype name.
@@ -80,6 +81,8 @@ def _manifest(values: dict[str, Any]) -> Manifest:
     _check_types(values["checkpoint"], CHECKPOINT_VALUES)
     if "original" in values:
         require_record(values["original"])
+    if "loss" in values:
+        require_loss(values["loss"])
     if values["kept_in_fp32"]:
         _check_types(values["kept_in_fp32"], KEPT_VALUES)
     for name, entry in values["files"].items():

@@ -26,6 +26,15 @@ def checkpoint_option(text: str) -> Callable[[F], F]:
     return click.option("--checkpoint", shell_complete=models, help=text)
 
 
+def max_loss_option(command: F) -> F:
+    """Add `--max-loss`."""
+    text = (
+        "int8 and int4: exit 1 if few bits cost more: the fraction of tokens or labels that are not those of fp32, or"
+        " 1 - cosine of vectors."
+    )
+    return click.option("--max-loss", type=click.FloatRange(0, 1), help=text)(command)
+
+
 def trust_option(command: F) -> F:
     """Add `--trust-code`, which allows user code to run; its prints go to standard error."""
     text = "Allow running Python code that is given as model.py:NAME (docs/adapters.md)."

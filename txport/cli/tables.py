@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from txport.bundles.foreign.manifest import ForeignManifest
+from txport.bundles.loss import describe_loss
 from txport.bundles.original import RECORDED, describe_original
 from txport.bundles.ports import Port
 from txport.cli.guard import echo, results, write
@@ -60,7 +61,7 @@ def show_parity(report: Report) -> None:
     for line in render.ran(report):
         echo(line)
     echo(render.pytorch(report))
-    for line in render.recorded(report):
+    for line in (*render.recorded(report), *render.cost(report)):
         echo(line)
     for line in report.about["left_out"]:
         echo(f"left out: {line}")
@@ -192,6 +193,8 @@ def show_bundle(bundle: Bundle, brief: bool) -> None:
     echo("weights: none, so nothing runs it" if manifest.weightless else f"parity with PyTorch: {parity}")
     if original := describe_original(manifest.original):
         echo(f"original: {original}")
+    if cost := describe_loss(manifest.loss, manifest.precision):
+        echo(cost)
     echo(f"bundle: {bundle.path.resolve()}  ({megabytes(bundle.size)})")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from txport.bundles.bundle import Bundle
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.graphs import read_outline
+from txport.bundles.loss import describe_loss
 from txport.bundles.manifest import Manifest
 from txport.bundles.original import describe_original
 from txport.bundles.readme.settings import Settings
@@ -108,7 +109,9 @@ def _body(bundle: Bundle, told: Told, title: str) -> Iterator[str]:
         yield "<h2>Parity</h2>"
         original = describe_original(manifest.original)
         compared = {"compared with PyTorch at export": parity(manifest).replace("\\", ""), **_proof(manifest)}
-        yield _pairs({**compared, **({"compared with the original at export": original} if original else {})})
+        compared |= {"compared with the original at export": original} if original else {}
+        cost = describe_loss(manifest.loss, manifest.precision)
+        yield _pairs({**compared, **({"cost of few bits": cost} if cost else {})})
     if manifest.generation:
         yield "<h2>Defaults of the checkpoint</h2>"
         yield _pairs(manifest.generation)

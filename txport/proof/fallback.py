@@ -1,4 +1,4 @@
-"""Fallback for a quantised bundle that differs from PyTorch: the matrices with the largest errors stay in fp32."""
+"""Fallback for a quantised bundle whose outputs cost too much: the matrices with the largest errors stay in fp32."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from txport import runtimes
 from txport.bundles.bundle import Bundle, seal
 from txport.bundles.forms import PLAIN
 from txport.bundles.manifest import percent
@@ -17,10 +18,12 @@ from txport.exporters.weights import holding
 from txport.models.checkpoint import Checkpoint
 from txport.models.model import Model
 from txport.proof.bisect.matrices import linear_inputs, roundings
-from txport.proof.bisect.probe import Observation, Probe, compare_tap, observations
+from txport.proof.bisect.probe import Observation, Probe, observations
 from txport.proof.bisect.taps import OUT
+from txport.proof.few_bits.loss import measure_loss
 from txport.proof.parity.check import cases_of
 from txport.proof.parity.exact import Exact
+from txport.proof.parity.measures import compare
 from txport.proof.parity.replay import Reference
 from txport.proof.parity.weights import first_names
 from txport.proof.proven import prove, write
@@ -32,33 +35,44 @@ NAMED = 3  # matrices that an error message lists
 
 
 def fall_back_to_fp32(
-    bundle: Bundle, report: Report, checkpoint: Checkpoint, progress: Callable[[str], None], *, limit: float, **how: Any
+    bundle: Bundle,
+    report: Report,
+    checkpoint: Checkpoint,
+    progress: Callable[[str], None],
+    *,
+    aim: float,
+    limit: float,
+    **how: Any,
 ) -> tuple[Bundle, Report]:
-    """Write a failed bundle again with more matrices in fp32, until it passes.
+    """Write a bundle that costs too much again with more matrices in fp32, until its loss is at most `aim`.
 
     The first attempt keeps one matrix in fp32; each further attempt at most doubles their number. `how` are the
-    arguments with which the bundle was written. Returns the first bundle that passes, with its report; the manifest
-    records the kept matrices and their cost in bytes. If none passes, returns the bundle with all matrices in fp32.
-    Raises `ParityError` before the share of weights in fp32 would exceed `limit`.
+    arguments with which the bundle was written. Returns the first bundle that costs no more, with its report; the
+    manifest records the kept matrices, their cost in bytes and the loss before. Raises `ParityError` before the share
+    of weights in fp32 would exceed `limit`.
     """
     size = bundle.size
+    before = report.about["loss"]["share"]
+    loss = before
     kept = list[str]()
     matrices = [stored.weights for stored in bundle.manifest.quantization.values()]
-    while not report.passed and (worst := [name for name in worst_matrices(bundle, checkpoint) if name not in kept]):
-        wanted = [kept + worst[: count + 1] for count in range(max(1, len(kept)))]
+    while not kept or loss > aim:
+        worst = [name for name in worst_matrices(bundle, checkpoint) if name not in kept]
+        wanted = [kept + worst[: count + 1] for count in range(max(1, len(kept)))] if worst else []
         fitting = [each for each in wanted if kept_share(checkpoint.outline, matrices, each) <= limit]
         if not fitting:
-            raise ParityError(beyond(checkpoint, report, matrices, kept, worst, limit))
+            raise ParityError(beyond(checkpoint, loss, matrices, kept, worst, aim, limit))
         more = fitting[-1][len(kept) :]
         kept += more
-        progress(f"it differs; {', '.join(more)} in fp32, and again")
+        progress(f"the loss is {loss:.3g}; {', '.join(more)} in fp32, and again")
         shutil.rmtree(bundle.path / "onnx")
-        bundle, report = prove(
-            write(checkpoint, bundle.path, keep=aliases(checkpoint.outline, kept), **how), checkpoint
-        )
+        bundle = write(checkpoint, bundle.path, keep=aliases(checkpoint.outline, kept), **how)
+        runtime, provider = runtimes.home(bundle.manifest.target)
+        loss = measure_loss(bundle, checkpoint, runtimes.load(runtime, bundle, provider=provider)).record["share"]
+    bundle, report = prove(bundle, checkpoint)
     share = kept_share(checkpoint.outline, matrices, kept)
     record = {"kept": kept, "share": share, "limit": limit, "bytes": bundle.size, "bytes_before": size}
-    sealed = seal(bundle.path, dataclasses.replace(bundle.manifest, kept_in_fp32=record))
+    sealed = seal(bundle.path, dataclasses.replace(bundle.manifest, kept_in_fp32={**record, "loss_before": before}))
     return dataclasses.replace(sealed, measured=bundle.measured), report
 
 
@@ -81,20 +95,30 @@ def kept_share(model: Model, matrices: Iterable[Sequence[str]], kept: Iterable[s
 
 def beyond(
     checkpoint: Checkpoint,
-    report: Report,
+    loss: float,
     matrices: Iterable[Sequence[str]],
     kept: list[str],
     worst: list[str],
+    aim: float,
     limit: float,
 ) -> str:
     """Return the error message for a fallback that would exceed `limit`, with a fix."""
-    now, then = (percent(kept_share(checkpoint.outline, matrices, names)) for names in (kept, [*kept, worst[0]]))
+    now = percent(kept_share(checkpoint.outline, matrices, kept))
+    what = f"the export of {checkpoint.name} loses {loss:.4g} with {now} of its weights in fp32, the aim is {aim:g}"
+    fix = "export with precision='fp32', with a higher limit, auto_limit=SHARE, or with a higher aim, max_loss=SHARE"
+    if not worst:
+        return f"{what}; no more can be kept: {fix}"
     others = f" (then {', '.join(worst[1:NAMED])})" if worst[1:] else ""
+    then = percent(kept_share(checkpoint.outline, matrices, [*kept, worst[0]]))
     return (
-        f"the export of {checkpoint.name} differs from PyTorch with {now} of its weights in fp32: "
-        f"{report.describe_worst()}; keeping what errs most, {worst[0]}{others}, would make it {then}, above the limit "
-        f"of {percent(limit)}: export with precision='fp32', or with a higher limit, auto_limit=SHARE"
+        f"{what}; keeping what errs most, {worst[0]}{others}, would make it {then}, above the limit "
+        f"of {percent(limit)}: {fix}"
     )
+
+
+def costliest(bundle: Bundle, checkpoint: Checkpoint) -> str:
+    """Return a clause that names the matrices with the largest errors."""
+    return f"what errs most: {', '.join(worst_matrices(bundle, checkpoint)[:NAMED])}"
 
 
 def aliases(model: Model, names: Iterable[str]) -> set[str]:
@@ -116,20 +140,20 @@ def worst_matrices(bundle: Bundle, checkpoint: Checkpoint, seed: int = 0) -> lis
     calls = (call for case in cases for call in exact.replay(case, seed))
     errors = {each.name: each.error for each in roundings(bundle, checkpoint, linear_inputs(exact.model, calls))}
     held = Reference(Exact.of(holding(bundle, checkpoint).model), manifest)
-    seen = activation_errors(observations(bundle, held, cases, seed), manifest.precision)
+    seen = activation_errors(observations(bundle, held, cases, seed))
     quantised = {name for name, form in manifest.forms.items() if form != PLAIN}
     total = {name: float(np.hypot(errors.get(name, 0.0), seen.get(name, 0.0))) for name in quantised}
     return sorted(total, key=lambda name: (-np.nan_to_num(total[name], nan=np.inf), name))
 
 
-def activation_errors(pairs: Iterable[tuple[Probe, Observation | ParityError]], precision: str) -> Errors:
+def activation_errors(pairs: Iterable[tuple[Probe, Observation | ParityError]]) -> Errors:
     """Return the largest relative error of each matrix product over all cases, by weight; inputs are PyTorch's."""
     found: Errors = {}
     for _probe, observation in pairs:
         if isinstance(observation, ParityError):
             raise observation
-        for tap in (tap for tap in observation.truths if tap.quantized and tap.side == OUT):
-            error = compare_tap(tap, observation, precision).relative
+        for tap in (tap for tap in observation.truths if tap.form is not None and tap.side == OUT):
+            error = compare("", "", 0, tap.name, observation.truths[tap], observation.seen[tap], np.inf).relative
             for name in (f"{module}.weight" for module in tap.modules):
                 found[name] = float(np.fmax(found.get(name, 0.0), error))
     return found

@@ -52,6 +52,7 @@ class Cell:
     bytes: int | None = None
     worst_logit_difference: float | None = None
     near_ties: int | None = None
+    loss: float | None = None  # of few bits: see bundles/loss.py
     rows_searched: int | None = None
     export_seconds: float | None = None
     parity_seconds: float | None = None
@@ -231,6 +232,7 @@ def _judge(blank: Cell, report: Report, begun: float) -> Cell:
         why="" if report.passed else report.describe_worst(),
         worst_logit_difference=report.worst_output,
         near_ties=ties,
+        loss=report.about.get("loss", {}).get("share"),
         rows_searched=summary["rows_searched"],
         parity_seconds=_since(begun),
     )

@@ -45,17 +45,24 @@ def write(checkpoint: Checkpoint, folder: Path, *, original: Mapping[str, Any] |
 
 
 def prove(
-    bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int = 0, progress: Progress = silent
+    bundle: Bundle,
+    checkpoint: Checkpoint,
+    *,
+    seed: int = 0,
+    cases: int = 0,
+    max_loss: float | None = None,
+    progress: Progress = silent,
 ) -> tuple[Bundle, Report]:
     """Compare a bundle with PyTorch on its target's runtime; return the bundle with its verdict, and the report.
 
     If the bundle passes, golden outputs are added. A cuda bundle runs on the GPU, or on the CPU if there is none; the
-    verdict states which. `seed` and `cases` are those of `check`. Raises `ParityError` if a graph does not run, or if
-    the bundle does not reproduce the golden outputs on this machine.
+    verdict states which. `seed`, `cases` and `max_loss` are those of `check`. Raises `ParityError` if a graph does not
+    run, or if the bundle does not reproduce the golden outputs on this machine.
     """
     runtime, provider = runtimes.home(bundle.manifest.target)
     searches = bundle.manifest.single or not is_large(checkpoint)  # golden outputs have searches of their own
-    how: dict[str, Any] = {"cases": cases, "searches": searches, "progress": within(progress, 0, 0.7)}
+    how: dict[str, Any] = {"cases": cases, "searches": searches, "max_loss": max_loss}
+    how["progress"] = within(progress, 0, 0.7)
     how["load"] = load = partial(_load_once, {})  # packing the weights of a large bundle takes long
     exact = cache(partial(exact_of, bundle, checkpoint))
     report = check(bundle, checkpoint, {runtime: provider}, seed, exact=exact, **how)
@@ -65,7 +72,7 @@ def prove(
             _add_golden(bundle, checkpoint, right)
         del right  # and what it has encoded
         exact.cache_clear()
-    proven = dataclasses.replace(bundle.manifest, parity=report.summary())
+    proven = dataclasses.replace(bundle.manifest, parity=report.summary(), loss=report.about.get("loss", {}))
     bundle = seal(bundle.path, proven, written=[GOLDEN])
     if report.passed:
         result = verify(bundle.path, runtime=runtime, provider=provider, load=load, progress=within(progress, 0.9, 1))
@@ -100,13 +107,15 @@ def _record_generation(bundle: Bundle, exact: Exact, tolerance: Tolerance, real:
     noise_of = tolerance.lasting_noise
     runtime = TorchRuntime(model)
     errors_of = partial(exact.rounding_errors, draws=size.draws)
-    found = golden.record(runtime, model.facts, real, exact.logits, errors_of, noise_of, size)
+    with exact.reproduced():
+        found = golden.record(runtime, model.facts, real, exact.logits, errors_of, noise_of, size)
     golden.save_golden(bundle.path / GOLDEN, found)
 
 
 def _record_encoding(bundle: Bundle, exact: Exact, tolerance: Tolerance, real: Ids, size: golden.Size) -> None:
     def errors_of(sources: Sequence[Sequence[int]]) -> list[dict[str, float]]:
-        right = infer(TorchRuntime(exact.model), sources, facts)
+        with exact.reproduced():
+            right = infer(TorchRuntime(exact.model), sources, facts)
         errors = [dict.fromkeys(each, 0.0) for each in right]
         for found in exact.draws(lambda model: infer(TorchRuntime(model), sources, facts)):
             for worst, one, other in zip(errors, right, found, strict=True):
@@ -115,7 +124,8 @@ def _record_encoding(bundle: Bundle, exact: Exact, tolerance: Tolerance, real: I
         return errors
 
     facts = exact.model.facts
-    found = encoding.record(TorchRuntime(exact.model), facts, real, errors_of, tolerance.lasting_noise)
+    with exact.reproduced():
+        found = encoding.record(TorchRuntime(exact.model), facts, real, errors_of, tolerance.lasting_noise)
     encoding.save_golden(bundle.path / GOLDEN, found)
 
 

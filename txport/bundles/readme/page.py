@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from txport.bundles.loss import describe_loss
 from txport.bundles.manifest import Manifest, is_quantised
 from txport.bundles.original import describe_original
 from txport.bundles.readme import at_once, cpp, device, javascript, python, tables
@@ -42,6 +43,8 @@ def _parts(manifest: Manifest, files: Collection[str]) -> Iterator[str]:
     yield tables.about(manifest)
     if original := describe_original(manifest.original):
         yield plain(f"Comparison with the original at export: {original}.")
+    if cost := describe_loss(manifest.loss, manifest.precision):
+        yield plain(f"{cost[0].upper()}{cost[1:]}.")
     if manifest.weightless:
         yield "**The graphs have no weights, so nothing can run them.** They show what an export would be."
     is_whole = not manifest.weightless

@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from txport.bundles.manifest import AUTO_LIMIT, PRECISIONS, STAND_IN, STOOD_IN, TARGETS, percent
+from txport.bundles.loss import AUTO_LOSS, AUTO_LOSS_OF_VECTORS, describe_loss
+from txport.bundles.manifest import AUTO_LIMIT, MOST_IN_FP32, PRECISIONS, STAND_IN, STOOD_IN, TARGETS, percent
 from txport.bundles.original import describe_original
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
-from txport.cli.options import provider_option, threads_option, trust_option, variant_option
+from txport.cli.options import max_loss_option, provider_option, threads_option, trust_option, variant_option
 from txport.cli.outputs import OUTPUT, OUTPUT_FOLDER, command
 from txport.cli.progress import shown, verbose_option
 from txport.errors import UnsupportedError
@@ -39,14 +40,16 @@ from txport.runtimes import GRAPH_RUNTIMES
 @click.option(
     "--auto",
     is_flag=True,
-    help="int8 and int4 on cpu: if the bundle differs from PyTorch, keep the matrices with the largest errors in fp32.",
+    help="int8 and int4 on cpu: if the bundle loses more than --max-loss, keep the matrices with the largest errors in"
+    f" fp32.  [--max-loss is then {AUTO_LOSS} by default, for vectors {AUTO_LOSS_OF_VECTORS}]",
 )
 @click.option(
     "--auto-limit",
-    type=click.FloatRange(0, 1),
+    type=click.FloatRange(0, MOST_IN_FP32),
     help="Maximum fraction of the quantised weights that --auto may keep in fp32; exit 1 if this is not"
     f" enough.  [default: {AUTO_LIMIT}]",
 )
+@max_loss_option
 @click.option(
     "--weights",
     type=click.Choice(["all", "none"]),
@@ -100,9 +103,12 @@ def export(
         echo(f"{out}  {description}, {_size(bundle.size)}, {_verdict(bundle)}")
         if kept:
             cost = f"{_size(kept['bytes'] - kept['bytes_before'])}, the limit being {percent(kept['limit'])}"
-            echo(f"kept in fp32, for {cost}: {', '.join(kept['kept'])}")
+            gained = f"loss {bundle.manifest.loss['share']:.4g} instead of {kept['loss_before']:.4g}"
+            echo(f"kept in fp32, for {cost}, {gained}: {', '.join(kept['kept'])}")
         if original := describe_original(bundle.manifest.original):
             echo(original)
+        if cost := describe_loss(bundle.manifest.loss, bundle.manifest.precision):
+            echo(cost)
 
 
 def _verdict(bundle: Any) -> str:

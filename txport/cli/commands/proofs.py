@@ -11,7 +11,14 @@ import click
 from txport.bundles.manifest import PRECISIONS, TARGETS
 from txport.cli import completion, textio
 from txport.cli.guard import progress
-from txport.cli.options import checkpoint_option, is_given, provider_option, trust_option, variant_option
+from txport.cli.options import (
+    checkpoint_option,
+    is_given,
+    max_loss_option,
+    provider_option,
+    trust_option,
+    variant_option,
+)
 from txport.cli.outputs import INPUT, OUTPUT, OUTPUT_FOLDER, command
 from txport.cli.progress import shown, verbose_option
 from txport.errors import TextError, UnsupportedError
@@ -66,6 +73,7 @@ MATRIX_NOTE = "  [repeatable; default: all]"
     type=click.IntRange(1),
     help=f"How many texts of --quality to use, drawn by seed.  [default: {QUALITY_TEXTS}]",
 )
+@max_loss_option
 @click.option("--baseline", type=INPUT, help="An older --report: exit 1 if anything became worse.")
 @click.option("--report", type=OUTPUT, help="Write everything that was compared, as JSON.")
 @click.option("--junit", type=OUTPUT, help="Write JUnit XML, for CI.")

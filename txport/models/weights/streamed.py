@@ -126,6 +126,15 @@ def reader_of(module: nn.Module) -> Reader | None:
     return reader
 
 
+def read_weight(model: nn.Module, layer: str) -> Tensor:
+    """Return the weight of a part by the part's name; that of a streamed model is read."""
+    held = model.get_submodule(layer).get_parameter("weight")
+    reader = reader_of(model)
+    if reader is None or not held.isnan().all():
+        return held.detach()
+    return reader(next(name for name, each in model.named_parameters() if each is held))
+
+
 def _stream_in_place(model: nn.Module, reader: Reader, dtype: torch.dtype) -> None:
     """Replace the parameters of a model by NaN; each module reads its own ones when it runs."""
     nothing = torch.full((), torch.nan, dtype=dtype)

@@ -46,11 +46,17 @@ class PartCall:
     inner: list[PartCall] = field(default_factory=list)
 
     @property
-    def read(self) -> Array:
+    def tensor(self) -> Tensor:
         """The first argument."""
         first = self.arguments[0]
         assert first is not None
-        return first.numpy()
+        return first
+
+    @property
+    def read(self) -> Array:
+        """The first argument as an array."""
+        found: Array = self.tensor.numpy()
+        return found
 
     @property
     def gave(self) -> Array:
@@ -69,7 +75,10 @@ Record = dict[str, list[PartCall]]  # the calls of each part by its name, in ord
 
 @contextlib.contextmanager
 def recording(model: nn.Module) -> Iterator[Record]:
-    """Record the calls of all watched parts while the model runs in this context; the caller clears the record."""
+    """Record the calls of all watched parts while the model runs in this context; the caller clears the record.
+
+    Arguments are recorded before other hooks round them.
+    """
     record: Record = {}
     open_calls: list[PartCall] = []
 
@@ -89,7 +98,7 @@ def recording(model: nn.Module) -> Iterator[Record]:
         open_calls.pop().result = output[0] if isinstance(output, tuple) else output
 
     watched = [(name, part) for name, part in model.named_modules() if isinstance(part, WATCHED)]
-    handles = [part.register_forward_pre_hook(begin(name)) for name, part in watched]
+    handles = [part.register_forward_pre_hook(begin(name), prepend=True) for name, part in watched]
     handles += [part.register_forward_hook(end) for _, part in watched]
     try:
         yield record

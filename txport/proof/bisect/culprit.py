@@ -8,6 +8,7 @@ by step, to find the step that introduced the error.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -33,6 +34,7 @@ from txport.proof.bisect.optimiser import Miscompiled, miscompiled
 from txport.proof.bisect.origin import origin
 from txport.proof.bisect.probe import Finding, Observation, Probe, find, observations
 from txport.proof.bisect.words import describe
+from txport.proof.few_bits.activations import rounding_activations
 from txport.proof.parity.calls import compare_call, no_crash
 from txport.proof.parity.check import cases_of, exact_of, require_checkpoint
 from txport.proof.parity.exact import Exact
@@ -120,7 +122,9 @@ def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Cul
     reference = Reference(Exact.of(held.model, bundle.manifest.arithmetic), bundle.manifest)
     cases, _ = cases_of(bundle, checkpoint, seed, more)
     failures: list[tuple[Probe, ParityError]] = []
-    findings = find(_running(observations(bundle, reference, cases, seed), failures))
+    rounding = rounding_activations(reference.model, bundle.manifest.forms, 0) if _rounds(bundle) else nullcontext()
+    with rounding:
+        findings = find(_running(observations(bundle, reference, cases, seed), failures))
     wrong = wrong_weights(bundle, checkpoint)
     if findings:
         culprit = _explain(findings, reference.model, wrong)
@@ -133,6 +137,11 @@ def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Cul
     if bundle.manifest.quantization and (rounded := _rounded(bundle, checkpoint, seed)):
         return rounded
     return _optimised(miscompiled(bundle, weighted(bundle.manifest), reference, cases, seed))
+
+
+def _rounds(bundle: Bundle) -> bool:
+    """Return whether the kernels of a bundle round activations; those of the cuda target do not."""
+    return tolerance_of(bundle.manifest.arithmetic).rms is not None
 
 
 def of_context(found: Iterable[Comparison]) -> Culprit | None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 import torch
+from numpy.typing import NDArray
+from torch import nn
 
 from txport.bundles.forms import Form, Stored
 from txport.bundles.manifest import Manifest
@@ -17,7 +21,10 @@ from txport.exporters.weights import FILE, INLINE_BELOW, WeightFile, outside
 from txport.models.checkpoint import Checkpoint
 from txport.models.weights.copies import copied
 from txport.models.weights.plan import first_names
-from txport.proof.bisect.probe import Finding, compare_tap, make_probe, observe
+from txport.proof.bisect.probe import Finding, Observation, compare_tap, make_probe, observe
+from txport.proof.bisect.taps import OUT, Tap
+
+Array = NDArray[Any]
 
 
 def origin(finding: Finding, held: Checkpoint, manifest: Manifest) -> str:
@@ -75,4 +82,18 @@ def errs(finding: Finding, graph: ir.Model, table: Mapping[str, Stored], manifes
         for tap in observation.truths
         if tap.side == finding.tap.side and set(tap.modules) & set(finding.tap.modules)
     ]
-    return any(not compare_tap(tap, observation, probe.precision).passed for tap in alike)
+    if finding.tap.form is not None:
+        plain = {tap: _unrounded(tap, observation) for tap in alike if tap.form is None and tap.side == OUT}
+        observation = replace(observation, truths={**observation.truths, **plain})
+    return any(not compare_tap(tap, observation, fresh).passed for tap in alike)
+
+
+@torch.inference_mode()
+def _unrounded(tap: Tap, observation: Observation) -> Array:
+    """Return a product with the activations that are not rounded, for a graph whose weights are not quantised yet."""
+    products = []
+    for call in (observation.record[name][tap.nth] for name in tap.modules):
+        assert isinstance(call.part, nn.Linear)
+        products.append(nn.functional.linear(call.tensor, call.part.weight, call.part.bias))
+    found: Array = torch.cat(products, -1).detach().numpy().reshape(observation.truths[tap].shape)
+    return found

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -20,9 +21,12 @@ from txport.bundles.graphs import read_ir
 from txport.bundles.manifest import Manifest
 from txport.errors import ParityError, TxportError, brief
 from txport.exporters.cuda.apart import take_apart
+from txport.models.weights.streamed import read_weight
 from txport.proof.bisect.calls import Record, recording
 from txport.proof.bisect.isolation import Runner, isolate, show
-from txport.proof.bisect.taps import OUT, Tap, find_taps, truth
+from txport.proof.bisect.taps import IN, OUT, Tap, find_taps, truth
+from txport.proof.few_bits.activations import slack
+from txport.proof.few_bits.kernels import is_reproduced
 from txport.proof.parity.cases import Case
 from txport.proof.parity.measures import Comparison, badness, compare
 from txport.proof.parity.replay import Call, Reference
@@ -201,33 +205,46 @@ def _settled(probe: Probe, call: Call, feed: dict[str, Array], unknown: Sequence
     return outputs
 
 
-def compare_tap(tap: Tap, observation: Observation, precision: str) -> Comparison:
-    """Compare one tap with its tolerance; products with quantised weights also round their activations."""
+def compare_tap(tap: Tap, observation: Observation, probe: Probe) -> Comparison:
+    """Compare one tap with its tolerance; a product with a quantised weight may round a value at a tie either way."""
     expected = observation.truths[tap]
     seen = observation.seen[tap]
-    allowed = _allowed(expected, precision)
-    rounded = _is_rounded(tap, precision)
-    limits = (np.inf, tolerance_of(precision).rms) if rounded else (allowed, None)
+    allowed = _allowed(expected, probe.precision)
+    unknown = _is_unknown(tap)
+    limits = (np.inf, tolerance_of(probe.precision).rms) if unknown else (allowed, None)
     where = (observation.case, "ort", observation.call.step, tap.name)
     found = compare(*where, expected, seen, limits[0], rms=limits[1])
-    if found.passed or rounded:
+    if found.passed or unknown:
         return found
+    if tap.form is not None and tap.side == OUT:
+        return dataclasses.replace(found, allowed=allowed + _slack_of(tap, observation, probe))
     return dataclasses.replace(found, allowed=max(allowed, SHAKEN * observation.noise(tap)))
+
+
+@torch.inference_mode()
+def _slack_of(tap: Tap, observation: Observation, probe: Probe) -> float:
+    """Return the largest difference of a product that its kernel's roundings explain; see `slack`."""
+    assert tap.form is not None
+    before = next(each for each in observation.truths if each.side == IN and each.modules == tap.modules)
+    read = torch.from_numpy(observation.truths[dataclasses.replace(before, nth=tap.nth)])
+    x = read.reshape(-1, read.shape[-1])
+    return max(float(slack(x, read_weight(probe.model, name), tap.form).amax()) for name in tap.modules)
 
 
 def _allowed(expected: Array, precision: str) -> float:
     return LOCAL[precision] * float(np.abs(expected).max(initial=0.0))
 
 
-def _is_rounded(tap: Tap, precision: str) -> bool:
-    return tap.quantized and tap.side == OUT and tolerance_of(precision).rms is not None
+def _is_unknown(tap: Tap) -> bool:
+    """Return True for the result of a product whose kernel rounds in a way that is not known."""
+    return tap.form is not None and tap.side == OUT and not is_reproduced(tap.form)
 
 
 def _is_close(tap: Tap, observation: Observation, precision: str) -> bool:
     """Return True if a tap clearly passes; a fast check without statistics."""
     expected = observation.truths[tap]
     seen = observation.seen[tap]
-    if _is_rounded(tap, precision) or expected.shape != seen.shape:
+    if _is_unknown(tap) or expected.shape != seen.shape:
         return False
     difference = np.abs(expected.astype(np.float64) - seen.astype(np.float64))
     return bool((difference <= _allowed(expected, precision)).all())
@@ -238,7 +255,7 @@ def find(pairs: Iterable[tuple[Probe, Observation]]) -> list[Finding]:
     bad: dict[tuple[str, Tap], Finding] = {}
     for probe, observation in pairs:
         for tap in (each for each in observation.truths if not _is_close(each, observation, probe.precision)):
-            worst = compare_tap(tap, observation, probe.precision)
+            worst = compare_tap(tap, observation, probe)
             if not worst.passed:
                 found = Finding(probe, tap, worst, observation, (observation.case,))
                 bad[probe.role, tap] = _join(bad.get((probe.role, tap), found), found)

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from torch import nn
 
-from txport.bundles.forms import Stored
+from txport.bundles.forms import Form, Stored
 from txport.bundles.ports import IDS, NEXT_IDS, PRESENT_LENGTHS, Graph
 from txport.errors import ParityError
 from txport.models.facts import StateTensor
@@ -56,7 +56,7 @@ class Tap:
     side: str
     value: str
     readers: tuple[tuple[str, int], ...] = ()  # nodes that read an input: their first output, index of the input
-    quantized: bool = False
+    form: Form | None = None  # of the weight, if this is a product with a quantised one
     nth: int = 0  # index among the module's calls in one run
     state: StateTensor | None = None  # of a port that is a cache
 
@@ -94,7 +94,7 @@ def find_taps(
     `table` states how its initializers are stored; `record` has the calls of the model's parts in the same run. Raises
     `ParityError` for a weight of the model that no kind of part covers.
     """
-    order = {str(value.name): at for at, node in enumerate(graph.graph) for value in node.outputs}
+    order = _order_of(graph)
     holders = holders_of(model)
     found: list[Tap] = []
     for value in graph.graph.initializers.values():
@@ -116,6 +116,27 @@ def find_taps(
         Tap((name,), PORT, name, state=states.get(name)) for name in names if name not in known and name not in NO_PARTS
     ]  # tokens may be near-ties
     return sorted(found, key=lambda tap: (order.get(tap.value, -1), (OUT, PORT, IN).index(tap.side), tap.modules))
+
+
+def find_products(
+    graph: ir.Model, table: Mapping[str, Stored], model: nn.Module, record: Record
+) -> list[tuple[Tap, Tap]]:
+    """Return the taps of the input and of the result of each product with a quantised weight; see `find_taps`."""
+    order = _order_of(graph)
+    holders = holders_of(model)
+    found: list[Tap] = []
+    for value in graph.graph.initializers.values():
+        stored = table.get(str(value.name))
+        if stored is not None and stored.is_quantised:
+            held = [holders.get(name, []) for name in stored.weights]
+            taps = _taps_of_weight(value, stored, held, order, record)
+            found.extend(tap for tap in taps if tap.form is not None)
+    return list(zip(found[::2], found[1::2], strict=True))
+
+
+def _order_of(graph: ir.Model) -> dict[str, int]:
+    """Return the index of the node that computes each value."""
+    return {str(value.name): at for at, node in enumerate(graph.graph) for value in node.outputs}
 
 
 def holders_of(model: nn.Module) -> dict[str, list[Holder]]:
@@ -161,7 +182,8 @@ def _taps_of_weight(
             raise ParityError(f"no part covers {node.op_type} {node.name!r}: PyTorch runs no {names[0][0]} here")
         picked = [some[min(number, len(some) - 1)] for some in calls]
         nth = record[picked[0].name].index(picked[0])
-        yield from _taps_of(node, picked[0].part, tuple(call.name for call in picked), nth, stored.is_quantised)
+        form = stored.form if stored.is_quantised else None
+        yield from _taps_of(node, picked[0].part, tuple(call.name for call in picked), nth, form)
 
 
 def _kinds_at(node: ir.Node, place: int) -> tuple[type[nn.Module], ...]:
@@ -186,7 +208,7 @@ def readers_of(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
             yield node, place
 
 
-def _taps_of(node: ir.Node, part: nn.Module, modules: tuple[str, ...], nth: int, quantized: bool) -> Iterator[Tap]:
+def _taps_of(node: ir.Node, part: nn.Module, modules: tuple[str, ...], nth: int, form: Form | None) -> Iterator[Tap]:
     if isinstance(part, nn.Embedding):
         yield Tap(modules, OUT, str(_end_of_lookup(node).name), nth=nth)
         return
@@ -201,8 +223,8 @@ def _taps_of(node: ir.Node, part: nn.Module, modules: tuple[str, ...], nth: int,
         read = sources[0].inputs[0]
         readers = tuple((str(each.outputs[0].name), 0) for each in sources)
     assert read is not None
-    yield Tap(modules, IN, str(read.name), readers, quantized, nth)
-    yield Tap(modules, OUT, str(end.name), quantized=quantized, nth=nth)
+    yield Tap(modules, IN, str(read.name), readers, form, nth)
+    yield Tap(modules, OUT, str(end.name), form=form, nth=nth)
 
 
 def ends_of_linear(node: ir.Node) -> tuple[ir.Value, ir.Value]:

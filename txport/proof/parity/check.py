@@ -19,7 +19,7 @@ import torch
 from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.foreign.manifest import ForeignManifest
-from txport.bundles.forms import PLAIN
+from txport.bundles.forms import ROWS
 from txport.bundles.original import recorded_original
 from txport.bundles.ports import LOGITS
 from txport.errors import BundleError, LoadError, ParityError
@@ -29,6 +29,8 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Task
 from txport.models.weights.streamed import converted
 from txport.proof.context.check import compare_context, unreached
+from txport.proof.few_bits.limits import measure
+from txport.proof.few_bits.products import ByProduct, compare_products
 from txport.proof.metrics import METRICS, Metric
 from txport.proof.parity.calls import compare_graphs, no_crash
 from txport.proof.parity.cases import Case, draw_cases, lighten, not_reached
@@ -75,6 +77,7 @@ def check(
     texts: Texts | None = None,
     metric: Metric = METRICS[EXACT],
     searches: bool = True,
+    max_loss: float | None = None,
     load: Callable[..., GraphRuntime] = runtimes.load,
     exact: Callable[[], Exact] | None = None,
     progress: Progress = silent,
@@ -83,7 +86,8 @@ def check(
 
     `cases`: number of random cases, in addition to those that every bundle has to pass. `atol` and `rtol` tighten the
     tolerances. `texts`: texts with their targets, to measure task quality by a `metric`. Without `searches`, only
-    logits and outputs are compared, not tokens of searches. `load` starts a bundle, and `exact` makes its reference.
+    logits and outputs are compared, not tokens of searches. `max_loss` limits what few bits cost. `load` starts a
+    bundle, and `exact` makes its reference.
 
     Raises `UnsupportedError` if the bundle was made from another checkpoint or a tolerance would be loosened, and
     `ParityError` if the manifest contradicts the checkpoint or a graph does not run.
@@ -115,13 +119,16 @@ def check(
             given = exact if held == bundle.manifest.arithmetic else None
             with (exact_of(bundle, checkpoint, held) if given is None else given()).encoding_once() as right:
                 truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, right, drawn, texts or {}, metric)
-                reference = None if is_foreign else Reference(right, bundle.manifest, remembers=True)
+                reference = None if is_foreign else _reference(bundle, right)
                 report.about.setdefault("pytorch", truth.pytorch)
                 names = [each for each in providers if computed[each] == held]
                 rest = within(part, 0.25, 1)
                 for at, name in enumerate(names):
                     own = within(rest, at / len(names), (at + 1) / len(names))
                     _compare(report, bundle, name, providers[name], load, truth, reference, tolerances[name], seed, own)
+                    if bundle.manifest.quantization and report.is_equal and "loss" not in report.about:
+                        with no_crash(f"{name}: the outputs of a text"):
+                            measure(report, bundle, checkpoint, _load(name, bundle, providers[name], load), max_loss)
     return report
 
 
@@ -167,10 +174,13 @@ def _compare(
     progress: Progress,
 ) -> None:
     """Compare one runtime with `truth`; with a `reference`, also compare its graphs one by one."""
-    runtime = _load(name, bundle, provider, load)
     label = name if provider == "cpu" else f"{name} {provider}"
+    if isinstance(reference, ByProduct):
+        _compare_products(report, label, reference, truth.cases, tolerance, seed, within(progress, 0, 0.8))
+        reference.close()
+    runtime = _load(name, bundle, provider, load)
     report.about["ran"][label] = runtime.placement()
-    if reference is not None:
+    if reference is not None and not isinstance(reference, ByProduct):
         graphs = within(progress, 0, 0.8)
         for case in counted(graphs, truth.cases, lambda case: f"comparing graphs on {label}, case {case.name}"):
             report.tensors.extend(compare_graphs(case, label, runtime, reference, tolerance, seed))
@@ -185,6 +195,27 @@ def _compare(
     single = _load(name, bundle, provider, runtimes.load_single)
     report.about["ran"][label] |= single.placement()
     truth.compare_at_once(report, label, single, tolerance)
+
+
+def _reference(bundle: Bundle, exact: Exact) -> Reference:
+    """Return the reference of the calls of a bundle's graphs."""
+    if bundle.manifest.arithmetic in ("int8", "int4"):
+        return ByProduct(exact, bundle)
+    return Reference(exact, bundle.manifest, remembers=True)
+
+
+def _compare_products(
+    report: Report,
+    label: str,
+    reference: ByProduct,
+    cases: list[Case],
+    tolerance: Tolerance,
+    seed: int,
+    progress: Progress,
+) -> None:
+    """Compare the graphs of a quantised bundle product by product."""
+    for case in counted(progress, cases, lambda case: f"comparing products on {label}, case {case.name}"):
+        report.tensors.extend(compare_products(case, label, reference, tolerance, seed))
 
 
 def require_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> None:
@@ -234,17 +265,16 @@ def exact_of(bundle: Bundle, checkpoint: Checkpoint, precision: str = "") -> Exa
     """
     manifest = bundle.manifest
     if isinstance(manifest, ForeignManifest):
-        return Exact.of(checkpoint.model, manifest.precision, together=True)
+        weights = (name for name, _ in checkpoint.outline.named_parameters())
+        return Exact.of(checkpoint.model, manifest.precision, dict.fromkeys(weights, ROWS))
     held = holding(bundle, checkpoint).model
-    together = manifest.rows is not None
     own = manifest.arithmetic
-    if precision not in ("", own):
-        narrow = HALVES.get(own) if not manifest.quantization else None
-        if narrow is not None:  # what computes finer than the bundle has its weights all the same
-            held = converted(converted(held, narrow), torch.float32)
-        return Exact.of(held, precision)
-    plain = {name for name, form in manifest.forms.items() if form == PLAIN}
-    return Exact.of(held, own, together=together, plain=plain)
+    if precision in ("", own):
+        return Exact.of(held, own, manifest.forms)
+    narrow = HALVES.get(own) if not manifest.quantization else None
+    if narrow is not None:  # what computes finer than the bundle has its weights all the same
+        held = converted(converted(held, narrow), torch.float32)
+    return Exact.of(held, precision)
 
 
 def _load(name: str, bundle: Bundle, provider: str, load: Callable[..., Loaded]) -> Loaded:

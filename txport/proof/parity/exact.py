@@ -6,7 +6,7 @@ orders agree to more digits than fp32 has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,10 +21,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from txport.bundles.forms import Form
 from txport.models.audio.facts import Features
 from txport.models.model import Model
 from txport.models.ops import Ops, padding_mask
 from txport.models.weights.streamed import converted
+from txport.proof.few_bits.activations import rounding_activations
 from txport.proof.masks import bound_of, cut_off
 from txport.proof.parity.tolerances import DRAWS
 from txport.runtimes.inputs import Sources, batch
@@ -33,7 +35,7 @@ Array = NDArray[Any]
 Ids = Sequence[Sequence[int]]
 Computed = TypeVar("Computed")
 HALVES = {"fp16": torch.half, "bf16": torch.bfloat16}
-TINY = 1e-30
+NO_FORMS: Mapping[str, Form] = {}
 LACKING = 29  # mantissa bits that float64 has and float32 lacks
 COMPUTING: ContextVar[Any] = ContextVar("COMPUTING", default=None)  # the computation and its draw; None: exact
 REMEMBERED = 16  # batches of targets: more than there are cases
@@ -81,34 +83,6 @@ class Rounding(TorchFunctionMode):
         return bits.view(torch.float64).to(torch.float32)
 
 
-class EightBits(TorchFunctionMode):
-    """Round the input of each linear layer to 8 bits, with one scale per row, or one scale in all if `together`.
-
-    Layers whose weight is in `plain` (by `id`) are left out. The result agrees with ONNX Runtime's int8 kernels to
-    seven digits. If `draw` is not 0, values are rounded up or down at random, as kernels with other scales may do.
-    """
-
-    def __init__(self, draw: int, *, together: bool, plain: Collection[int] = ()) -> None:
-        super().__init__()
-        self._together = together
-        self._plain = plain
-        self._generator = torch.Generator().manual_seed(draw) if draw else None
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
-        """See `TorchFunctionMode`."""
-        if function is F.linear and id(args[1]) not in self._plain:
-            x, *rest = args
-            sizes = x.abs()
-            step = (sizes.amax() if self._together else sizes.amax(-1, keepdim=True)).clamp(min=TINY) / 127
-            args = (self._round(x / step) * step, *rest)
-        return function(*args, **(options or {}))
-
-    def _round(self, x: Tensor) -> Tensor:
-        if self._generator is None:
-            return x.round()
-        return (x + torch.rand(x.shape, generator=self._generator, dtype=x.dtype)).floor()
-
-
 class Jitter(TorchFunctionMode):
     """Change the last bit of each result of a PyTorch function at random (Monte Carlo arithmetic).
 
@@ -133,32 +107,38 @@ class Jitter(TorchFunctionMode):
 class Exact:
     """A model in float64, and the same model in a precision.
 
-    `own`: the model as PyTorch runs it in the precision; for int8 and int4, with activations rounded to 8 bits, since
-    the weights are already those of the bundle. `rounded`: the model as the best kernels of the precision would compute
-    it; its error is smaller, and the same on every machine.
+    `own`: the model as PyTorch runs it in the precision; for int8 and int4, with activations rounded as the kernels
+    do, since the weights are already those of the bundle. `rounded`: the model as the best kernels of the precision
+    would compute it; its error is smaller, and the same on every machine.
+
+    `together`: the rows of a batch share a scale of their activations. `repeats`: activations are rounded, each row by
+    itself, so that every runtime rounds the same values alike, in any batch.
     """
 
     model: Model
     own: Computation
     rounded: Computation
-    together: bool = False  # activations have one 8-bit scale
+    together: bool = False
+    repeats: bool = False
     _answers: dict[Any, list[Array]] = field(default_factory=dict)
     _encoded: dict[int, dict[Any, Tensor]] = field(default_factory=dict)  # encoder states by model
 
     @classmethod
-    def of(cls, model: Model, precision: str = "fp32", *, together: bool = False, plain: Collection[str] = ()) -> Exact:
+    def of(cls, model: Model, precision: str = "fp32", forms: Mapping[str, Form] = NO_FORMS) -> Exact:
         """Return the references of a model in fp32, with its weights unchanged.
 
-        `together`: activations have one 8-bit scale. `plain`: names of weights whose products stay in fp32.
+        `forms`: in int8 and int4, the form of each quantised weight, which tells how its product rounds activations.
         """
         if model.fp32_only:  # then PyTorch in fp32 is all there is
             own = model if precision == "fp32" else converted(model, torch.half)
             return cls(model, Computation(own, last_bits), Computation(own, lambda draw: Jitter(1 + draw)))
         exact = converted(model, torch.float64)
         if precision in ("int8", "int4"):
-            kept = {id(each) for name, each in exact.named_parameters(remove_duplicate=False) if name in plain}
-            quantising = Computation(exact, partial(EightBits, together=together, plain=kept))
-            return cls(exact, quantising, quantising, together)
+            rounded = Computation(exact, partial(rounding_activations, exact, forms))
+            together = any(each.shares_scale for each in forms.values())
+            repeats = bool(forms) and not together
+            drawn = Computation(exact, lambda draw: rounded.rounds(draw + repeats))  # the first draw is the reference
+            return cls(exact, drawn, rounded, together, repeats)
         if precision == "fp32":
             return cls(exact, Computation(model, last_bits), Computation(exact, rounding(torch.float32)))
         narrow = HALVES[precision]
@@ -179,13 +159,24 @@ class Exact:
             for model in known:
                 del vars(model)["encoder_states"]
 
+    @contextmanager
+    def encoding_again(self) -> Iterator[None]:
+        """Return a context in which features are encoded even if they were before, so that each layer is called."""
+        kept = vars(self.model).pop("encoder_states", None)
+        try:
+            yield
+        finally:
+            if kept is not None:
+                vars(self.model)["encoder_states"] = kept
+
     def logits(self, sources: Sources, targets: Ids) -> list[Array]:
-        """Return the exact logits before each token of each target: (T, V) per target, stored in fp32."""
+        """Return the logits before each token of each target as `reproduced`: (T, V) per target, stored in fp32."""
         key = (tuple(map(_key, sources)), tuple(map(tuple, targets)))
         if key not in self._answers:
             if len(self._answers) >= REMEMBERED:
                 del self._answers[next(iter(self._answers))]
-            self._answers[key] = one_pass(self.model, sources, targets)
+            with self.reproduced():
+                self._answers[key] = one_pass(self.model, sources, targets)
         return self._answers[key]
 
     def own_logits(self, sources: Sources, targets: Ids, draw: int = 0) -> list[Array]:
@@ -197,8 +188,15 @@ class Exact:
         """Return PyTorch's largest error in the precision over all positions; at a single position it is chance."""
         return _worst(self.logits(sources, targets), self.own_logits(sources, targets, draw))
 
+    def reproduced(self) -> AbstractContextManager[Any]:
+        """Return a context in which the model computes what runtimes reproduce: exactly, or if `repeats`, rounded."""
+        return self.rounded.context(0) if self.repeats else nullcontext()
+
     def rounding_errors(self, sources: Sources, targets: Ids, *, draws: int = DRAWS) -> list[float]:
-        """Return, per target, the largest error of the best kernels of the precision, over several random roundings."""
+        """Return, per target, the largest error of the best kernels of the precision, over several random roundings.
+
+        The error is relative to what is `reproduced`.
+        """
         if isinstance(self.model.facts.reads, Features) and len(sources) > 1:  # which take much memory
             pairs = zip(sources, targets, strict=True)
             return [error for pair in pairs for error in self.rounding_errors(*([each] for each in pair), draws=draws)]
@@ -210,7 +208,8 @@ class Exact:
 
     def draws(self, compute: Callable[[Model], Computed]) -> Iterator[Computed]:
         """Yield `compute(model)` per random rounding by the best kernels; a single one may be right by luck."""
-        for draw in range(DRAWS):
+        first = 1 if self.repeats else 0
+        for draw in range(first, first + DRAWS):
             with self.rounded.context(draw):
                 yield compute(self.rounded.model)
 

@@ -18,10 +18,6 @@ WEIGHTS, GRAPH, FORCED, INFERRED = "weights", "graph", "teacher-forced", "whole 
 RUNS = (FORCED, INFERRED)  # kinds that compare whole runs
 WHOLE = -1  # the step of a comparison over all positions of the targets
 TOP = 10
-SUITED = 2.0  # times the error of PyTorch itself with activations in 8 bits
-TOO_FEW = (
-    ", and about as much in PyTorch itself: so few bits do not suit this model (`txport export --auto` keeps some)"
-)
 FORMAT = 1  # version of the format of a report as JSON
 
 
@@ -69,11 +65,6 @@ class Comparison:
         return self.badness <= 1
 
     @property
-    def is_unsuited(self) -> bool:
-        """Whether this fails and PyTorch has about the same error: the precision has too few bits for the model."""
-        return not self.passed and self.own_relative is not None and self.relative <= SUITED * self.own_relative
-
-    @property
     def place(self) -> str:
         """The call of a graph, or the position in a target, in words."""
         if self.kind == INFERRED:
@@ -92,7 +83,7 @@ class Comparison:
             and not self.relative / self.allowed_relative < self.max_abs / self.allowed
         ):
             error = f"{100 * self.relative:.3g} % of its size, allowed are {100 * self.allowed_relative:.3g} %"
-            return f"{where}{self.tensor} has an error of {error}{TOO_FEW if self.is_unsuited else ''}"
+            return f"{where}{self.tensor} has an error of {error}"
         values = f"is {self.actual:.6g}, expected {self.expected:.6g} (difference {self.max_abs:.3g})"
         return f"{where}{self.tensor}{list(self.index)} {values}"
 

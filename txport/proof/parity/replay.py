@@ -108,12 +108,16 @@ class Reference:
 
     def call(self, role: str, step: int, inputs: Mapping[str, Array]) -> Call:
         """Return one call of a graph with its exact outputs, given inputs rounded to the bundle's precision."""
+        cast = self._cast(role, inputs)
+        becomes = self.manifest.graphs[role].becomes
+        return Call(role, step, cast, self._run(self._exact.model, role, cast), becomes=becomes)
+
+    def _cast(self, role: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         graph = self.manifest.graphs[role]
         cast = {name: held_as(graph.port(name).dtype, array) for name, array in inputs.items()}
         if self.manifest.target == "cuda":  # arrays in 16 bits exist only on the device
             cast = {name: array.astype(np.float32) if is_float(array) else array for name, array in cast.items()}
-        becomes = graph.becomes
-        return Call(role, step, cast, self._run(self._exact.model, role, cast), becomes=becomes)
+        return cast
 
     def own(self, call: Call, name: str, draw: int = 0) -> Array:
         """Return one output of PyTorch itself in the bundle's precision; with random last bits if `draw` is not 0."""

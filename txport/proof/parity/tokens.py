@@ -167,7 +167,7 @@ def near_tie(
     tokens do not count, because they follow different prefixes. Beam search: the gap is that of the mean log-probs,
     which rank the targets. As search may drop a beam at a tie, the actual tokens also pass if PyTorch itself finds them
     with noise on its logits. In int8 and int4, search may prune other beams: the actual tokens may then also be better
-    than PyTorch's, or at least as good as others that it finds with noise.
+    than PyTorch's, or at least as good as others that it finds with noise or with the kernels' roundings.
     """
     sources = [source] * 2
     targets = [expected.tokens, actual.tokens]
@@ -211,17 +211,30 @@ def _found_in_noise(
     logit.
     """
     facts = exact.model.facts
-    runtime = Remembering(TorchRuntime(exact.model))
     own = score_of(exact, source, actual.tokens).mean()
     options = options_of(facts, beams, max(len(expected.tokens), len(actual.tokens)), rules)
-    for share in SHARES:
-        found = generate(Noisy(runtime, share * noise, 0), [source] * NOISY_RUNS, facts, options)
-        others = {tokens for (each, *_) in found if (tokens := each.tokens) != expected.tokens}
+    for targets in _searches_in_noise(exact, source, options, noise, few_bits):
+        others = targets - {expected.tokens}
         if actual.tokens in others:
             return True
         if few_bits and any(score_of(exact, source, tokens).mean() <= own for tokens in others):
             return True
     return False
+
+
+def _searches_in_noise(
+    exact: Exact, source: Source, options: SearchOptions, noise: float, few_bits: bool
+) -> Iterator[set[tuple[int, ...]]]:
+    """Yield the targets that PyTorch finds with the kernels' roundings (`few_bits`), then with noise on its logits."""
+    facts = exact.model.facts
+    for draw in range(DRAWS if few_bits else 0):
+        with exact.own.context(draw):
+            yield {generate(TorchRuntime(exact.own.model), [source], facts, options)[0][0].tokens}
+    runtime = Remembering(TorchRuntime(exact.model))
+    for share in SHARES:
+        with exact.reproduced():
+            found = generate(Noisy(runtime, share * noise, 0), [source] * NOISY_RUNS, facts, options)
+        yield {each.tokens for (each, *_) in found}
 
 
 def score_of(exact: Exact, source: Source, tokens: Sequence[int]) -> Array:

@@ -17,6 +17,7 @@ ANY = "any other"
 DRAWS = 5  # maximum computations in the precision: the first by PyTorch or the best kernels, others at random
 # An error of so many times the limit of one draw exceeds the limits of all others, which differ by a small factor.
 HOPELESS, HOPELESS_RMS = 300.0, 20.0
+SUITED = 2.0  # times the error of PyTorch itself with the kernels' roundings, in whole runs of quantised models
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class Tolerance:
     def judge(self, found: Comparison, largest: float, own: Callable[[int], Comparison]) -> Comparison:
         """Judge a failed comparison again, by the largest error of PyTorch itself in up to `DRAWS` computations.
 
-        If only the RMS is bounded, it still fails, but states whether the precision has too few bits for the model.
-        Other comparisons are returned unchanged. `own(draw)` compares PyTorch itself.
+        If only the RMS is bounded, `SUITED` times that of PyTorch itself is allowed. Comparisons that pass, or fail for
+        another reason than a value, are returned unchanged. `own(draw)` compares PyTorch itself.
         """
         if found.passed or found.note:
             return found
@@ -67,8 +68,9 @@ class Tolerance:
             error = own(draw)
             if self.rms is not None:
                 most = max(found.own_relative or 0.0, error.relative)
-                found = dataclasses.replace(found, own_relative=most)
-                is_settled = found.is_unsuited or not found.relative <= HOPELESS_RMS * most
+                bound = max(found.allowed_relative or 0.0, SUITED * most)
+                found = dataclasses.replace(found, own_relative=most, allowed_relative=bound)
+                is_settled = found.passed or not found.relative <= HOPELESS_RMS * most
             elif np.isfinite(error.max_abs):
                 found = dataclasses.replace(found, allowed=max(found.allowed, self.allowed(largest, error.max_abs)))
                 is_settled = found.passed or not found.badness <= HOPELESS
@@ -128,7 +130,7 @@ def _tighter(limit: float | None, given: float | None) -> float | None:
 FP32 = "rounding in another order: 2e-6, or 8 times what PyTorch itself is off by in fp32, in that very tensor"
 FP16 = "11 bits of significand: 4e-3, or 4 times what PyTorch itself is off by in fp16, in that very tensor"
 BF16 = "8 bits of significand: 3e-2, or 4 times what PyTorch itself is off by in bf16, in that very tensor"
-INT8 = "held against PyTorch with the bundle's own weights: what is left are activations in 8 bits, in every product"
+INT8 = "in whole runs: in them roundings of activations add up; each product, and what lies between, is held as in fp32"
 LOOSEST = 50.0  # times `largest` is the maximum --rtol: PyTorch's own error counts, too
 FP32_LIMITS = {"largest": 2e-6, "own": 8.0, "noise": 1e-4, "rounding": 32.0, "points": 0.1}
 FP16_LIMITS = {"largest": 4e-3, "own": 4.0, "noise": 2e-2, "rounding": 4.0, "points": 0.3}

@@ -17,6 +17,7 @@ COLUMNS = (
     "verdict",
     "logits differ by",
     "near-ties",
+    "loss",
     "export",
     "parity",
     "why",
@@ -87,6 +88,7 @@ def rows(matrix: Matrix) -> Iterator[tuple[str, ...]]:
             WORDS[cell.verdict],
             "" if cell.worst_logit_difference is None else f"{cell.worst_logit_difference:.1e}",
             _near_ties(cell),
+            "" if cell.loss is None else f"{cell.loss:.2g}",
             *("" if each is None else f"{each:.1f} s" for each in (cell.export_seconds, cell.parity_seconds)),
             " ".join(cell.why.split()),
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from txport.bundles.loss import describe_loss
 from txport.bundles.original import RECORDED
 from txport.proof.parity.measures import RUNS, WEIGHTS, Comparison, badness
 from txport.proof.parity.quality import Quality
@@ -55,6 +56,12 @@ def pytorch(report: Report) -> str:
 def recorded(report: Report) -> list[str]:
     """Return a line with the comparison with the original that the bundle records; [] if it records none."""
     return [f"recorded at export: {report.about[RECORDED]}"] if RECORDED in report.about else []
+
+
+def cost(report: Report) -> list[str]:
+    """Return a line with what few bits cost; [] for a bundle that is not quantised."""
+    line = describe_loss(report.about.get("loss", {}), report.about["precision"])
+    return [line] if line else []
 
 
 def quality(report: Report) -> list[str]:

@@ -36,7 +36,8 @@ SAID = ("left_out", "reference", "computed", "unused")  # recorded in a manifest
 class Report:
     """All results of a comparison; `about` describes the bundle, settings and versions.
 
-    `drift` has one line for each value that is worse than in a baseline. If the bundle was `bisected` and a `culprit`
+    `drift` has one line for each value that is worse than in a baseline, `beyond` one for each limit of what few bits
+    may cost that the outputs exceed (`about["loss"]` has the cost). If the bundle was `bisected` and a `culprit`
     was found, the report fails: its error can be smaller than the tolerance of a quantised bundle.
     """
 
@@ -45,13 +46,19 @@ class Report:
     tokens: list[TokenComparison] = field(default_factory=list)
     quality: list[Quality] = field(default_factory=list)
     drift: list[str] = field(default_factory=list)
+    beyond: list[str] = field(default_factory=list)
     bisected: bool = False
     culprit: Culprit | None = None
 
     @property
     def passed(self) -> bool:
-        """True if every comparison passed, nothing drifted, and there is no culprit."""
-        return not self.drift and self.culprit is None and all(each.passed for each in self.everything())
+        """True if every comparison passed, no limit is exceeded, nothing drifted, and there is no culprit."""
+        return not self.beyond and not self.drift and self.culprit is None and self.is_equal
+
+    @property
+    def is_equal(self) -> bool:
+        """True if every comparison passed."""
+        return all(each.passed for each in self.everything())
 
     def everything(self) -> Iterator[Comparison | TokenComparison | Quality]:
         """Yield all comparisons: tensors, then tokens, then quality."""
@@ -84,7 +91,7 @@ class Report:
         failed = [each for each in self.everything() if not each.passed]
         failed.sort(key=lambda each: rank.get(id(each), len(rank)))
         culprits = [] if self.culprit is None else [self.culprit.describe()]
-        return [each.describe() for each in failed] + culprits + self.drift
+        return [each.describe() for each in failed] + self.beyond + culprits + self.drift
 
     def worst_of(self, tensor: str) -> float:
         """Return the largest absolute difference of one port, over all cases and runtimes; 0 if it was not compared."""

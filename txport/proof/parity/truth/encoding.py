@@ -35,7 +35,7 @@ Sources = Sequence[Sequence[int]]
 
 
 class EncoderTruth:
-    """The outputs of all cases in float64, with the bundle's weights."""
+    """The outputs of all cases in float64, with the bundle's weights, as `Exact.reproduced` computes them."""
 
     def __init__(
         self, bundle: Bundle, checkpoint: Checkpoint, exact: Exact, cases: list[Case], texts: Texts, metric: Metric
@@ -46,7 +46,8 @@ class EncoderTruth:
         self._metric = metric
         self.cases = cases
         self._facts = checkpoint.facts
-        self._right = {case.name: joined(exact.model, case.sources) for case in cases}
+        with exact.reproduced():
+            self._right = {case.name: joined(exact.model, case.sources) for case in cases}
         self.pytorch = self._compare_pytorch(checkpoint)
         original = TorchRuntime(Exact.of(checkpoint.model).model)
         self._labels = likeliest_labels(bundle, original, texts) if texts else []

@@ -41,7 +41,8 @@ class GeneratorTruth:
         self._metric = metric
         self._exact = exact
         runtime = TorchRuntime(exact.model)
-        self._found = search_together(cases, runtime, checkpoint.facts)
+        with exact.reproduced():
+            self._found = search_together(cases, runtime, checkpoint.facts)
         self.cases = [replace(case, targets=case.targets or self._greedy_targets(case)) for case in cases]
         self.pytorch = self._compare_pytorch(checkpoint)
         self._rules = built_in(bundle.manifest.generation) if bundle.manifest.single else {}

@@ -1,0 +1,52 @@
+"""Whether the kernels of this processor round activations as `activations` describes."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from txport.bundles.forms import Form
+from txport.exporters.cpu.rewrite import ON_CPU
+from txport.exporters.fused.quantize import dequantize, quantize
+from txport.exporters.fused.rewrite import add_initializer, apply_forms
+from txport.proof.bisect.isolation import Runner
+from txport.proof.few_bits.activations import round_activations
+from txport.runtimes.ort.onnx_runtime import ort
+
+ROWS, INPUTS, OUTPUTS = (1, 2, 5), 256, 48
+SAME = 1e-5  # largest difference of a product whose activations are rounded as described, relative to its largest value
+AS_SHIPPED = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+
+
+@cache
+def is_reproduced(form: Form) -> bool:
+    """Return whether a small product of one, a few and many rows has the described roundings on this processor."""
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((OUTPUTS, INPUTS)).astype(np.float32)
+    runner = Runner(_product(weight, form), Path(), AS_SHIPPED)
+    held = torch.from_numpy(dequantize(quantize(weight, form))).double()
+    for rows in ROWS:
+        x = rng.standard_normal((rows, INPUTS)).astype(np.float32)
+        expected = (round_activations(torch.from_numpy(x), form) @ held.T).numpy()
+        difference = np.abs(runner.run({"x": x})["y"] - expected).max()
+        if not difference <= SAME * np.abs(expected).max():
+            return False
+    return True
+
+
+def _product(weight: np.ndarray, form: Form) -> ir.Model:
+    """Return a graph with one product x @ weight.T whose weight has this form: x (R, in) -> y (R, out)."""
+    kind = ir.TensorType(ir.DataType.FLOAT)
+    x = ir.Value(name="x", type=kind, shape=ir.Shape(["R", weight.shape[1]]))
+    node = ir.node("Gemm", [x, None], attributes={"transB": 1})
+    y = node.outputs[0]
+    y.name, y.type, y.shape = "y", kind, ir.Shape(["R", len(weight)])
+    graph = ir.Graph([x], [y], nodes=[node], opset_imports={"": 20}, name="product")
+    model = ir.Model(graph, ir_version=10)
+    node.replace_input_with(1, add_initializer(model, "weight", weight))
+    apply_forms(model, {"weight": form}, (), {}, ON_CPU)
+    return model

@@ -1,0 +1,211 @@
+"""What few bits cost: the outputs of a quantised bundle beside those of the checkpoint in fp32.
+
+Generated tokens are the bundle's own greedy ones, so that it needs no search in PyTorch: a row equals fp32's greedy row
+if every token of it is the most probable one in fp32. Shape comments: N places, V numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.bundles.bundle import Bundle
+from txport.bundles.loss import LABELS, NEXT_TOKENS, TOKENS, VECTORS
+from txport.errors import TxportError
+from txport.models.audio.facts import Features
+from txport.models.checkpoint import Checkpoint
+from txport.models.facts import Facts
+from txport.models.model import Model
+from txport.models.tokenizers.load import tokenizer_of
+from txport.proof.masks import bound_of, cut_off
+from txport.proof.parity.cases import Draw, sides
+from txport.proof.parity.exact import one_pass
+from txport.proof.parity.truth.encoding import join
+from txport.runtimes.base import GraphRuntime
+from txport.runtimes.encoding import infer
+from txport.runtimes.inputs import Source, Sources, drawn_features
+from txport.runtimes.pytorch import TorchRuntime
+from txport.search.generate import generate
+from txport.search.options import SearchOptions
+from txport.search.scoring import logits
+
+Array = NDArray[Any]
+
+ROWS, FEW_ROWS = 8, 2  # sources; of features, which take long
+NEW_TOKENS, PROMPT = 24, 16  # most tokens of a row; of a prompt that the bundle wrote
+LENGTHS = (5, 11, 17, 8, 14, 20, 9, 12)  # of the random sources
+DIGITS = 4
+TINY = 1e-30
+SAMPLES, OWN_TEXTS, OF_VOCABULARY = "samples", "texts that the bundle wrote", "texts of random tokens"
+RANDOM, RANDOM_FEATURES = "random lists of tokens", "random features"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The record of what few bits cost (`bundles.loss`), and whether the outputs are right only by chance."""
+
+    record: dict[str, Any]
+    by_chance: bool
+
+
+def measure_loss(bundle: Bundle, checkpoint: Checkpoint, runtime: Any) -> Loss:
+    """Compare the outputs of a quantised bundle on a runtime with those of PyTorch in fp32."""
+    sources, inputs = _sources(bundle, runtime)
+    facts = bundle.manifest.facts
+    if facts.task == "encode":
+        return _of_encoder(facts, sources, inputs, checkpoint.model, runtime)
+    return _of_generator(facts, sources, inputs, checkpoint.model, runtime)
+
+
+def _sources(bundle: Bundle, runtime: GraphRuntime) -> tuple[list[Source], str]:
+    """Return the sources to measure on, and what they are: real texts if the bundle has some."""
+    facts = bundle.manifest.facts
+    reads = facts.reads
+    if isinstance(reads, Features):
+        return [drawn_features(reads, number) for number in range(FEW_ROWS)], RANDOM_FEATURES
+    most = sides(facts)[0]
+    tokenizer = _tokenizer(bundle)
+    if bundle.samples and tokenizer is not None:
+        known = [tokenizer.encode(text)[:most] for text in bundle.samples[:ROWS]]
+        return [ids for ids in known if ids], SAMPLES
+    draw = Draw(facts, np.random.default_rng(0))
+    drawn = draw.sources(*(min(length, most) for length in LENGTHS))
+    if facts.task == "causal":
+        starts = [[int(ids[0])] for ids in drawn]
+        how = SearchOptions(max_new_tokens=max(1, min(PROMPT, most - 1)), do_sample=True, seed=0)
+        found = generate(runtime, starts, facts, how)
+        return [[*start, *each[0].tokens][:most] for start, each in zip(starts, found, strict=True)], OWN_TEXTS
+    if tokenizer is None:
+        return drawn, RANDOM
+    try:
+        return [tokenizer.encode(tokenizer.decode(ids))[:most] for ids in drawn], OF_VOCABULARY
+    except TxportError:  # it does not read every text that it writes
+        return drawn, RANDOM
+
+
+def _tokenizer(bundle: Bundle) -> Any:
+    """Return the tokenizer of a bundle, None if it has none that works here."""
+    try:
+        return tokenizer_of(bundle.texts, bundle.path, bundle.manifest.facts)
+    except TxportError:
+        return None
+
+
+def _of_generator(facts: Facts, sources: Sources, inputs: str, model: Model, runtime: GraphRuntime) -> Loss:
+    room = sides(facts)[1]
+    options = SearchOptions(max_new_tokens=min(NEW_TOKENS, room), scores=False)
+    targets = [each[0].tokens for each in generate(runtime, sources, facts, options)]
+    actual = logits(runtime, sources, targets, facts)
+    rows = list(zip(_passes(model, sources, targets), actual, strict=True))
+    equal = [one.argmax(axis=1) == other.argmax(axis=1) for one, other in rows]
+    until = [len(each) if each.all() else int(each.argmin()) for each in equal]
+    divergence = np.concatenate([_divergences(*row) for row in rows])
+    every = np.concatenate(equal)
+    record = {
+        "inputs": inputs,
+        "measure": NEXT_TOKENS,
+        "rows": len(rows),
+        "places": len(every),
+        "share": 1 - float(every.mean()),
+        "worst": 1 - min(float(each.mean()) for each in equal),
+        **_errors(rows),
+        "equal_rows": sum(bool(each.all()) for each in equal),
+        "equal_until": float(np.mean(until)),
+        "perplexity_ratio": float(np.exp(divergence.mean())),
+    }
+    return Loss(_short(record), _is_chance(rows))
+
+
+def _passes(model: Model, sources: Sources, targets: Sequence[Sequence[int]]) -> Iterator[Array]:
+    """Yield the logits (T, V) before each token of each target; features, which take much memory, row by row."""
+    if isinstance(model.facts.reads, Features):
+        for source, target in zip(sources, targets, strict=True):
+            yield from one_pass(model, [source], [target])
+    else:
+        yield from one_pass(model, sources, targets)
+
+
+def _of_encoder(facts: Facts, sources: Sources, inputs: str, model: Model, runtime: Any) -> Loss:
+    expected, actual = (join(infer(each, sources, facts), facts) for each in (TorchRuntime(model), runtime))
+    rows = [(_as_rows(one), _as_rows(actual[name])) for name, one in expected.items()]
+    if facts.ability == "embed":
+        measure = VECTORS
+        costs = np.concatenate([1 - _cosines(*row) for row in rows])
+    else:
+        measure = LABELS if facts.labels else TOKENS
+        costs = np.concatenate([one.argmax(axis=1) != other.argmax(axis=1) for one, other in rows]).astype(float)
+    record = {
+        "inputs": inputs,
+        "measure": measure,
+        "rows": len(sources),
+        "places": len(costs),
+        "share": max(0.0, float(costs.mean())),
+        "worst": max(0.0, float(costs.max())),
+        **_errors(rows),
+    }
+    return Loss(_short(record), all(_is_chance([row]) for row in rows))
+
+
+def _as_rows(values: Array) -> Array:
+    return values.reshape(-1, values.shape[-1])
+
+
+def _cosines(expected: Array, actual: Array) -> Array:
+    """Return the cosine of each pair of rows (N, V) -> (N,)."""
+    one, other = (each.astype(np.float64) for each in (expected, actual))
+    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    cosines: Array = np.einsum("nv,nv->n", one, other) / np.maximum(norms, TINY)
+    return cosines
+
+
+def _divergences(expected: Array, actual: Array) -> Array:
+    """Return the Kullback-Leibler divergence of each place: (N, V) twice -> (N,)."""
+    right, found = (
+        each - np.logaddexp.reduce(each, axis=1, keepdims=True) for each in map(_double, (expected, actual))
+    )
+    bound = bound_of(expected)
+    difference = np.clip(right, -bound, None) - np.clip(found, -bound, None)
+    divergences: Array = (np.exp(right) * difference).sum(axis=1)
+    return divergences
+
+
+def _double(values: Array) -> Array:
+    return values.astype(np.float64)
+
+
+def _errors(rows: Sequence[tuple[Array, Array]]) -> Mapping[str, float]:
+    """Return the mean and the largest error of a place, relative to its numbers around their mean."""
+    errors = []
+    for expected, actual in rows:
+        right, found = _centred(expected), _centred(actual)
+        sizes = np.maximum(np.linalg.norm(right, axis=1), TINY)
+        errors.append(np.linalg.norm(found - right, axis=1) / sizes)
+    every = np.concatenate(errors)
+    return {"error": float(every.mean()), "worst_error": float(every.max())}
+
+
+def _centred(values: Array) -> Array:
+    """Return the numbers (N, V) of each place without their mean, and without masks."""
+    kept = _double(cut_off(values, bound_of(values)))
+    centred: Array = kept - kept.mean(axis=1, keepdims=True)
+    return centred
+
+
+def _is_chance(rows: Sequence[tuple[Array, Array]]) -> bool:
+    """Return whether the outputs tell no more of their place than those of any other place.
+
+    The error is then as large as the numbers themselves, and no smaller than the distance to fp32's mean output.
+    """
+    right, found = (np.concatenate([_centred(row[side]) for row in rows]) for side in (0, 1))
+    error = np.square(found - right).sum()
+    mean = np.square(right - right.mean(axis=0)).sum()
+    return bool(len(right) > 1 and not (error < mean or error < np.square(right).sum()))
+
+
+def _short(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers to a few digits: more would differ from machine to machine."""
+    return {name: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value for name, value in record.items()}
