@@ -461,7 +461,7 @@ def test_doctor_fails_where_wheels_overwrite_each_other(
     monkeypatch.setattr(runtimes, "versions", lambda: {"onnxruntime": "1", "onnxruntime-gpu": "2"})
     done = call("doctor", *option)
     assert (done.code, done.err) == (1, "")
-    assert "2 ONNX Runtime wheels are installed (onnxruntime, onnxruntime-gpu); pip uninstall" in done.out
+    assert "2 ONNX Runtime wheels are installed (onnxruntime, onnxruntime-gpu), which replace each other's" in done.out
 
 
 @pytest.mark.parametrize("name", [None, *cli.cli.commands])

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from txport.proof.matrix import Matrix
     from txport.proof.reports.report import Report
     from txport.proof.verify.check import Verification
-    from txport.runtimes.ort.nvidia.libraries import Library
     from txport.runtimes.ort.nvidia.problems import Nvidia
 
 FURTHER = 6  # failures to show
@@ -257,35 +256,20 @@ def _tasks(facts: Sequence[Fact]) -> str:
 
 
 def show_gpu(found: Nvidia) -> None:
-    """Print the driver, the GPUs, the libraries that the CUDA provider needs, and the problems that stop it."""
-    from txport.runtimes.ort.nvidia.problems import problems_of_cuda, problems_of_cudnn
-
+    """Print the driver, the GPUs, and the problems that stop the CUDA provider."""
     driver = found.driver
-    wheel = found.wheel
     newest = f", runs CUDA up to {driver.cuda[0]}.{driver.cuda[1]}" if driver.cuda else ""
     rows = [("driver", f"{driver.version or 'of no known version'}{newest}" if driver.is_there else "none")]
     for number, device in enumerate(driver.devices):
         free = "" if device.free is None else f", {megabytes(device.free)} free"
         rows.append((f"GPU {number}", f"{device.described}, {megabytes(device.memory)}{free}"))
-    if wheel:
-        built = f", for compute capability {wheel.kernels}" if str(wheel.kernels) else ""
-        rows.append(("ONNX Runtime", f"{wheel.described}{built}"))
-    rows += [(each.name, _where(each)) for each in found.libraries]
+    if found.wheel:
+        rows.append(("ONNX Runtime", found.wheel))
     show("NVIDIA", ["", "found"], rows)
     echo()
-    problems = problems_of_cuda(found)
-    for problem in problems:
+    for problem in found.problems:
         echo(f"for CUDA: {problem}")
-    later = problems_of_cudnn(found)
-    for problem in later:
-        echo(f"for convolutions, and for bundles of other targets than cuda, on CUDA: {problem}")
-    if not problems and not later:
+    if found.cudnn:
+        echo(f"for convolutions, and for bundles of other targets than cuda, on CUDA: {found.cudnn}")
+    if found.wheel and not found.problems and not found.cudnn:
         echo("nothing that CUDA needs is missing")
-
-
-def _where(library: Library) -> str:
-    if library.reason:
-        return f"does not load: {library.reason}"
-    if library.path is None:
-        return f"missing; there is {', '.join(library.others)}" if library.others else "missing"
-    return f"{library.version} {library.path}".strip()
