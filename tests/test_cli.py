@@ -448,7 +448,7 @@ def test_doctor(call: Cli) -> None:
     assert re.search(r"CPUExecutionProvider +starts", done.out)
     assert "no problems found" in done.out
     values = json.loads(call("doctor", "--json").out)
-    assert list(values) == ["versions", "runtimes", "providers", "gpu", "problems", "fastest"]
+    assert list(values) == ["versions", "runtimes", "providers", "gpu", "problems"]
     assert values["versions"]["txport"] == txport.__version__
     assert values["providers"]["CPUExecutionProvider"] is None
     assert values["problems"] == []

@@ -11,10 +11,8 @@ from typing import Any
 
 from txport import runtimes
 from txport.errors import UnavailableError
-from txport.fastest import Fact, facts_for
 from txport.runtimes.ort.nvidia.driver import query_driver
 from txport.runtimes.ort.nvidia.problems import GPU_WHEEL, Nvidia, look
-from txport.system import machine
 from txport.system.packages import needed
 from txport.version import __version__
 
@@ -29,7 +27,7 @@ class Diagnosis:
 
     `versions` are those of packages (None: not installed). `runtimes` and `providers` (of ONNX Runtime) map each name
     to the reason why it can't run (None: it can). `gpu` describes NVIDIA hardware and libraries; if they are missing,
-    that is not a problem of the installation. `fastest` are the measurements on similar processors.
+    that is not a problem of the installation.
     """
 
     versions: dict[str, str | None]
@@ -37,12 +35,10 @@ class Diagnosis:
     providers: dict[str, str | None]
     gpu: Nvidia
     problems: list[str]
-    fastest: list[Fact]
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
-        facts = [{name: _plain(value) for name, value in fact._asdict().items()} for fact in self.fastest]
-        return {**asdict(self), "gpu": self.gpu.to_dict(), "fastest": facts}
+        return {**asdict(self), "gpu": self.gpu.to_dict()}
 
 
 def examine() -> Diagnosis:
@@ -65,7 +61,7 @@ def examine() -> Diagnosis:
     except UnavailableError as error:
         problems.append(str(error))
     able = {name: _missing(name) for name in runtimes.RUNTIMES}
-    return Diagnosis(versions, able, found, gpu or Nvidia(query_driver()), problems, facts_for(machine.flags()))
+    return Diagnosis(versions, able, found, gpu or Nvidia(query_driver()), problems)
 
 
 def _several(wheels: list[str]) -> str:
@@ -74,10 +70,6 @@ def _several(wheels: list[str]) -> str:
     fix = f"pip uninstall -y {' '.join(wheels)}, then pip install {kept}"
     names = ", ".join(wheels)
     return f"{len(wheels)} ONNX Runtime wheels are installed ({names}), which replace each other's files; {fix}"
-
-
-def _plain(value: Any) -> Any:
-    return sorted(value) if isinstance(value, frozenset) else value
 
 
 def _missing(name: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -13,7 +13,6 @@ from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.original import RECORDED, describe_original
 from txport.bundles.ports import Port
 from txport.cli.guard import echo, results, write
-from txport.fastest import MEASURE, Fact
 from txport.system.terminal import one_line
 
 if TYPE_CHECKING:
@@ -210,7 +209,7 @@ def _operators(bundle: Bundle, role: str) -> str:
 
 
 def show_diagnosis(found: Diagnosis) -> None:
-    """Print versions, runtimes, providers, NVIDIA GPUs, the fastest combinations and problems."""
+    """Print versions, runtimes, providers, NVIDIA GPUs and problems."""
     show("Installed", ["package", "version"], [(name, version or "-") for name, version in found.versions.items()])
     echo()
     here = [(name, "runs" if reason is None else f"does not run: {reason}") for name, reason in found.runtimes.items()]
@@ -222,37 +221,12 @@ def show_diagnosis(found: Diagnosis) -> None:
     show("Providers of ONNX Runtime", ["provider", "here"], rows)
     echo()
     show_gpu(found.gpu)
-    echo()
-    if found.fastest:
-        headers = ["best", "times", "as fast as", "in", "measured on"]
-        show("Fastest on processors like this one", headers, list(_fastest(found.fastest)))
-    else:
-        echo(f"what is fastest was not measured on a processor like this one; {MEASURE} measures here")
     for problem in found.problems:
         echo()
         echo(f"problem: {problem}")
     if not found.problems:
         echo()
         echo("no problems found")
-
-
-def _fastest(facts: Sequence[Fact]) -> Iterator[tuple[str, ...]]:
-    """Yield one row per faster and slower pair, with the smallest and the largest factor over its tasks."""
-    pairs: dict[tuple[str, str, str], list[Fact]] = {}
-    for each in facts:
-        pairs.setdefault((each.best, each.other, each.measured), []).append(each)
-    for (best, other, measured), some in pairs.items():
-        times = sorted({f"{each.times:.2f}" for each in some}, key=float)
-        yield best, " to ".join(dict.fromkeys([times[0], times[-1]])), other, _tasks(some), measured
-
-
-def _tasks(facts: Sequence[Fact]) -> str:
-    """Return the tasks of the facts, by model: "base, batch 1" and "base, bulk" become "base: batch 1, bulk"."""
-    models: dict[str, list[str]] = {}
-    for each in facts:
-        model, _, what = each.task.partition(", ")
-        models.setdefault(model, []).append(what)
-    return "; ".join(f"{model}: {', '.join(filter(None, what))}".rstrip(": ") for model, what in models.items())
 
 
 def show_gpu(found: Nvidia) -> None:
