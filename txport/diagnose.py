@@ -11,16 +11,14 @@ from typing import Any
 
 from txport import runtimes
 from txport.errors import UnavailableError
-from txport.fastest import Fact, facts_for
+from txport.runtimes.ort.nvidia.driver import query_driver
 from txport.runtimes.ort.nvidia.problems import GPU_WHEEL, Nvidia, look
-from txport.system import machine
-from txport.system.packages import needed, overwritten
+from txport.system.packages import needed
 from txport.version import __version__
 
 BASE = ("numpy", "click", "tokenizers")
 PACKAGES = (*BASE, "torch", "onnx", "onnxscript", "safetensors", "openvino", "tract")
 IMPORTED = {"openvino": "txport.runtimes.openvino.library"}  # modules that import a package safely
-SHOWN = 2  # maximum number of overwritten files in the message
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Diagnosis:
 
     `versions` are those of packages (None: not installed). `runtimes` and `providers` (of ONNX Runtime) map each name
     to the reason why it can't run (None: it can). `gpu` describes NVIDIA hardware and libraries; if they are missing,
-    that is not a problem of the installation. `fastest` are the measurements on similar processors.
+    that is not a problem of the installation.
     """
 
     versions: dict[str, str | None]
@@ -37,12 +35,10 @@ class Diagnosis:
     providers: dict[str, str | None]
     gpu: Nvidia
     problems: list[str]
-    fastest: list[Fact]
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
-        facts = [{name: _plain(value) for name, value in fact._asdict().items()} for fact in self.fastest]
-        return {**asdict(self), "gpu": self.gpu.to_dict(), "fastest": facts}
+        return {**asdict(self), "gpu": self.gpu.to_dict()}
 
 
 def examine() -> Diagnosis:
@@ -55,30 +51,25 @@ def examine() -> Diagnosis:
     if len(wheels) > 1:
         problems.append(_several(list(wheels)))
     found: dict[str, str | None] = {}
+    gpu = None
     try:
         with needed("txport", "the ort runtime"):
             from txport.runtimes.ort import providers
 
             found = {name: providers.start(name) for name in providers.candidates()}
+            gpu = look()
     except UnavailableError as error:
         problems.append(str(error))
     able = {name: _missing(name) for name in runtimes.RUNTIMES}
-    return Diagnosis(versions, able, found, look(), problems, facts_for(machine.flags()))
+    return Diagnosis(versions, able, found, gpu or Nvidia(query_driver()), problems)
 
 
 def _several(wheels: list[str]) -> str:
-    """Return the message for several installed ONNX Runtime wheels: the files that they overwrite, and the fix."""
-    files = overwritten(wheels)
-    told = [f"{each.file} is {each.lies}'s" for each in files if each.lies][:SHOWN]
-    named = f" ({', '.join(told)})" if told else ""
-    which = f", and {len(files)} of their files replace each other{named}" if files else ""
+    """Return the message for several installed ONNX Runtime wheels, and the fix."""
     kept = GPU_WHEEL if GPU_WHEEL in wheels else next((name for name in wheels if name != "onnxruntime"), wheels[0])
     fix = f"pip uninstall -y {' '.join(wheels)}, then pip install {kept}"
-    return f"{len(wheels)} ONNX Runtime wheels are installed ({', '.join(wheels)}){which}; {fix}"
-
-
-def _plain(value: Any) -> Any:
-    return sorted(value) if isinstance(value, frozenset) else value
+    names = ", ".join(wheels)
+    return f"{len(wheels)} ONNX Runtime wheels are installed ({names}), which replace each other's files; {fix}"
 
 
 def _missing(name: str) -> str | None:

@@ -149,7 +149,7 @@ def parts_of_speech(batch: int) -> list[tuple[str, Task, Unit]]:
 
 CT2_INT8, CT2_FP32 = "CTranslate2 int8", "CTranslate2 fp32"
 OPTIMUM, EAGER, COMPILED = "Optimum", "PyTorch eager", "torch.compile"
-OPENVINO = {"OpenVINO fp32": "openvino", "OpenVINO bf16": "openvino-bf16", "OpenVINO int8": "openvino-int8"}
+OPENVINO = {"OpenVINO fp32": "openvino", "OpenVINO bf16": "openvino-bf16"}
 BULK = Task(sources=512)
 WORDS = Task(checkpoint=G2P, sources=12_000)
 LINES = [

@@ -45,7 +45,7 @@ def import_all() -> None:
         package = importlib.import_module(f"txport.models.{name}")
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-    txport.models.tokenizers.templates.LONGEST = 1.0  # seconds of a template that has no end
+    txport.models.tokenizers.chat.MAX_SECONDS = 1.0  # seconds of a template that has no end
 
 
 def fork(work: Callable[[], None]) -> int:

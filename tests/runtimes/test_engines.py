@@ -13,16 +13,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 import txport
 from tests.architectures.seeded import bundle_of
 from tests.architectures.test_conformance import APART, CLOSE, error, infer, sources, step_through, targets
 from tests.tiny import edit_graph
-from txport import diagnose, fastest, runtimes
+from txport import diagnose, runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import DECODER, ENCODER, UNNAMED
-from txport.cli import cli
 from txport.errors import BundleError, LoadError, RunError, UnavailableError, UnsupportedError
 from txport.models.checkpoint import load_checkpoint
 from txport.proof.matrix import engines
@@ -32,11 +30,9 @@ from txport.proof.verify.check import verify
 from txport.runtimes.base import Runtime
 from txport.runtimes.inputs import batch
 from txport.runtimes.openvino import runtime as openvino
-from txport.runtimes.openvino.eight_bits import round_weights
 from txport.runtimes.openvino.library import TELEMETRY
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import first_tokens
-from txport.system import machine
 
 ENGINES = ["openvino", "tract"]
 PRESETS = {"seq2seq": "tiny", "causal": "gpt2-tiny", "encode": "bert-tiny"}
@@ -181,9 +177,6 @@ def test_a_precision_that_is_not_kept_to_is_no_success(bundle: Bundle, monkeypat
         openvino.load(bundle)
 
 
-NARROW = ["bf16", "int8"]
-
-
 def here(name: str) -> str | None:
     """Why a runtime can't run here."""
     try:
@@ -193,18 +186,15 @@ def here(name: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("precision", NARROW)
-def test_fewer_bits_are_another_runtime_and_are_proven_as_what_they_are(
-    precision: str, bundle: Bundle, checkpoint: Path
-) -> None:
-    name = f"openvino-{precision}"
+def test_fewer_bits_are_another_runtime_and_are_proven_as_what_they_are(bundle: Bundle, checkpoint: Path) -> None:
+    name = "openvino-bf16"
     if reason := here(name):
         pytest.skip(reason)
     report = check(bundle, load_checkpoint(str(checkpoint)), {name: "cpu"})
     assert report.passed
-    assert report.about["tolerances"][name]["reason"] == tolerance_of(precision, "cpu").reason
+    assert report.about["tolerances"][name]["reason"] == tolerance_of("bf16", "cpu").reason
     assert 1e-3 < report.worst_output < 1  # it does compute in fewer bits
-    with pytest.raises(UnsupportedError, match=f"{name} computes in {precision}; `txport parity --runtime {name}`"):
+    with pytest.raises(UnsupportedError, match=f"{name} computes in bf16; `txport parity --runtime {name}`"):
         verify(bundle.path, runtime=name)
 
 
@@ -218,48 +208,19 @@ def test_what_computes_in_bf16_does_not_pass_for_fp32(
 
 
 def test_fewer_bits_run_only_where_they_are_asked_for(bundle: Bundle) -> None:
-    assert not {"openvino-bf16", "openvino-int8"} & {*runtimes.installed("portable"), *(each for each, _ in engines())}
-    assert engines(["openvino-int8"], ["cpu"]) == [("ort", "cpu"), ("openvino-int8", "cpu")]
+    assert "openvino-bf16" not in {*runtimes.installed("portable"), *(each for each, _ in engines())}
+    assert engines(["openvino-bf16"], ["cpu"]) == [("ort", "cpu"), ("openvino-bf16", "cpu")]
 
 
-@pytest.mark.parametrize(
-    ("precision", "reason"),
-    [
-        ("bf16", "openvino-bf16 needs a processor that multiplies in bf16; take openvino or ort"),
-        ("int8", "openvino-int8 needs a processor with VNNI; take openvino, or an int8 bundle on ort"),
-    ],
-)
-def test_a_processor_that_has_them_not_is_told(
-    precision: str, reason: str, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_without_bf16_is_told(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     class Plain:
         def get_property(self, *_: str) -> list[str]:
             return ["FP32", "INT8"]
 
     monkeypatch.setattr(openvino, "_core", Plain)
-    monkeypatch.setattr(openvino, "multiplies_bytes", lambda: False)
     with pytest.raises(UnavailableError) as caught:
-        runtimes.load(f"openvino-{precision}", bundle)
-    assert str(caught.value) == reason
-
-
-def test_weights_are_rounded_where_they_are_multiplied_alone(bundle: Bundle) -> None:
-    """Each by at most half a step of its output's scale; what is looked up stays as it is."""
-    model = openvino._read(bundle.file(ENCODER))
-    constants = {each.get_friendly_name(): each.get_data() for each in model.get_ops() if _is_table(each)}
-    count = round_weights(model)
-    assert count == 6 * len(bundle.manifest.facts.state) // 4
-    after = {each.get_friendly_name(): each for each in model.get_ops() if each.get_type_name() == "Constant"}
-    whole = [each.get_data() for each in after.values() if each.get_element_type().to_string() == "i8"]
-    assert len(whole) == count
-    assert all(np.abs(each).max() == 127 for each in whole)
-    tables = [name for name in constants if name in after]
-    assert tables
-    assert all(np.array_equal(constants[name], after[name].get_data()) for name in tables)
-
-
-def _is_table(node: Any) -> bool:
-    return node.get_type_name() == "Constant" and len(node.get_output_shape(0)) == 2
+        runtimes.load("openvino-bf16", bundle)
+    assert str(caught.value) == "openvino-bf16 needs a processor that multiplies in bf16; take openvino or ort"
 
 
 def test_openvino_holds_each_weight_once(bundle: Bundle) -> None:
@@ -379,21 +340,3 @@ def test_doctor_tells_of_every_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
         "the openvino runtime needs openvino, which is not installed: pip install 'txport[openvino]'"
     )
     assert found.problems == []  # nobody has to have it
-
-
-def test_doctor_recommends_what_was_measured_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fact(has: set[str], lacks: set[str]) -> fastest.Fact:
-        how = ("one row", "portable fp32, openvino-bf16", "cpu fp32, ort", 1.25, "a processor, 2026-01-01")
-        return fastest.Fact(frozenset(has), frozenset(lacks), *how)
-
-    facts = (fact({"amx_bf16"}, set()), fact({"avx512_bf16"}, {"amx_bf16"}), fact(set(), {"avx2"}))
-    monkeypatch.setattr(fastest, "FACTS", facts)
-    assert fastest.facts_for(frozenset({"avx2", "amx_bf16", "avx512_bf16"})) == [facts[0]]
-    assert fastest.facts_for(frozenset({"avx2", "avx512_bf16"})) == [facts[1]]
-    assert fastest.facts_for(frozenset({"avx2"})) == []
-    monkeypatch.setattr(machine, "flags", lambda: frozenset({"avx2", "amx_bf16"}))
-    found = diagnose.examine()
-    assert found.to_dict()["fastest"][0]["has"] == ["amx_bf16"]
-    assert "portable fp32, openvino-bf16" in CliRunner().invoke(cli, ["doctor"]).output
-    monkeypatch.setattr(fastest, "FACTS", ())
-    assert f"{fastest.MEASURE} measures here" in CliRunner().invoke(cli, ["doctor"]).output

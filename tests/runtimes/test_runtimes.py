@@ -6,7 +6,6 @@ import ctypes
 import dataclasses
 import importlib.metadata
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import pytest
 import torch
 
 import txport
-from tests.runtimes.nvidia.machines import NEEDS, NO_GPU, Machine, elf, lay
 from tests.tiny import VOCABULARY, edit_graph, reseal
 from txport import diagnose, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
@@ -30,6 +28,7 @@ from txport.runtimes import reference
 from txport.runtimes.base import Floats, Ints, Runtime, scores
 from txport.runtimes.ort import placement, providers, sessions
 from txport.runtimes.ort import runtime as ort
+from txport.runtimes.ort.nvidia import problems
 from txport.runtimes.ort.nvidia.fit import needs_cudnn
 from txport.system.documents import write_json
 
@@ -324,44 +323,6 @@ def test_cuda_runs_there_or_says_what_is_missing(bundle: Bundle, runtime: tuple[
         assert "pip install 'txport[cuda]'" in reason
 
 
-@pytest.mark.parametrize(
-    ("machine", "message"),
-    [
-        (Machine(cuda=None), "found no NVIDIA driver"),
-        (Machine(gpus=(), start=NO_GPU), "which finds no GPU"),
-        (Machine(libraries=dict.fromkeys(NEEDS[1:], 0)), r"found no libcublasLt\.so.*pip install 'txport\[cuda\]'"),
-        (Machine(cuda=None, libraries={}), r"found no NVIDIA driver.*\(and 1 more, which `txport doctor` lists\)"),
-        (Machine(libraries=dict.fromkeys(NEEDS[:-1], 0)), None),
-        (Machine(), None),
-    ],
-)
-@pytest.mark.skipif(sys.platform == "win32", reason="the libraries have other names there")
-def test_each_thing_that_cuda_lacks_is_named(
-    machine: Machine,
-    message: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    folder = lay(tmp_path / "onnxruntime", library=elf(list(NEEDS[:-1]), [90]))
-    machine.libraries |= dict.fromkeys(("libonnxruntime_providers_cuda.so", "libonnxruntime_providers_shared.so"), 0)
-    monkeypatch.setattr(onnxruntime, "__file__", str(folder / "__init__.py"))
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
-    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: sys.stdout.write("what no command says"))
-    monkeypatch.setattr(ctypes, "CDLL", machine.open)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    providers._nvidia.cache_clear()
-    try:
-        if message is None:
-            assert providers.require_provider("cuda") == "CUDAExecutionProvider"
-        else:
-            with pytest.raises(UnavailableError, match=f"provider cuda can't run here: .*{message}"):
-                providers.require_provider("cuda")
-        assert capsys.readouterr().out == ""
-    finally:
-        providers._nvidia.cache_clear()
-
-
 class FallenBack:
     """A session as ONNX Runtime makes it when a provider does not start: on the CPU, with no error."""
 
@@ -374,7 +335,7 @@ class FallenBack:
 
 def test_fallback_is_caught(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "missing", lambda name: None)
-    monkeypatch.setattr(providers, "_cudnn", lambda: None)
+    monkeypatch.setattr(problems, "problem_of_cudnn", lambda: None)
     monkeypatch.setattr(sessions, "first_device", lambda: None)
     monkeypatch.setattr(onnxruntime, "InferenceSession", FallenBack)
     with pytest.raises(UnavailableError, match=r"CUDAExecutionProvider did not start for .*encoder_model\.onnx"):
@@ -396,7 +357,7 @@ class TakesNothing(onnxruntime.InferenceSession):  # type: ignore[misc]
 @pytest.fixture
 def takes_nothing(monkeypatch: pytest.MonkeyPatch) -> str:
     """A provider that starts, takes no node, and says nothing about it."""
-    monkeypatch.setattr(providers, "_cudnn", lambda: None)
+    monkeypatch.setattr(problems, "problem_of_cudnn", lambda: None)
     monkeypatch.setattr(providers, "missing", lambda name: None)
     monkeypatch.setattr(onnxruntime, "InferenceSession", TakesNothing)
     return "AzureExecutionProvider"
@@ -486,11 +447,11 @@ def test_doctor_finds_two_wheels(installed: list[str], broken: bool, monkeypatch
         patch.setattr(importlib.metadata, "distributions", lambda: wheels)
         found = runtimes.versions.__wrapped__()
     monkeypatch.setattr(runtimes, "versions", lambda: found)
-    problems = diagnose.examine().problems
-    assert bool(problems) == broken
+    told = diagnose.examine().problems
+    assert bool(told) == broken
     if broken:
-        assert f"2 ONNX Runtime wheels are installed ({', '.join(found)})" in problems[0]
-        assert "pip uninstall" in problems[0]
+        assert f"2 ONNX Runtime wheels are installed ({', '.join(found)})" in told[0]
+        assert "pip uninstall" in told[0]
 
 
 def test_doctor_starts_every_provider() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -235,30 +234,6 @@ def test_new_files_have_the_modes_that_the_user_asks_for(tmp_path: Path) -> None
 def python(code: str, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_process_that_is_killed_leaves_no_half(old: Path, force: bool) -> None:
-    out = old if force else old.parent / "fresh"
-    code = """
-        import sys, time
-        from pathlib import Path
-        from txport.system.files import staged_folder
-        with staged_folder(Path(sys.argv[1]), force=True) as folder:
-            (folder / "manifest").write_text("half")
-            print("ready", flush=True)
-            time.sleep(60)
-    """
-    with python(code, str(out)) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    assert (old / "precious").read_text() == "old"
-    assert names(old) == ["precious"]
-    assert out.exists() == force
-    write(out, force=True)  # what the dead one left is in nobody's way
-    assert contents(out) == {"onnx/graph": "new", "manifest": "new"}
 
 
 FULL_DISK = """

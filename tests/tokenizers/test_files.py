@@ -108,8 +108,8 @@ SOUND = piece("<unk>", 2) + piece("<s>", 3) + piece("</s>", 3) + piece("\u2581a"
         (SOUND + piece("c", 9), "is of the kind 9"),
         (SOUND + piece("c", score=float("nan")), "a piece has the score nan"),
         (SOUND + piece("c" * 513), "a piece has 513 characters, the most is 512"),
-        (SOUND[:-3], "ends within a field"),
-        (b"\x0b", "begins no field"),
+        (SOUND[:-3], "it is cut off"),
+        (b"\x0b", "there is no field of kind 3"),
         (b"IQ== 0\nIg== 1\n", "is not a model of SentencePiece"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import mmap
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.bundles.protobuf import VARINT, known, opened, varint
 from txport.errors import BundleError, brief, quoted
+from txport.system.protobuf import VARINT, known, varint
 
 if TYPE_CHECKING:
     import onnx
@@ -60,6 +61,20 @@ class Outline(NamedTuple):
     def names(self) -> frozenset[str]:
         """The operators without their domains."""
         return frozenset(name.rpartition(".")[2] for name in self.operators)
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[mmap.mmap]:
+    """Memory-map a graph file; raise `BundleError` if it is empty, or if the block finds that it is not a graph."""
+    if path.stat().st_size == 0:
+        raise BundleError(f"{path.name} is not an ONNX file: it is empty")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        try:
+            yield content
+        except BundleError:
+            raise
+        except (KeyError, ValueError) as error:
+            raise BundleError(f"{path.name} is not an ONNX file: {error}") from error
 
 
 def read_outline(path: Path) -> Outline:

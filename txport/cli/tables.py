@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -14,7 +14,6 @@ from txport.bundles.loss import describe_loss
 from txport.bundles.original import RECORDED, describe_original
 from txport.bundles.ports import Port
 from txport.cli.guard import echo, results, write
-from txport.fastest import MEASURE, Fact
 from txport.system.terminal import one_line
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from txport.proof.matrix import Matrix
     from txport.proof.reports.report import Report
     from txport.proof.verify.check import Verification
-    from txport.runtimes.ort.nvidia.libraries import Library
     from txport.runtimes.ort.nvidia.problems import Nvidia
 
 FURTHER = 6  # failures to show
@@ -214,7 +212,7 @@ def _operators(bundle: Bundle, role: str) -> str:
 
 
 def show_diagnosis(found: Diagnosis) -> None:
-    """Print versions, runtimes, providers, NVIDIA GPUs, the fastest combinations and problems."""
+    """Print versions, runtimes, providers, NVIDIA GPUs and problems."""
     show("Installed", ["package", "version"], [(name, version or "-") for name, version in found.versions.items()])
     echo()
     here = [(name, "runs" if reason is None else f"does not run: {reason}") for name, reason in found.runtimes.items()]
@@ -226,12 +224,6 @@ def show_diagnosis(found: Diagnosis) -> None:
     show("Providers of ONNX Runtime", ["provider", "here"], rows)
     echo()
     show_gpu(found.gpu)
-    echo()
-    if found.fastest:
-        headers = ["best", "times", "as fast as", "in", "measured on"]
-        show("Fastest on processors like this one", headers, list(_fastest(found.fastest)))
-    else:
-        echo(f"what is fastest was not measured on a processor like this one; {MEASURE} measures here")
     for problem in found.problems:
         echo()
         echo(f"problem: {problem}")
@@ -240,55 +232,21 @@ def show_diagnosis(found: Diagnosis) -> None:
         echo("no problems found")
 
 
-def _fastest(facts: Sequence[Fact]) -> Iterator[tuple[str, ...]]:
-    """Yield one row per faster and slower pair, with the smallest and the largest factor over its tasks."""
-    pairs: dict[tuple[str, str, str], list[Fact]] = {}
-    for each in facts:
-        pairs.setdefault((each.best, each.other, each.measured), []).append(each)
-    for (best, other, measured), some in pairs.items():
-        times = sorted({f"{each.times:.2f}" for each in some}, key=float)
-        yield best, " to ".join(dict.fromkeys([times[0], times[-1]])), other, _tasks(some), measured
-
-
-def _tasks(facts: Sequence[Fact]) -> str:
-    """Return the tasks of the facts, by model: "base, batch 1" and "base, bulk" become "base: batch 1, bulk"."""
-    models: dict[str, list[str]] = {}
-    for each in facts:
-        model, _, what = each.task.partition(", ")
-        models.setdefault(model, []).append(what)
-    return "; ".join(f"{model}: {', '.join(filter(None, what))}".rstrip(": ") for model, what in models.items())
-
-
 def show_gpu(found: Nvidia) -> None:
-    """Print the driver, the GPUs, the libraries that the CUDA provider needs, and the problems that stop it."""
-    from txport.runtimes.ort.nvidia.problems import problems_of_cuda, problems_of_cudnn
-
+    """Print the driver, the GPUs, and the problems that stop the CUDA provider."""
     driver = found.driver
-    wheel = found.wheel
     newest = f", runs CUDA up to {driver.cuda[0]}.{driver.cuda[1]}" if driver.cuda else ""
     rows = [("driver", f"{driver.version or 'of no known version'}{newest}" if driver.is_there else "none")]
     for number, device in enumerate(driver.devices):
         free = "" if device.free is None else f", {megabytes(device.free)} free"
         rows.append((f"GPU {number}", f"{device.described}, {megabytes(device.memory)}{free}"))
-    if wheel:
-        built = f", for compute capability {wheel.kernels}" if str(wheel.kernels) else ""
-        rows.append(("ONNX Runtime", f"{wheel.described}{built}"))
-    rows += [(each.name, _where(each)) for each in found.libraries]
+    if found.wheel:
+        rows.append(("ONNX Runtime", found.wheel))
     show("NVIDIA", ["", "found"], rows)
     echo()
-    problems = problems_of_cuda(found)
-    for problem in problems:
+    for problem in found.problems:
         echo(f"for CUDA: {problem}")
-    later = problems_of_cudnn(found)
-    for problem in later:
-        echo(f"for convolutions, and for bundles of other targets than cuda, on CUDA: {problem}")
-    if not problems and not later:
+    if found.cudnn:
+        echo(f"for convolutions, and for bundles of other targets than cuda, on CUDA: {found.cudnn}")
+    if found.wheel and not found.problems and not found.cudnn:
         echo("nothing that CUDA needs is missing")
-
-
-def _where(library: Library) -> str:
-    if library.reason:
-        return f"does not load: {library.reason}"
-    if library.path is None:
-        return f"missing; there is {', '.join(library.others)}" if library.others else "missing"
-    return f"{library.version} {library.path}".strip()

@@ -73,9 +73,6 @@ RUNTIMES = {
     "openvino-bf16": Entry(
         "txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), "bf16", streams=True
     ),
-    "openvino-int8": Entry(
-        "txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), "int8", streams=True
-    ),
     "reference": Entry("txport.runtimes.reference", "onnx", "txport[export]", ("portable", "foreign"), single=True),
     "torch": Entry("txport.runtimes.pytorch", "torch", "txport[export]", ()),
     "tract": Entry("txport.runtimes.tract", "tract", "txport[tract]", ("portable",), aborts=True),

@@ -251,12 +251,9 @@ def _require_stream(path: Path) -> None:
     if descriptor is not None:
         if not _is_open_for_writing(descriptor):
             raise OutputError(f"{path} is not open for writing; choose another place")
-        return
-    mode = path.stat().st_mode
-    for what, is_that in {"socket": stat.S_ISSOCK, "block device": stat.S_ISBLK}.items():
-        if is_that(mode):
-            raise OutputError(f"{path} is a {what}, expected a file to write")
-    if not os.access(path, os.W_OK):
+    elif stat.S_ISSOCK(mode := path.stat().st_mode) or stat.S_ISBLK(mode):
+        raise OutputError(f"{path} is a socket or a block device, expected a file to write")
+    elif not os.access(path, os.W_OK):
         raise OutputError(f"{path} can't be written: no permission; choose another place")
 
 
@@ -271,11 +268,10 @@ def _is_open_for_writing(descriptor: int) -> bool:
 
 def _open_stream(path: Path) -> IO[str]:
     _require_stream(path)
-    descriptor = descriptor_of(path)
-    if descriptor is None:
-        return os.fdopen(os.open(path, os.O_WRONLY), "w", encoding="utf-8")
     sys.stdout.flush()  # earlier prints must come first
-    return os.fdopen(os.dup(descriptor), "w", encoding="utf-8")
+    descriptor = descriptor_of(path)
+    opened = os.open(path, os.O_WRONLY) if descriptor is None else os.dup(descriptor)
+    return os.fdopen(opened, "w", encoding="utf-8")
 
 
 def _new_file(place: Path) -> Callable[[Path], None]:

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
-import hashlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from types import ModuleType, TracebackType
-from typing import NamedTuple
 
 from txport.errors import TxportError, UnavailableError, brief
 from txport.system.machine import is_out_of_memory
-
-LARGEST = 1 << 24  # maximum bytes of a file that is hashed to find its wheel
-
-
-class Overwritten(NamedTuple):
-    """A file that differs between several installed wheels; `lies`: the wheel whose file is there, or None."""
-
-    file: str
-    wheels: tuple[str, ...]
-    lies: str | None
 
 
 @functools.cache
@@ -109,36 +95,3 @@ def _is_there(package: str) -> bool:
         return importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):  # a test, or a user, has put None in its place
         return False
-
-
-def overwritten(names: Iterable[str]) -> list[Overwritten]:
-    """Return the files that several installed wheels contain at the same path with different hashes."""
-    brought: dict[Path, dict[str, importlib.metadata.PackagePath]] = {}
-    for name in names:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            for file in importlib.metadata.files(name) or ():
-                if file.hash is not None:
-                    brought.setdefault(Path(str(file.locate())), {})[name] = file
-    return [
-        Overwritten(str(next(iter(wheels.values()))), tuple(wheels), _whose(place, wheels))
-        for place, wheels in sorted(brought.items())
-        if len({file.hash.value for file in wheels.values() if file.hash}) > 1
-    ]
-
-
-def _whose(place: Path, wheels: dict[str, importlib.metadata.PackagePath]) -> str | None:
-    """Return the wheel whose file is at a path, by its size, or by its hash if sizes are ambiguous."""
-    try:
-        size = place.stat().st_size
-        able = {name: file for name, file in wheels.items() if file.size in (None, size)}
-        if len(able) < 2 or size > LARGEST:
-            return next(iter(able), None) if len(able) < 2 else None
-        content = place.read_bytes()
-    except OSError:
-        return None
-    for name, file in able.items():
-        if file.hash and file.hash.mode in hashlib.algorithms_available:
-            digest = hashlib.new(file.hash.mode, content, usedforsecurity=False).digest()
-            if base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == file.hash.value:
-                return name
-    return None

@@ -50,21 +50,17 @@ def recover(place: Path, progress: Progress = silent) -> None:
                 remove(path)
                 progress(f"removed {path}, left by a command that was killed")
     for path in _beside(place, OLD):
-        if not partner(path).exists() and not os.path.lexists(place):
-            path.rename(place)
-            progress(f"put back {place}, which a command that was killed had moved aside")
-        elif not partner(path).exists():
+        if not partner(path).exists():
             remove(path)
 
 
 def restore(place: Path) -> bool:
     """Put back a folder that a killed process had moved aside; return whether there was one."""
-    for stage in _beside(place, PARTIAL):
-        if partner(stage).is_dir():
-            with locked(stage, wait=True, without=True):
-                if partner(stage).is_dir() and not os.path.lexists(place):
-                    partner(stage).rename(place)
-                    return True
+    for path in _beside(place, OLD):
+        with locked(partner(path), wait=True, without=True):  # a process that is alive moves its new folder in
+            if path.is_dir() and not os.path.lexists(place):
+                path.rename(place)
+                return True
     return False
 
 

@@ -139,6 +139,5 @@ def test_doctor_shows_the_gpu(fake_cuda: FakeCuda) -> None:
     done = run("doctor", env=fake_cuda.environment())
     assert (done.returncode, done.stderr) == (0, "")
     assert "a device that computes nothing (compute capability 8.0), 17179.9 MB" in done.stdout
-    assert f"9.14.0 {fake_cuda.libraries.with_cudnn}/libcudnn.so.9" in done.stdout
     assert "nothing that CUDA needs is missing" in done.stdout
     assert re.search(r"CUDAExecutionProvider +starts", done.stdout)

@@ -20,7 +20,7 @@ from txport.bundles.ports import DECODER, ENCODER
 from txport.errors import OutOfMemoryError, OutputError, RunError, UnavailableError, UnsupportedError
 from txport.runtimes.base import running
 from txport.runtimes.ort import placement, providers, sessions
-from txport.runtimes.ort.nvidia import fit, options, rtx
+from txport.runtimes.ort.nvidia import fit, options, problems, rtx
 from txport.runtimes.ort.nvidia.driver import Device
 from txport.runtimes.ort.nvidia.failures import FAILURES, explain
 from txport.runtimes.ort.nvidia.options import CUDA, NVIDIA, RTX, TENSORRT
@@ -129,7 +129,7 @@ class OnProvider(onnxruntime.InferenceSession):  # type: ignore[misc]
 def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine on which NVIDIA's providers start; an H100 as far as is asked."""
     monkeypatch.setattr(providers, "missing", lambda name: None)
-    monkeypatch.setattr(providers, "_cudnn", lambda: None)
+    monkeypatch.setattr(problems, "problem_of_cudnn", lambda: None)
     monkeypatch.setattr(providers, "device_of", lambda name: "cpu")
     monkeypatch.setattr(sessions, "first_device", lambda: H100)
     monkeypatch.setattr(rtx, "is_plugged", lambda: False)
@@ -308,33 +308,24 @@ MESSAGES = {
     ),
     f"{RUNNING}Status Message: CUDA error cudaErrorNoKernelImageForDevice:no kernel image is available for execution": (
         "has no kernels for this GPU (CUDA error cudaErrorNoKernelImageForDevice",
-        "another onnxruntime-gpu",
+        "a newer onnxruntime-gpu",
     ),
     f"{HEAD}CUDA failure 100: no CUDA-capable device is detected{TAIL}": ("finds no GPU", "txport doctor"),
-    f"{HEAD}CUDA failure 46: all CUDA-capable devices are busy or unavailable{TAIL}": (
-        "holds the GPU alone",
-        "process",
-    ),
-    f"{RUNNING}Status Message: {HEAD}CUDNN failure 1002: CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH{TAIL}": (
-        "two versions of cuDNN",
-        "keep one",
-    ),
     f"{RUNNING}Status Message: cudnnContext* onnxruntime::cuda::CudaKernel::RequireCudnnHandle(cudnnHandle_t) "
     "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : cuDNN is unavailable or disabled for CUDA Execution Provider: x": (
-        "cuDNN is missing (cuDNN is unavailable",
+        "cuDNN is missing or does not start (cuDNN is unavailable",
         "txport[cuda]",
     ),
-    f"{HEAD}CUBLAS failure 1: CUBLAS_STATUS_NOT_INITIALIZED{TAIL}": ("does not start", "free memory"),
     f"{RUNNING}Status Message: CUDA error cudaErrorIllegalAddress:an illegal memory access was encountered": (
-        "a kernel has failed",
+        "a call of CUDA has failed",
         "start the process again",
     ),
     f"{HEAD}CUDA failure 999: unknown error{TAIL}": (
-        "a call of CUDA has failed (CUDA failure 999",
+        "in this process (CUDA failure 999",
         "start the process",
     ),
     "TensorRT EP could not deserialize engine from cache: /x/y.engine": ("an engine in TensorRT's cache", "delete"),
-    "TensorRT EP failed to create engine from network for fused node: a_0": ("builds no engine", "provider='cuda'"),
+    "TensorRT EP failed to create engine from network for fused node: a_0": ("TensorRT has failed", "provider='cuda'"),
     "libcublasLt.so.13: cannot open shared object file: No such file or directory": ("a library is missing", "doctor"),
 }
 

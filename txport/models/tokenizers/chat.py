@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from txport.errors import BundleError, TextError, UnsupportedError, brief, quoted
+from txport.errors import TextError, UnsupportedError, brief, quoted
 from txport.models.tokenizers.base import Unknown, shorten
 from txport.models.tokenizers.file import FileTokenizer
-from txport.models.tokenizers.origin import KIND, MARK, OWN, Message, changes_texts, require_own_tokens
-from txport.models.tokenizers.usage import Chat
+from txport.models.tokenizers.origin import KIND, MARK, OWN, Message, require_own_tokens
+from txport.models.tokenizers.usage import MAX_LENGTH, MAX_SECONDS, Chat
 from txport.system.packages import needed
+
+if TYPE_CHECKING:
+    from txport.models.tokenizers.templates import ChatTemplate
 
 TAG = "\ufdd1\ufdd1 "  # marks the end of a message that the model continues; the blank shows whether blanks are kept
 RESERVED = ("messages", "add_generation_prompt", "role", "loop", "self")
 ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
-# errors that a template raises for messages that it does not expect or that are too large for Python
-RAISED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -70,63 +72,39 @@ class ChatReader:
         options = _broken(self.options, every)
         if continues:
             messages, marked = _tagged(messages), _tagged(marked)
-        self._template[0].environment.begin()
-        prompt = self._render(marked, options, not continues)
-        if self._template[2]:
+        until = time.monotonic() + MAX_SECONDS  # for all texts that the prompt takes
+
+        def render(found: Sequence[Message], options: Mapping[str, Any] = options) -> str:
+            return self._template.render(
+                {
+                    **self.chat.variables,
+                    "tools": None,
+                    "documents": None,
+                    **options,
+                    "messages": found,
+                    "add_generation_prompt": not continues,
+                },
+                until,
+            )
+
+        prompt = render(marked)
+        if self._template.changes_texts:
             kept = [token for token in every if token not in own]
-            require_own_tokens(prompt, messages, lambda found: self._render(found, options, not continues), every, kept)
+            require_own_tokens(prompt, messages, render, every, kept)
             if nested := {name: value for name, value in self.options.items() if isinstance(value, list | dict)}:
-                others = options.keys() - nested
 
-                def render(found: Sequence[Message]) -> str:
-                    changed = {name: value for name, value in found[0].items() if name in nested}
-                    return self._render(marked, changed | {name: options[name] for name in others}, not continues)
+                def render_options(found: Sequence[Message]) -> str:
+                    return render(marked, {**options, **{name: found[0][name] for name in nested}})
 
-                require_own_tokens(prompt, [{"role": "tool", **nested}], render, every, kept)
+                require_own_tokens(prompt, [{"role": "tool", **nested}], render_options, every, kept)
         return _until_tag(prompt) if continues else prompt
 
-    def _render(self, messages: Sequence[Message], options: Mapping[str, Any], opens: bool) -> str:
-        """Return the prompt that the template writes; raise `TextError` for messages that it does not support.
-
-        With `opens`, it ends with the start of the model's message.
-        """
-        template = self._template[0]
-        import jinja2
-
-        template.environment.begin_text()
-        try:
-            variables = {**self.chat.variables, "tools": None, "documents": None, **options, "messages": messages}
-            return str(template.render(**variables, add_generation_prompt=opens))
-        except jinja2.TemplateError as error:
-            raise TextError(f"the chat template does not take these messages: {brief(error)}") from error
-        except RAISED as error:
-            raise TextError(f"the chat template does not take these messages: {brief(repr(error))}") from error
-
     @cached_property
-    def _template(self) -> tuple[Any, set[str], bool]:
-        """The template, the texts that it searches messages for, and whether it may change the text of messages."""
+    def _template(self) -> ChatTemplate:
         with needed("txport[chat]", "a chat"):
-            import jinja2
-            from jinja2 import meta
+            from txport.models.tokenizers.templates import ChatTemplate
 
-            from txport.models.tokenizers.templates import Bounded
-        environment = Bounded()
-        try:
-            parsed = environment.parse(self.chat.template)
-            called = {
-                node.node.name
-                for node in parsed.find_all(jinja2.nodes.Call)
-                if isinstance(node.node, jinja2.nodes.Name)
-            }
-            free = meta.find_undeclared_variables(parsed)
-            template = environment.from_string(self.chat.template)
-            changes = changes_texts(parsed)
-            sought = {each.value for each in _sought(parsed) if isinstance(each, jinja2.nodes.Const)}
-        except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, OverflowError, TypeError) as error:
-            raise BundleError(f"the chat template can't be used: {brief(error)}") from error
-        if strange := sorted((called & free) - environment.globals.keys()):
-            raise BundleError(f"the chat template can't be used: it calls {quoted(strange[0])}, which is not there")
-        return template, {each for each in sought if isinstance(each, str)}, changes
+            return ChatTemplate(self.chat.template)
 
     @cached_property
     def _control(self) -> tuple[list[str], list[str]]:
@@ -141,7 +119,7 @@ class ChatReader:
             for text, is_special in added.items()
             if not is_special and text in self.chat.template and any(map(str.isalpha, text))
         ]
-        sought = " ".join(self._template[1])
+        sought = " ".join(self._template.sought)
         return [*special, *plain], [*special, *(text for text in plain if text not in sought)]
 
     def _marked(self, message: Message) -> dict[str, Any]:
@@ -155,6 +133,8 @@ class ChatReader:
 
 def messages_of(text: str) -> list[Message]:
     """Return the messages of a line: a JSON list of objects, or else one user message with the line as content."""
+    if len(text) > MAX_LENGTH:
+        raise TextError(f"a chat may have {MAX_LENGTH} characters, this one has {len(text)}")
     if not text.lstrip().startswith("[{"):
         return [{"role": "user", "content": text}]
     try:
@@ -184,10 +164,12 @@ def require_options(options: Mapping[str, Any]) -> None:
         if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
             raise UnsupportedError(f"a template has no option {quoted(name)}; an option is a variable, such as tools")
     try:
-        json.dumps(dict(options))
+        length = len(json.dumps(dict(options), ensure_ascii=False))
     except (TypeError, ValueError, RecursionError) as error:
         what = f"options of a template must be such as JSON has, got {quoted(options)}: {brief(error)}"
         raise UnsupportedError(what) from error
+    if length > MAX_LENGTH:
+        raise UnsupportedError(f"options of a template may have {MAX_LENGTH} characters, these have {length}")
 
 
 def _tagged(messages: Sequence[Message]) -> list[Message]:
@@ -244,18 +226,6 @@ def _cut(value: str, tokens: Sequence[str], ends: bool = False) -> str:
     for place in sorted(places, reverse=True):
         value = value[:place] + MARK + value[place:]
     return value
-
-
-def _sought(template: Any) -> Iterator[Any]:
-    """Yield the texts that a template searches for: left operands of `in`, and arguments of methods such as `split`."""
-    from jinja2 import nodes
-
-    for compare in template.find_all(nodes.Compare):
-        if any(each.op in ("in", "notin") for each in compare.ops):
-            yield compare.expr
-    for call in template.find_all(nodes.Call):
-        if isinstance(call.node, nodes.Getattr):
-            yield from call.args
 
 
 def _continues(text: str, token: str) -> bool:

@@ -12,15 +12,13 @@ from txport.errors import TextError, quoted
 MARK = "\ufdd0"  # a Unicode noncharacter, which is not used in texts
 KIND = "type"  # key of the kind of a message part, which templates compare
 OWN = "assistant"  # the role of the model's messages
-# Filters of txport, with names that no template can write.
-TURNS, TEXTS, ITERATED = "turns of a loop", "texts as one", "what is iterated"
-COUNTED, OUTPUT = "what is counted", "what is output"
+TURNS = "turns of a loop"  # a filter of txport, with a name that no template can write
 # Filters and methods that keep the characters of a text in order, or cut it at its ends; others may do anything.
 KEEPING = {
     *("trim", "strip", "lstrip", "rstrip", "startswith", "endswith", "tojson", "string", "safe"),
     *("length", "count", "first", "last", "list", "default", "d", "int", "items", "keys", "values", "get", "append"),
     *("selectattr", "rejectattr", "select", "reject", "dictsort", "update", "index", "find"),
-    *(TURNS, TEXTS, ITERATED, COUNTED, OUTPUT),
+    TURNS,
 }
 WORD = re.compile(r"\w+")  # a key of a message part
 Message = Mapping[str, Any]

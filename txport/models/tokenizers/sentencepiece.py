@@ -12,6 +12,7 @@ from typing import Any
 
 from txport.errors import CheckpointError
 from txport.system.documents import DocumentError, require_size
+from txport.system.protobuf import VARINT, fields, varint
 
 LARGEST = 64 << 20  # bytes
 MOST_PIECES = 1 << 20
@@ -131,40 +132,8 @@ def _bytes(value: Any) -> bytes:
 
 def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
     """Yield the number and value of each field of a protobuf message, in order."""
-    place = 0
-    while place < len(content):
-        key, place = _number(content, place)
-        field = key >> 3
-        wire = key & 7
-        if wire == 0:
-            value, place = _number(content, place)
-            yield field, value
-            continue
-        if wire == 2:
-            size, place = _number(content, place)
-        elif wire in (1, 5):
-            size = 8 if wire == 1 else 4
-        else:
-            raise ValueError(f"byte {place} begins no field")
-        if place + size > len(content):
-            raise ValueError(f"it ends within a field, at byte {len(content)}")
-        yield field, content[place : place + size]
-        place += size
-
-
-def _number(content: bytes, place: int) -> tuple[int, int]:
-    if place < len(content) and (value := content[place]) < 128:  # most numbers
-        return value, place + 1
-    value = shift = 0
-    while True:
-        if place >= len(content) or shift > 63:
-            raise ValueError(f"it ends within a number, at byte {place}")
-        byte = content[place]
-        value |= (byte & 127) << shift
-        place = place + 1
-        shift = shift + 7
-        if byte < 128:
-            return value, place
+    for number, kind, start, end in fields(content, 0, len(content)):
+        yield number, varint(content, start, end)[0] if kind == VARINT else content[start:end]
 
 
 def model_of(found: Pieces, vocabulary: dict[int, tuple[str, float]], unknown: int) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from txport.system.documents import DocumentError, read_json
 
 Target = Literal["forced", "source", "fixed"]
 MOST_LANGUAGES = 1 << 12
-LARGEST_TEMPLATE = 1 << 18  # characters
+MAX_TEMPLATE = 1 << 18  # characters of a chat template
+MAX_LENGTH = 1 << 22  # characters of what it is given, and of the prompt that it writes
+MAX_SECONDS = 10.0  # for a prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +102,8 @@ def _languages(values: Any) -> Languages:
 def _chat(values: Any) -> Chat:
     template = _text(values["template"])
     variables = dict(values["variables"])
-    if len(template) > LARGEST_TEMPLATE:
-        raise ValueError(f"a template may have {LARGEST_TEMPLATE} characters, this one has {len(template)}")
+    if len(template) > MAX_TEMPLATE:
+        raise ValueError(f"a template may have {MAX_TEMPLATE} characters, this one has {len(template)}")
     for name, value in variables.items():
         _text(name)
         for each in value if isinstance(value, list) else [value]:

@@ -17,16 +17,14 @@ from txport.bundles.graphs import require_order
 from txport.bundles.ports import DECODER, PAST_SOURCE, SELECT, SOURCE, UNNAMED, Graph, Port
 from txport.errors import BundleError, LoadError, UnavailableError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
-from txport.runtimes.openvino.eight_bits import round_weights
 from txport.runtimes.openvino.library import openvino
 from txport.runtimes.openvino.parts import Model, part
 from txport.runtimes.portable import PortableRuntime
 from txport.system.cores import cores
-from txport.system.machine import is_out_of_memory, multiplies_bytes
+from txport.system.machine import is_out_of_memory
 
 DEVICE, HINT = "CPU", "INFERENCE_PRECISION_HINT"
-PRECISIONS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}  # inference precision, apart from 8-bit products
-TOGETHER = 128  # 8-bit activations per scale in a row; the fastest of 32, 64 and 128 on VNNI
+PRECISIONS = {"fp32": "f32", "bf16": "bf16"}  # inference precision
 LACKS = ("not support", "unsupported", "not implemented", "no conversion rule")  # in its messages about operators
 INNER = re.compile(r"Exception from \S+:\s*|Check '.*?' failed at \S+:\s*")  # positions in its source code
 UNCOUNTED = ("Input", "Output", "Const")  # types of nodes that compute nothing
@@ -105,8 +103,6 @@ class OpenVinoEngine:
             file = bundle.file(role)
             model = _read(file)
             self._ports[role] = _ports_of(model, graph)
-            if precision == "int8":
-                round_weights(model)
             self._parts[role] = dict(_compile(graph, model, file, options_of(threads, precision, workers)))
 
     def ports(self, role: str) -> GraphPorts:
@@ -166,7 +162,7 @@ def options_of(threads: int | None, precision: str, workers: int) -> dict[str, A
         "ENABLE_CPU_PINNING": False,
         HINT: PRECISIONS[precision],
         "EXECUTION_MODE_HINT": "ACCURACY" if precision == "fp32" else "PERFORMANCE",
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": TOGETHER if precision == "int8" else 0,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
     }
 
 
@@ -250,13 +246,11 @@ def _text(value: Any) -> str:
 
 
 def require(provider: str, precision: str = "fp32") -> None:
-    """See `runtimes.require`; bf16 and int8 need a processor with products in them."""
+    """See `runtimes.require`; bf16 needs a processor with products in it."""
     if provider != "cpu":
         raise UnsupportedError(f"the openvino runtime runs on the cpu only, got provider {provider!r}")
     if precision == "bf16" and "BF16" not in _core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES"):
         raise UnavailableError("openvino-bf16 needs a processor that multiplies in bf16; take openvino or ort")
-    if precision == "int8" and not multiplies_bytes():
-        raise UnavailableError("openvino-int8 needs a processor with VNNI; take openvino, or an int8 bundle on ort")
 
 
 def load(

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import importlib.metadata
-import io
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,22 +12,10 @@ import numpy as np
 from txport.errors import UnavailableError, UnsupportedError
 from txport.runtimes import PROVIDERS
 from txport.runtimes.ort.forks import watched
-from txport.runtimes.ort.nvidia import rtx
+from txport.runtimes.ort.nvidia import problems, rtx
 from txport.runtimes.ort.nvidia.driver import Device, query_driver
 from txport.runtimes.ort.nvidia.failures import explain
 from txport.runtimes.ort.nvidia.options import CUDA, NVIDIA, RTX, TENSORRT, cuda_options
-from txport.runtimes.ort.nvidia.problems import (
-    EXTRA,
-    find_tensorrt,
-    look,
-    problems_of_cuda,
-    problems_of_cudnn,
-    problems_of_driver,
-    problems_of_tensorrt,
-)
-from txport.runtimes.ort.nvidia.wheel import CUDA as CUDA_LIBRARY
-from txport.runtimes.ort.nvidia.wheel import SHARED, library_file
-from txport.runtimes.ort.nvidia.wheel import TENSORRT as TENSORRT_LIBRARY
 from txport.runtimes.ort.onnx_runtime import ort
 
 CPU = PROVIDERS["cpu"]
@@ -77,13 +61,8 @@ def require_provider(provider: str) -> str:
 
 def require_cudnn(provider: str, what: str) -> None:
     """Raise `UnavailableError` if cuDNN is missing; `what` is the reason why it is needed."""
-    if reason := _cudnn():
+    if reason := problems.problem_of_cudnn():
         raise UnavailableError(f"provider {provider} can't run here: {reason}; {what}")
-
-
-@functools.cache
-def _cudnn() -> str | None:
-    return _first(problems_of_cudnn(look(folder=Path(ort.__file__).parent)))
 
 
 def missing(name: str) -> str | None:
@@ -99,40 +78,19 @@ def _not_built(name: str) -> str:
 
 @functools.cache
 def _nvidia(name: str) -> str | None:
-    """Check all that an NVIDIA provider needs, then load its library as ONNX Runtime would; return any problem."""
-    facts = look(folder=Path(ort.__file__).parent)
+    """Return the first problem of an NVIDIA provider, which must be solved first, and the number of the others."""
+    driver = query_driver()
+    found = list(problems.problems_of_driver(driver) if name == RTX else problems.problems_of_cuda(driver))
+    if name == TENSORRT:
+        found += filter(None, [problems.problem_of_cudnn()])
+    if name == TENSORRT and not found:
+        found += filter(None, [problems.problem_of_library(problems.TENSORRT)])
+    if found:
+        more = f" (and {len(found) - 1} more, which `txport doctor` lists)" if len(found) > 1 else ""
+        return f"{found[0]}{more}"
     if name == RTX:  # its package contains CUDA's libraries
-        return _first(problems_of_driver(facts)) or rtx.missing()
-    if reason := _first(problems_of_cuda(facts)):
-        return reason
-    if name == TENSORRT and (reason := _first(problems_of_tensorrt(find_tensorrt(facts)))):
-        return reason
-    if name not in ort.get_available_providers():
-        return _not_built(name)
-    with contextlib.redirect_stdout(io.StringIO()):  # because it prints messages
-        ort.preload_dlls()
-    library = {CUDA: CUDA_LIBRARY, TENSORRT: TENSORRT_LIBRARY}.get(name)
-    return _load(library_file(library)) if library else None
-
-
-def _first(problems: list[Any]) -> str | None:
-    """Return the first problem, which must be solved first, and the number of others; None without problems."""
-    if not problems:
-        return None
-    more = f" (and {len(problems) - 1} more, which `txport doctor` lists)" if len(problems) > 1 else ""
-    return f"{problems[0]}{more}"
-
-
-def _load(file: str) -> str | None:
-    """Load a provider's library; return which library is missing if that fails, else None."""
-    folder = Path(ort.__file__).parent / "capi"
-    try:
-        if sys.platform != "win32":
-            ctypes.CDLL(str(folder / library_file(SHARED)), mode=ctypes.RTLD_GLOBAL)
-        ctypes.CDLL(str(folder / file), mode=ctypes.RTLD_LOCAL)
-    except OSError as error:
-        return f"found no {str(error).split(':')[0]}, needs it for {file}; {EXTRA} brings CUDA and cuDNN"
-    return None
+        return rtx.missing()
+    return None if name in ort.get_available_providers() else _not_built(name)
 
 
 def first_device() -> Device | None:
@@ -146,8 +104,7 @@ def builder(provider: str) -> str:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{ort.__version__}-{importlib.metadata.version(rtx.INSTALL)}"
     if provider == TENSORRT:
-        facts = find_tensorrt(look(folder=Path(ort.__file__).parent))
-        return "-".join([ort.__version__, *(each.version for each in facts.tensorrt if each.version)])
+        return f"{ort.__version__}-{problems.version_of_tensorrt()}".rstrip("-")
     return str(ort.__version__)
 
 

@@ -35,30 +35,24 @@ DOCTOR = "`txport doctor` says what was found"
 FAILURES = (
     Failure(
         (
-            "cuda failure 2:",
-            "cudaerrormemoryallocation",
-            "out of memory",
-            "alloc_failed",
-            "smaller than requested bytes",
-            "failed to allocate memory for",
+            *("cuda failure 2:", "cudaerrormemoryallocation", "out of memory", "alloc_failed"),
+            *("smaller than requested bytes", "failed to allocate memory for"),
         ),
         "the GPU's memory is at its end",
         NO_SPACE,
     ),
     Failure(
-        ("cuda failure 35:", "cudaerrorinsufficientdriver", "driver version is insufficient"),
+        (
+            *("cuda failure 35:", "cudaerrorinsufficientdriver", "driver version is insufficient"),
+            *("unsupported toolchain", "cuda failure 222:"),
+        ),
         "the NVIDIA driver is older than the CUDA of ONNX Runtime",
         f"update the driver; {DOCTOR} and what is needed",
     ),
     Failure(
         ("no kernel image", "cudaerrornokernelimagefordevice", "cuda failure 209:", "arch_mismatch"),
         "ONNX Runtime has no kernels for this GPU",
-        f"take another onnxruntime-gpu; {DOCTOR} and for which GPUs this one was built",
-    ),
-    Failure(
-        ("unsupported toolchain", "cuda failure 222:", "cuda failure 218:"),
-        "the NVIDIA driver can't compile this version's kernels",
-        f"update the driver; {DOCTOR} and what is needed",
+        "take a newer onnxruntime-gpu for a newer GPU, an older one for an older GPU, or use provider='cpu'",
     ),
     Failure(
         ("cuda failure 100:", "no cuda-capable device", "cudaerrornodevice", "provider not available"),
@@ -66,43 +60,9 @@ FAILURES = (
         f"{DOCTOR}, and what hides it",
     ),
     Failure(
-        ("cuda failure 46:", "devices are busy or unavailable", "cudaerrordevicesunavailable"),
-        "another process holds the GPU alone",
-        "end that process, or set the GPU's compute mode to default",
-    ),
-    Failure(
-        ("cuda failure 803:", "cuda failure 804:", "unsupported display driver"),
-        "the driver's library does not fit the driver in the kernel",
-        "restart the machine; in a container, take its CUDA compatibility package out of LD_LIBRARY_PATH",
-    ),
-    Failure(
-        (
-            "cudnn_status_sublibrary_version_mismatch",
-            "cudnn_status_version_mismatch",
-            "cudnn_status_sublibrary_loading",
-        ),
-        "files of two versions of cuDNN are mixed",
-        "keep one: pip install --force-reinstall the nvidia-cudnn package, and take others out of LD_LIBRARY_PATH",
-    ),
-    Failure(
-        ("cudnn is unavailable", "cudnn is not available", "libcudnn", "cudnn64"),
-        "cuDNN is missing",
+        ("cudnn is unavailable", "cudnn is not available", "libcudnn", "cudnn64", "cudnn_status_not_initialized"),
+        "cuDNN is missing or does not start",
         f"pip install 'txport[cuda]' brings it; {DOCTOR}",
-    ),
-    Failure(
-        ("cudnn_status_not_initialized", "cublas_status_not_initialized", "curand_status_initialization_failed"),
-        "a library of CUDA does not start, mostly for want of the GPU's memory",
-        f"free memory of the GPU; {DOCTOR} and which versions there are",
-    ),
-    Failure(
-        ("cuda failure 214:", "uncorrectable ecc", "fallen off the bus", "gpu is lost", "cuda failure 220:"),
-        "the GPU itself has failed",
-        "restart the machine, and have the GPU looked at if it comes again (nvidia-smi -q)",
-    ),
-    Failure(
-        ("illegal memory access", "unspecified launch failure", "device-side assert", "misaligned address"),
-        "a kernel has failed, and CUDA runs nothing more in this process",
-        LOST,
     ),
     Failure(
         ("could not deserialize engine", "failed to deserialize engine", "engine cache"),
@@ -110,17 +70,18 @@ FAILURES = (
         "delete the folder `engines` in txport's cache, and it is built again",
     ),
     Failure(
-        ("failed to create engine", "failed to build engine", "could not build execution context"),
-        "TensorRT builds no engine of this graph",
-        "use provider='cuda'",
-    ),
-    Failure(
         ("cannot open shared object", "loadlibrary failed", "error 126"),
         "a library is missing",
         f"{DOCTOR}, and which",
     ),
-    Failure(("cuda failure", "cudnn failure", "cudnn_fe failure"), "a call of CUDA has failed", LOST),
-    Failure(("cublas failure", "cufft failure", "curand failure"), "a library of CUDA has failed", LOST),
+    Failure(
+        (
+            *("illegal memory access", "unspecified launch failure", "device-side assert", "misaligned address"),
+            *("cuda failure", "cudnn failure", "cudnn_fe failure", "cublas failure", "cufft failure"),
+        ),
+        "a call of CUDA has failed, and CUDA may run nothing more in this process",
+        LOST,
+    ),
     Failure(("tensorrt ep",), "TensorRT has failed", "use provider='cuda'"),
 )
 

@@ -1,41 +1,36 @@
-"""Why CUDA or TensorRT can't run here, as functions of collected facts, so that tests can simulate any machine."""
+"""Why NVIDIA's providers can't run here: the commonest causes and their fixes."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
+import importlib.util
+import io
+import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from txport.runtimes.ort.nvidia.driver import LIBRARY, VISIBLE, Device, Driver, Opener, load, query_driver
-from txport.runtimes.ort.nvidia.libraries import OF_TENSORRT, Library, find, split
-from txport.runtimes.ort.nvidia.wheel import (
-    CUDA,
-    TENSORRT,
-    Wheel,
-    folder_of_package,
-    library_file,
-    needs_of,
-    read_wheel,
-)
+from txport.errors import brief
+from txport.runtimes import PROVIDERS
+from txport.runtimes.ort.nvidia.driver import LIBRARY, Driver, query_driver
 from txport.system.machine import is_x86
 
 GPU_WHEEL = "onnxruntime-gpu"
 EXTRA = "pip install 'txport[cuda]'"
-DRIVERS = {11: 450, 12: 525, 13: 580}  # CUDA -> the first driver series that runs all of its minor versions
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 CONTAINER = "in a container, start it with its GPUs (docker run --gpus all)"
-CUDNN = "cudnn"  # the family of its library
-NO_GPU = 100  # CUDA_ERROR_NO_DEVICE
-# CUDA's error code at start -> its meaning, and the fix.
-STARTS = {
-    34: ("the stub of libcuda that CUDA's toolkit brings", "take the toolkit's stubs out of LD_LIBRARY_PATH"),
-    46: ("a GPU that another process holds alone", "end that process, or set the GPU's compute mode to default"),
-    802: ("GPUs that are not ready", "start nvidia-fabricmanager, and wait until it runs"),
-    803: ("a driver whose library and kernel module differ", "restart the machine; an update of the driver needs that"),
-    804: ("a CUDA compatibility package that is not for this GPU", "take cuda-compat out of LD_LIBRARY_PATH"),
-}
 RESTART = "restart the machine; if nvidia-smi fails then too, install the driver anew"
+DRIVERS = {11: 450, 12: 525, 13: 580}  # CUDA -> the first driver series that runs all of its minor versions
+NO_GPU = 100  # CUDA_ERROR_NO_DEVICE
+CUDNN = "cudnn64_9.dll" if sys.platform == "win32" else "libcudnn.so.9"  # for ONNX Runtime from 1.19 on
+CUDA, TENSORRT, SHARED = (
+    f"onnxruntime_providers_{name}.dll" if sys.platform == "win32" else f"libonnxruntime_providers_{name}.so"
+    for name in ("cuda", "tensorrt", "shared")
+)
 
 
 class Problem(NamedTuple):
@@ -52,137 +47,98 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class Nvidia:
-    """Facts about the requirements of NVIDIA's providers; `tensorrt` are the libraries that only TensorRT needs."""
+    """The driver, ONNX Runtime's wheel in words, and the problems; `cudnn` is one that only some nodes have."""
 
     driver: Driver
-    wheel: Wheel | None
-    libraries: tuple[Library, ...] = ()
-    tensorrt: tuple[Library, ...] = ()
+    wheel: str = ""
+    problems: tuple[Problem, ...] = ()
+    cudnn: Problem | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the facts and the problems as JSON values."""
-        wheel = self.wheel and {
-            "name": self.wheel.name,
-            "version": self.wheel.version,
-            "cuda": self.wheel.cuda,
-            "kernels": str(self.wheel.kernels),
-        }
-        libraries = [asdict(each) for each in (*self.libraries, *self.tensorrt)]
-        problems = [str(problem) for problem in (*problems_of_cuda(self), *problems_of_cudnn(self))]
-        driver = asdict(self.driver)
-        return {"driver": driver, "wheel": wheel, "libraries": libraries, "problems": problems}
+        """Return JSON values."""
+        problems = [str(problem) for problem in (*self.problems, self.cudnn) if problem]
+        return {"driver": asdict(self.driver), "wheel": self.wheel, "problems": problems}
 
 
-def look(open_library: Opener = load, folder: Path | None = None) -> Nvidia:
-    """Query the driver, read the wheel in `folder`, by default the installed one, and find the libraries it needs."""
-    folder = folder or folder_of_package()
-    wheel = read_wheel(folder) if folder else None
-    driver = query_driver(open_library)
-    if wheel is None or wheel.library is None:
-        return Nvidia(driver, wheel)
-    libraries = find(wheel.needs, wheel.folder.parent, open_library)
-    return Nvidia(driver, wheel, libraries)
+def look() -> Nvidia:
+    """Query the driver, and load the CUDA provider's library as ONNX Runtime would."""
+    driver = query_driver()
+    return Nvidia(driver, _wheel(), tuple(problems_of_cuda(driver)), problem_of_cudnn())
 
 
-def find_tensorrt(facts: Nvidia, open_library: Opener = load) -> Nvidia:
-    """Return the facts with the libraries that the wheel's TensorRT provider needs in addition to those of CUDA."""
-    if facts.wheel is None:
-        return facts
-    file = facts.wheel.folder / "capi" / library_file(TENSORRT)
-    names = [name for name in needs_of(file) if split(name)[0] in OF_TENSORRT] if file.is_file() else []
-    found = find(names, facts.wheel.folder.parent, open_library)
-    return Nvidia(facts.driver, facts.wheel, facts.libraries, found)
+def problems_of_cuda(driver: Driver) -> Iterator[Problem]:
+    """Yield all problems of CUDA, in the order in which to fix them."""
+    ort = _ort()
+    yield from problems_of_driver(driver, _cuda_major())
+    if PROVIDERS["cuda"] not in ort.get_available_providers():
+        fix = f"pip uninstall -y {ort.package_name}, then pip install {GPU_WHEEL}"
+        if not has_gpu_wheel():
+            fix = f"there is no {GPU_WHEEL} for this kind of machine, so use provider='cpu'"
+        yield Problem(f"{_wheel()}, which has no CUDA provider", GPU_WHEEL, fix)
+    elif (problem := problem_of_library(CUDA)) and problem.found != f"no {LIBRARY}":
+        yield problem
 
 
-def problems_of_driver(facts: Nvidia) -> list[Problem]:
-    """Return the problems of the driver, for packages that contain CUDA."""
-    return [*_of_driver(facts.driver, None)]
-
-
-def problems_of_cuda(facts: Nvidia) -> list[Problem]:
-    """Return all problems of CUDA, in the order in which to fix them."""
-    driver = facts.driver
-    wheel = facts.wheel
-    parts = [*_of_driver(driver, wheel)]
-    if wheel is not None:
-        libraries = [each for each in facts.libraries if not (wheel.has_late_cudnn and each.family == CUDNN)]
-        parts += [*_of_wheel(wheel), *_of_devices(driver.devices, wheel), *_of_libraries(libraries)]
-    return parts
-
-
-def problems_of_cudnn(facts: Nvidia) -> list[Problem]:
-    """Return the problems of cuDNN if the provider starts without it and nodes load it later, else []."""
-    is_late = facts.wheel is not None and facts.wheel.has_late_cudnn
-    return [*_of_libraries([each for each in facts.libraries if each.family == CUDNN])] if is_late else []
-
-
-def problems_of_tensorrt(facts: Nvidia) -> list[Problem]:
-    """Return all problems of TensorRT, including those of CUDA and cuDNN."""
-    problems = [*problems_of_cuda(facts), *problems_of_cudnn(facts)]
-    wheel = facts.wheel
-    if wheel and wheel.library:
-        file = library_file(TENSORRT)
-        if not (wheel.folder / "capi" / file).is_file():
-            problems.append(_incomplete(wheel, file))
-        missing = [each for each in facts.tensorrt if not each.is_fine]
-        if missing:
-            major = split(missing[0].name)[1] or "10"
-            fix = f"pip install 'tensorrt-cu{wheel.cuda_major}=={major}.*'" if wheel.cuda_major else "install TensorRT"
-            names = ", ".join(each.name for each in missing)
-            problems.append(Problem(_found(missing), f"{names} of NVIDIA TensorRT {major}", fix))
-    return problems
-
-
-def _of_driver(driver: Driver, wheel: Wheel | None) -> Iterator[Problem]:
-    major = wheel.cuda_major if wheel else None
+def problems_of_driver(driver: Driver, major: int | None = None) -> Iterator[Problem]:
+    """Yield the problems of the driver; `major` is the version of CUDA that it must run, if any."""
     series = f" {DRIVERS[major]} or newer" if major in DRIVERS else ""
     if not driver.is_there:
-        where = f"{LIBRARY} does not load"
-        if driver.module:
-            found = f"the driver {driver.module} in the kernel and none of its libraries ({where})"
-            yield Problem(found, "the NVIDIA driver's libraries", CONTAINER)
-            return
         needs = f"an NVIDIA GPU and its driver{series}"
-        then = f", then {EXTRA} for CUDA and cuDNN" if wheel else ""
-        yield Problem(f"no NVIDIA driver ({where})", needs, f"install it{then}")
+        then = f", then {EXTRA} for CUDA and cuDNN" if major else ""
+        yield Problem(f"no NVIDIA driver ({LIBRARY} does not load)", needs, f"install it{then}; {CONTAINER}")
         return
-    told = f"the NVIDIA driver {driver.version}".rstrip()
+    described = f"the NVIDIA driver {driver.version}".rstrip()
     if driver.cuda and major and driver.cuda < (major, 0):
         newest = f"{driver.cuda[0]}.{driver.cuda[1]}"
         needs = f"CUDA {major}, so driver{series}" if series else f"CUDA {major}"
-        other = f"update it, or install an onnxruntime-gpu that was built with CUDA {driver.cuda[0]}"
-        yield Problem(f"{told}, which runs CUDA up to {newest}", needs, other)
+        fix = f"update it, or install an onnxruntime-gpu that was built with CUDA {driver.cuda[0]}"
+        yield Problem(f"{described}, which runs CUDA up to {newest}", needs, fix)
     if not driver.devices:
-        yield _no_gpu(driver, told)
+        yield _no_gpu(driver, described)
 
 
-def _no_gpu(driver: Driver, told: str) -> Problem:
-    code, name = driver.error or (NO_GPU, "CUDA_ERROR_NO_DEVICE")
+def _no_gpu(driver: Driver, described: str) -> Problem:
     needs = "an NVIDIA GPU that this process may use"
-    if code in STARTS:
-        found, fix = STARTS[code]
-        return Problem(f"{found} (CUDA error {code}, {name})", "a GPU that CUDA can start", fix)
-    if code != NO_GPU:
-        return Problem(f"{told}, in which CUDA does not start (error {code}, {name})", needs, RESTART)
-    if driver.visible is not None:
+    if driver.error not in (0, NO_GPU):
+        return Problem(f"{described}, in which CUDA does not start (error {driver.error})", needs, RESTART)
+    visible = os.environ.get(VISIBLE)
+    if visible is not None:
         names = f", which hides {', '.join(driver.hidden)}" if driver.hidden else ""
-        return Problem(f"{VISIBLE}={driver.visible!r}{names}", needs, f"unset {VISIBLE}, or set it to 0")
+        return Problem(f"{VISIBLE}={visible!r}{names}", needs, f"unset {VISIBLE}, or set it to 0")
     if driver.hidden:
         fix = f"see who may open /dev/nvidia*; {CONTAINER}"
         return Problem(f"{', '.join(driver.hidden)}, which CUDA does not show to this process", needs, fix)
-    return Problem(f"{told}, which finds no GPU", needs, f"see whether nvidia-smi lists one; {CONTAINER}")
+    return Problem(f"{described}, which finds no GPU", needs, f"see whether nvidia-smi lists one; {CONTAINER}")
 
 
-def _of_wheel(wheel: Wheel) -> Iterator[Problem]:
-    if wheel.library is not None:
-        return
-    if wheel.cuda:
-        yield _incomplete(wheel, library_file(CUDA))
-        return
-    fix = f"pip uninstall -y {wheel.name}, then pip install {GPU_WHEEL}"
-    if not has_gpu_wheel():
-        fix = f"there is no {GPU_WHEEL} for this kind of machine, so use provider='cpu'"
-    yield Problem(f"{wheel.described}, which has no CUDA provider", GPU_WHEEL, fix)
+def problem_of_cudnn() -> Problem | None:
+    """Return why cuDNN does not load: ONNX Runtime starts without it, and nodes load it later."""
+    _preload()
+    return _problem_of(CUDNN, f"{CUDNN} of cuDNN", EXTRA)
+
+
+@functools.cache
+def problem_of_library(provider: str) -> Problem | None:
+    """Load a provider's library as ONNX Runtime would; return the first library that is missing, if one is."""
+    _preload()
+    folder = Path(_ort().__file__).parent / "capi"
+    if not (folder / provider).is_file():
+        ort = _ort()
+        fix = f"pip install --force-reinstall --no-deps {ort.package_name}=={ort.__version__}"
+        return Problem(f"{_wheel()}, without its {provider}", "all of its files", fix)
+    if sys.platform != "win32":
+        ctypes.CDLL(str(folder / SHARED), mode=ctypes.RTLD_GLOBAL)
+    brings = f"pip install 'tensorrt-cu{_cuda_major()}==10.*'" if provider == TENSORRT else EXTRA
+    return _problem_of(str(folder / provider), f"it for {provider}", brings)
+
+
+def version_of_tensorrt() -> str:
+    """Return the version of the TensorRT that its provider is linked to; "" if it is unknown."""
+    try:
+        library = ctypes.CDLL(str(Path(_ort().__file__).parent / "capi" / TENSORRT))
+        return str(library.getInferLibVersion())
+    except (OSError, AttributeError):  # Windows looks for a function in one library only
+        return ""
 
 
 def has_gpu_wheel() -> bool:
@@ -190,37 +146,43 @@ def has_gpu_wheel() -> bool:
     return sys.platform in ("linux", "win32") and is_x86()
 
 
-def _incomplete(wheel: Wheel, file: str) -> Problem:
-    fix = f"pip install --force-reinstall --no-deps {wheel.name}=={wheel.version}"
-    return Problem(f"{wheel.described}, without its {file}", "all of its files", fix)
+def _problem_of(library: str, needs: str, brings: str) -> Problem | None:
+    try:
+        ctypes.CDLL(library)
+    except OSError as error:
+        # "libcublas.so.13: cannot open shared object file: ...", or another reason why a file does not load
+        missing, _, reason = brief(error).partition(": ")
+        is_absent = "cannot open" in reason
+        return Problem(f"no {missing}" if is_absent else brief(error), needs, f"{brings} brings what is needed")
+    return None
 
 
-def _of_devices(devices: tuple[Device, ...], wheel: Wheel) -> Iterator[Problem]:
-    """Yield a problem if the wheel has no kernels for the first GPU of the process, which the provider uses."""
-    known = wheel.kernels.built | wheel.kernels.portable
-    if not devices or not known or wheel.kernels.fit(devices[0].capability):
-        return
-    able = [index for index, device in enumerate(devices) if wheel.kernels.fit(device.capability)]
-    which = "an older" if devices[0].capability < min(known) else "a newer"
-    fix = f"set {VISIBLE}={able[0]}" if able else f"install {which} onnxruntime-gpu, or use provider='cpu'"
-    needs = f"compute capability {wheel.kernels}, which {wheel.described} has kernels for"
-    yield Problem(devices[0].described, needs, fix)
+@functools.cache
+def _preload() -> None:
+    """Load the libraries of NVIDIA's packages, which the system's loader does not find."""
+    with contextlib.redirect_stdout(io.StringIO()):  # because it prints messages
+        _ort().preload_dlls()
+    if (spec := importlib.util.find_spec("tensorrt_libs")) and spec.origin:
+        for name in ("nvinfer", "nvonnxparser"):
+            for file in sorted(Path(spec.origin).parent.glob(f"*{name}[._][s0-9]*")):
+                with contextlib.suppress(OSError):
+                    ctypes.CDLL(str(file))
 
 
-def _of_libraries(libraries: Iterable[Library]) -> Iterator[Problem]:
-    missing = [each for each in libraries if not each.is_fine]
-    for what, group in (
-        ("CUDA", [each for each in missing if each.family != CUDNN]),
-        ("cuDNN", [each for each in missing if each.family == CUDNN]),
-    ):
-        if group:
-            names = ", ".join(each.name for each in group)
-            yield Problem(_found(group), f"{names} of {what}", f"{EXTRA} brings what is needed")
+def _cuda_major() -> int | None:
+    """Return the major version of the CUDA that ONNX Runtime was built with; None without CUDA."""
+    major = _ort().cuda_version.partition(".")[0]
+    return int(major) if major.isdigit() else None
 
 
-def _found(missing: list[Library]) -> str:
-    """Return the findings for missing libraries: broken files, other versions, or none."""
-    broken = [f"{each.path or each.name}, which does not load ({each.reason})" for each in missing if each.reason]
-    others = sorted({other for each in missing for other in each.others})
-    absent = [each.name for each in missing if not each.reason]
-    return "; ".join(broken or others) or f"no {absent[0]}"
+def _wheel() -> str:
+    ort = _ort()
+    built = f", built with CUDA {ort.cuda_version}" if ort.cuda_version else ""
+    return f"{ort.package_name} {ort.__version__}{built}"
+
+
+def _ort() -> Any:
+    """Import ONNX Runtime, which a broken installation does not have."""
+    from txport.runtimes.ort.onnx_runtime import ort
+
+    return ort
