@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 PEERS := .venv-peers
 HF := .venv-hf
+HF4 := .venv-hf4
 JS := tests/transformers_js
 PACKAGE := txport/runtimes/js
 HEADERS := build/headers
@@ -13,7 +14,7 @@ WORDS := transformer attention onnx pronunciation
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test check format bench bench-peers examples gpu clean no-npm
+.PHONY: run test check format agreement bench bench-peers examples gpu clean no-npm
 
 run: $(INSTALLED)
 	$(BIN)/txport run g2p-en $(WORDS)
@@ -38,6 +39,10 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# What the graphs of every family say, beside two versions of transformers: about ten minutes on two cores.
+agreement: $(INSTALLED) $(HF)/.installed $(HF4)/.installed
+	$(BIN)/python -m tests.agreement
+
 bench: $(INSTALLED)
 	$(BIN)/txport bench g2p-en
 
@@ -55,7 +60,7 @@ gpu:
 	$(if $(wildcard $(INSTALLED)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(HF) $(JS)/node_modules $(PACKAGE)/node_modules examples/node/node_modules build examples/build examples/browser/build *.egg-info
+	rm -rf $(VENV) $(PEERS) $(HF) $(HF4) $(JS)/node_modules $(PACKAGE)/node_modules examples/node/node_modules build examples/build examples/browser/build *.egg-info
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "txport needs Python 3.11 or newer, found " + sys.version)'
@@ -66,6 +71,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 $(HF)/.installed: tests/hugging_face/requirements.txt
 	test -x $(HF)/bin/python || $(PYTHON) -m venv $(HF)
 	$(HF)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
+$(HF4)/.installed: tests/agreement/requirements.txt
+	test -x $(HF4)/bin/python || $(PYTHON) -m venv $(HF4)
+	$(HF4)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
 
 # ONNX Runtime's headers for C and C++: its own packages bring none, this one has those of an older release, which serve.

@@ -14,10 +14,15 @@ LEVELS = (0.5, 0.03, 0.2, 0.0, 0.9, 0.1)  # of parts of a quarter of a second
 
 
 def noise(name: str) -> NDArray[np.float32]:
-    """Noise that gets louder and quieter, every other part of it smoothed."""
-    count = round(PIECES[name] * RATE)
+    """The noise of a piece."""
+    return drawn_noise(PIECES[name], list(PIECES).index(name))
+
+
+def drawn_noise(seconds: float, number: int) -> NDArray[np.float32]:
+    """Noise that gets louder and quieter, every other part of it smoothed; `number` is the seed."""
+    count = round(seconds * RATE)
     whole = Features(size=1, frames=count, longest=count, sampling_rate=RATE, hop_length=1, n_fft=2)
-    samples = drawn_features(whole, list(PIECES).index(name))[0]
+    samples = drawn_features(whole, number)[0]
     parts = np.arange(count) // (RATE // 4)
     smooth = (samples + np.roll(samples, 1) + np.roll(samples, 2) + np.roll(samples, 3)) / np.float32(4)
     levels = np.array(LEVELS, np.float32)[parts % len(LEVELS)]

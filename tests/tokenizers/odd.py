@@ -93,7 +93,7 @@ BLOCKS = [
 
 @cache
 def odd_lines(count: int, seed: int) -> tuple[str, ...]:
-    """So many lines: half of them as `corpus` makes them, then words beside odd parts and letters of any block."""
+    """So many lines, mixed: half as `corpus` makes them, half words beside odd parts and letters of any block."""
     rng = random.Random(seed)
     found = lines(count // 2, seed)
     words = " ".join(found).split()
@@ -103,6 +103,7 @@ def odd_lines(count: int, seed: int) -> tuple[str, ...]:
         line = rng.choice(AT_ENDS) + (line if rng.random() < 0.4 else line.strip()) + rng.choice(AT_ENDS)
         if line.strip():
             found.append(line)
+    rng.shuffle(found)  # so that the first lines are of both kinds
     return tuple(found)
 
 

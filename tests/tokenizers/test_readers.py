@@ -13,6 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.tiny import VOCABULARY
+from tests.tokenizers.corpus import lines as plain_lines
 from tests.tokenizers.odd import odd_lines
 from tests.tokenizers.readers import BYTES, COUNT, MAP, READERS, Read, Side, differences, in_javascript, sides_of
 from tests.tokenizers.test_agreement import FOLDER, NAMES
@@ -26,6 +27,7 @@ from txport.models.tokenizers.spelling import spelling_tokenizer
 COPIED = "bert of transformers"
 KINDS = (*NAMES, *(f"trainer {name}" for name in FILES), "letters", COPIED)
 FEW, MANY = 20, 150  # of a thousand
+ODD = 100  # a Unigram model with bytes can be given few of them
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,12 @@ def test_lines_have_the_same_ids_and_texts(
         assert len(lines) == COUNT
         for reader in READERS:
             assert differences(sides[name].in_python(), in_js[name][reader], lines) == [], (name, reader)
+
+
+def test_odd_lines_are_read_too(sides: dict[str, Side]) -> None:
+    plain = {*plain_lines(5 * COUNT, 7)}
+    for name, side in sides.items():
+        assert len({*side.lines} - plain) > ODD, name
 
 
 def test_few_lines_are_left_out(sides: dict[str, Side]) -> None:
