@@ -13,6 +13,7 @@ from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.original import RECORDED, describe_original
 from txport.bundles.ports import Port
 from txport.cli.guard import echo, results, write
+from txport.cli.outputs import in_flags
 from txport.fastest import MEASURE, Fact
 from txport.system.terminal import one_line
 
@@ -275,10 +276,10 @@ def show_gpu(found: Nvidia) -> None:
     echo()
     problems = problems_of_cuda(found)
     for problem in problems:
-        echo(f"for CUDA: {problem}")
+        echo(in_flags(f"for CUDA: {problem}"))
     later = problems_of_cudnn(found)
     for problem in later:
-        echo(f"for convolutions, and for bundles of other targets than cuda, on CUDA: {problem}")
+        echo(in_flags(f"for convolutions, and for bundles of other targets than cuda, on CUDA: {problem}"))
     if not problems and not later:
         echo("nothing that CUDA needs is missing")
 
