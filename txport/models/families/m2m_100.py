@@ -28,7 +28,7 @@ DEFAULTS = {
 def config(values: Published) -> dict[str, Any]:
     """Return the values of `TransformerConfig`: fairseq's sinusoids; the first position is pad_id + 1."""
     found = common(values)
-    if (start := values.get("decoder_start_token_id")) == found["pad_id"]:
+    if (start := values.start(found["eos_id"])) == found["pad_id"]:
         raise ConfigError(f"decoder_start_token_id {quoted(start)} can't be pad_token_id, which has no position")
     return found | {
         "norm": "pre",
