@@ -798,3 +798,16 @@ def test_targets_begin_with_the_token_that_transformers_begins_them_with(
         (folder / GENERATION).unlink()
     made = config_of(folder).to_dict()
     assert (made["start_id"] if made["start_id"] is not None else made["bos_id"]) == start
+
+
+@pytest.mark.parametrize(("name", "side"), [("marian", "encoder"), ("pegasus", "decoder"), ("m2m_100", "encoder")])
+def test_positions_of_a_file_must_be_those_that_the_model_computes(name: str, side: str, tmp_path: Path) -> None:
+    folder = whole(name, tmp_path / "folder")
+    weights = load_file(folder / WEIGHTS)
+    table = dict(load_checkpoint(str(folder)).model.named_buffers())["source_embedding.positions"]
+    key = f"model.{side}.embed_positions.weight"
+    save_file(weights | {key: table.bfloat16()}, folder / WEIGHTS)
+    load_checkpoint(str(folder))
+    save_file(weights | {key: table * 1.5}, folder / WEIGHTS)
+    with pytest.raises(CheckpointError, match=f"{key}' differs from the positions that such a model computes"):
+        load_checkpoint(str(folder))

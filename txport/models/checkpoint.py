@@ -43,7 +43,7 @@ from txport.models.names import (
     preset_config,
     preset_name,
 )
-from txport.models.sources.fitting import fitted, without_head
+from txport.models.sources.fitting import fitted, require_computed, without_head
 from txport.models.sources.source import Source, read_source
 from txport.models.tokenizers.convert import companions_of
 from txport.models.tokenizers.load import tokenizer_of
@@ -163,11 +163,13 @@ def load_checkpoint(name: str) -> Checkpoint:
     made_of = partial(made_of, generation=defaults.options, not_followed=defaults.not_followed)
     if is_large(model):
         model = outline(build, source.config)
+        require_computed(source, weights, made, model)
         _take_in(made, weights, source, lambda name, tensor: None)
         read = partial(made.tensor, weights=weights)
         return made_of(model, read=read)
     with Unfilled():
         model = build(source.config)
+    require_computed(source, weights, made, model)
     parameters = expected_tensors(model)
     _take_in(made, weights, source, lambda name, tensor: parameters[name].copy_(tensor))
     return made_of(model.eval())

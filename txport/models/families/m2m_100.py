@@ -11,7 +11,8 @@ from typing import Any
 from txport.errors import ConfigError, quoted
 from txport.models.families.marian import ALIASES, CLASSES, COMMON, LAYERS, OFF, UNUSED, common
 from txport.models.family import Family, Published
-from txport.models.weights.rules import Drop, Rule
+from txport.models.weights.published import SINUSOIDS
+from txport.models.weights.rules import Rule
 
 DEFAULTS = {
     **COMMON,
@@ -42,7 +43,7 @@ def config(values: Published) -> dict[str, Any]:
 
 
 WEIGHTS: tuple[Rule, ...] = (
-    Drop(r"(model\.)?(encoder|decoder)\.embed_positions\.weights?$"),  # sinusoids
+    *SINUSOIDS,
     *LAYERS,
 )
 FAMILY = Family(

@@ -91,7 +91,7 @@ LAYERS: tuple[Rule, ...] = (
     *published.LAYERS,
 )
 WEIGHTS: tuple[Rule, ...] = (
-    Drop(r"(model\.)?(encoder|decoder)\.embed_positions\.weight$"),  # sinusoids
+    *published.SINUSOIDS,
     *LAYERS,
 )
 UNUSED = {
