@@ -51,7 +51,7 @@ from txport.models.weights.plan import Plan, first_names
 from txport.models.weights.streamed import Read, Unfilled, filled, in_memory, outline, streamed
 from txport.models.weights.values import Weights
 from txport.system import memory
-from txport.system.documents import DocumentError, read_text, write_json
+from txport.system.documents import DocumentError, read_lines, write_json
 from txport.system.files import staged_files
 from txport.system.memory import readable
 
@@ -351,7 +351,7 @@ def check_text(folder: Path, facts: Facts, texts: Mapping[str, Path | str]) -> N
         raise CheckpointError(str(error)) from error
     path = folder / SAMPLES
     try:
-        samples = read_text(path, LARGEST_SAMPLES).splitlines() if path.is_file() else []
+        samples = read_lines(path, LARGEST_SAMPLES) if path.is_file() else []
         longest = max((len(tokenizer.encode(sample)) for sample in samples), default=0)
     except (DocumentError, TextError) as error:
         raise CheckpointError(f"{path} must hold text that the model takes: {error}") from error
