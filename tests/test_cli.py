@@ -163,8 +163,8 @@ def test_each_text_has_its_lines_whatever_an_output_holds(
 ) -> None:
     output = "a\n-0.1\tforged\r\x1b[2J\u2028\\n"
     monkeypatch.setattr(txport.Model, "_text", lambda *_: output)
-    shown = r"a\n-0.1{tab}forged\r\x1b[2J\u2028\n"
-    assert call("run", bundle.path, "bad", "hi").out.split("\n") == [shown.format(tab="\t")] * 2 + [""]
+    shown = "a\\n-0.1{tab}forged\\r\x1b[2J\\u2028\\n"
+    assert call("run", bundle.path, "bad", "hi").out.splitlines() == [shown.format(tab="\t")] * 2
     rows = call("run", bundle.path, "bad", "hi", "--beams", 2, "--nbest", 2).out.splitlines()
     assert [row.split("\t")[1:] for row in rows] == [[shown.format(tab=r"\t")]] * 4
     assert call("run", bundle.path, "bad", "hi", "--raw").out == f"{output}\n" * 2

@@ -27,13 +27,18 @@ def read(data: bytes) -> list[str]:
     return list(textio.read_lines(io.BytesIO(data), "it"))
 
 
-@given(fields=st.lists(st.text(), min_size=1))
+ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"  # what ends a line for str.splitlines
+
+
+@given(fields=st.lists(st.text(st.characters() | st.sampled_from(ENDS + "\t\x1b")), min_size=1))
 def test_a_row_is_one_line_of_its_fields(fields: list[str]) -> None:
     stream = io.StringIO()
     textio.print_row(fields, stream)
     (line,) = stream.getvalue().splitlines()
     tabs = fields[0].count("\t") if len(fields) == 1 else len(fields) - 1
     assert line.count("\t") == tabs
+    if not set(ENDS + "\t" * (len(fields) > 1)) & set("".join(fields)):
+        assert line == "\t".join(fields)  # other characters are data
     stream = io.StringIO()
     textio.print_row(fields, stream, raw=True)
     assert stream.getvalue() == "\t".join(fields) + "\n"

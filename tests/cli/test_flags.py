@@ -10,8 +10,15 @@ import click
 import pytest
 
 import txport
+from txport import diagnose, release
+from txport.cli import main
 from txport.cli.commands import cli
 from txport.cli.outputs import Command
+from txport.diagnose import Diagnosis
+from txport.proof.matrix import NOT_AVAILABLE, Cell, Matrix
+from txport.runtimes.ort.nvidia import problems
+from txport.runtimes.ort.nvidia.driver import Driver
+from txport.runtimes.ort.nvidia.problems import Nvidia, Problem
 
 PACKAGE = Path(txport.__file__).parent
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]+")
@@ -77,3 +84,22 @@ def test_other_errors_keep_words_that_are_arguments_too() -> None:
     assert isinstance(run, Command)
     with click.Context(cli) as top, click.Context(run, parent=top):
         assert run.in_flags("4 beams; single=True", {}) == "4 beams; --single"
+
+
+def test_results_of_a_command_name_its_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = Cell("cpu", "fp32", "ort", "cpu", NOT_AVAILABLE, "export it with target='portable'")
+    monkeypatch.setattr(release, "matrix", lambda *_, **__: Matrix({"checkpoint": {"name": "toy"}}, [cell]))
+    main(["matrix", "toy"])
+    assert "export it with --target portable" in capsys.readouterr().out
+    gpu = Nvidia(Driver(is_there=False), None)
+    found = Diagnosis({}, {"tract": "use runtime='ort'"}, {}, gpu, ["give force=True"], [])
+    monkeypatch.setattr(diagnose, "examine", lambda: found)
+    monkeypatch.setattr(Nvidia, "to_dict", lambda _: {"problems": ["use provider='cpu'"]})
+    monkeypatch.setattr(problems, "problems_of_cuda", lambda _: [Problem("no GPU", "a GPU", "use provider='cpu'")])
+    for options in ([], ["--json"]):
+        with pytest.raises(SystemExit):
+            main(["doctor", *options])
+        out = capsys.readouterr().out
+        assert re.search("use --runtime ort(?s:.*)use --provider cpu(?s:.*)give --force", out)

@@ -774,3 +774,40 @@ def test_a_wrong_value_of_any_key_is_refused_or_read(name: str, tmp_path: Path) 
             refused.append(str(error))
     assert len(refused) > len(changes) / 8
     assert all(each.startswith(f"{tmp_path / CONFIG}: ") and "\n" not in each for each in refused)
+
+
+@pytest.mark.parametrize("name", ["bart", "m2m_100", "marian", "mbart", "mvp", "pegasus", "plbart"])
+@pytest.mark.parametrize(
+    ("config", "generated", "start"),
+    [  # what `generate` of transformers 4.57 and 5.24 begins a target with, or would for a null of the class's default
+        ({"decoder_start_token_id": 5}, {"decoder_start_token_id": 6}, 6),
+        ({"decoder_start_token_id": 5}, {"decoder_start_token_id": None, "bos_token_id": 7}, 7),
+        ({"decoder_start_token_id": None, "bos_token_id": 9}, {"decoder_start_token_id": None, "bos_token_id": 7}, 7),
+        ({"decoder_start_token_id": 5, "bos_token_id": 9}, None, 5),
+        ({"decoder_start_token_id": None, "bos_token_id": 9}, None, 9),
+    ],
+)
+def test_targets_begin_with_the_token_that_transformers_begins_them_with(
+    name: str, config: dict[str, Any], generated: dict[str, Any] | None, start: int, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(FOLDER / name, tmp_path / "folder")
+    for file, changes in ((CONFIG, config), (GENERATION, generated)):
+        values = json.loads((folder / file).read_text()) | (changes or {})
+        (folder / file).write_text(json.dumps(values))
+    if generated is None:
+        (folder / GENERATION).unlink()
+    made = config_of(folder).to_dict()
+    assert (made["start_id"] if made["start_id"] is not None else made["bos_id"]) == start
+
+
+@pytest.mark.parametrize(("name", "side"), [("marian", "encoder"), ("pegasus", "decoder"), ("m2m_100", "encoder")])
+def test_positions_of_a_file_must_be_those_that_the_model_computes(name: str, side: str, tmp_path: Path) -> None:
+    folder = whole(name, tmp_path / "folder")
+    weights = load_file(folder / WEIGHTS)
+    table = dict(load_checkpoint(str(folder)).model.named_buffers())["source_embedding.positions"]
+    key = f"model.{side}.embed_positions.weight"
+    save_file(weights | {key: table.bfloat16()}, folder / WEIGHTS)
+    load_checkpoint(str(folder))
+    save_file(weights | {key: table * 1.5}, folder / WEIGHTS)
+    with pytest.raises(CheckpointError, match=f"{key}' differs from the positions that such a model computes"):
+        load_checkpoint(str(folder))

@@ -279,6 +279,7 @@ def test_twenty_damages_are_each_named(own: tuple[Path, Layout, Transformer]) ->
     ("old", "new", "message"),
     [
         ("architecture = ", "architektur = ", r"line 1: unknown key 'architektur'; there are architecture, base"),
+        ("architecture = ", "# a\u2028b\narchitektur = ", r"line 2: unknown key 'architektur'"),
         ('"transformer"', '"transfomer"', r"line 1: unknown architecture 'transfomer'; there are "),
         ('architecture = "transformer"', "", r": give one of architecture and base"),
         ('"transformer"', '"t5"\nbase = "hugging-face:t5"', r"line 2: give one of architecture and base"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from txport.system.documents import DocumentError, read_json, read_text
+from txport.system.documents import DocumentError, read_json, read_lines, read_text
 
 
 def test_what_is_no_regular_file_is_never_opened(tmp_path: Path) -> None:
@@ -38,3 +38,18 @@ def test_a_loop_of_links_is_an_error_of_ours(tmp_path: Path) -> None:
     (tmp_path / "two").symlink_to("one")
     with pytest.raises(DocumentError):
         read_text(tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("", []),
+        ("a", ["a"]),
+        ("a\n\nb\n", ["a", "", "b"]),
+        ("a\r\nb\r\n", ["a", "b"]),
+        ("a\vb\fc\x1cd\x85e\u2028f\u2029g\nh", ["a\vb\fc\x1cd\x85e\u2028f\u2029g", "h"]),
+    ],
+)
+def test_only_a_line_feed_ends_a_line(text: str, lines: list[str], tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_bytes(text.encode())
+    assert read_lines(tmp_path / "lines.txt") == lines

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.trainers.plain import Named, check_logits, check_refused, damage, interleaved, rounded, tensor2tensor
-from txport.errors import ConfigError
+from txport.errors import CheckpointError, ConfigError
 from txport.models.checkpoint import config_of, load_checkpoint
 
 SPECIAL = ["<unk>", "<blank>", "<s>", "</s>"]
@@ -207,7 +207,6 @@ def test_a_damaged_model_is_refused(seed: int, tmp_path: Path) -> None:
         ({"layer_norm": "rms"}, "layer_norm 'rms' is not supported"),
         ({"copy_attn": True}, "copy_attn True is not supported"),
         ({"num_kv": 1}, "num_kv 1 is not supported; it must be 0 or 2"),
-        ({"position_encoding_type": "SinusoidalConcat"}, "encoder.embeddings.make_embedding.pe.pe is not the table"),
         ({"hidden_size": 32}, "hidden_size 32 differs from the width 16 of the embeddings"),
         ({"enc_layers": None}, "encoder_layers must be int, got None"),
         ({"lora_layers": ["linear_values"]}, r"lora_layers \['linear_values'\] is not supported"),
@@ -217,6 +216,12 @@ def test_options_that_nothing_expresses_are_refused(change: dict[str, Any], mess
     folder = save(tmp_path / "opennmt", PLAIN | change, weights_of(PLAIN))
     with pytest.raises(ConfigError, match=rf"model_step_10\.pt: {message}"):
         config_of(folder)
+
+
+def test_positions_of_another_type_are_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "opennmt", PLAIN | {"position_encoding_type": "SinusoidalConcat"}, weights_of(PLAIN))
+    with pytest.raises(CheckpointError, match=r"'encoder.embeddings.make_embedding.pe.pe' differs from the positions"):
+        load_checkpoint(str(folder))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from txport.bundles.ports import GENERATE
 from txport.bundles.reading import read_manifest
 from txport.errors import BundleError, TxportError, UnsupportedError, quoted
 from txport.models.names import COMPANIONS, LARGEST_SAMPLES, MANIFEST, SAMPLES
-from txport.system.documents import DocumentError, read_text, write_json
+from txport.system.documents import DocumentError, read_lines, write_json
 from txport.system.files import sha256
 
 Item = TypeVar("Item")
@@ -79,7 +79,7 @@ class Bundle:
         """Sample inputs of the checkpoint, one per line of the file; empty if there is no such file."""
         file = self.path / SAMPLES
         try:
-            return read_text(file, LARGEST_SAMPLES).splitlines() if file.exists() else []
+            return read_lines(file, LARGEST_SAMPLES) if file.exists() else []
         except DocumentError as error:
             raise BundleError(str(error)) from error
 

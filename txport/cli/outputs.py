@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -24,6 +25,7 @@ ARGUMENT = re.compile(
     r"(?<![\w-])(?:(?P<name>[a-z_]+)=(?P<value>True\b|False\b|'[^']*'|[A-Z]+\b|[\d.e+-]*\d)"
     r"|'[^']*'|\"[^\"]*\"|(?P<bare>[a-z_]+)\b)"
 )
+Value = TypeVar("Value")
 Read = tuple[str, Path]  # what a file is, in words, and the file
 
 
@@ -110,11 +112,27 @@ class Command(click.Command):
 command = partial(click.command, cls=Command)
 
 
-def in_flags(message: str) -> str:
-    """Return a message with the flags of the command that runs; see `Command`."""
-    running = click.get_current_context().command
-    assert isinstance(running, Command)
-    return running.in_flags(message)
+def in_flags(value: Value) -> Value:
+    """Return a message, or results that have messages, with the flags of the command that runs; see `Command`."""
+    context = click.get_current_context(silent=True)
+    if context is None or not isinstance(context.command, Command):
+        return value
+    spoken: Value = _each(context.command.in_flags, value)
+    return spoken
+
+
+def _each(change: Callable[[str], str], value: Any) -> Any:
+    """Apply `change` to the texts in a value: in lists, dicts and records too."""
+    match value:
+        case str():
+            return change(value)
+        case list():
+            return [_each(change, item) for item in value]
+        case dict():
+            return {name: _each(change, item) for name, item in value.items()}
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{field.name: _each(change, getattr(value, field.name)) for field in fields(value)})
+    return value
 
 
 def require_outputs(

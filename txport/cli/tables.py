@@ -14,6 +14,7 @@ from txport.bundles.loss import describe_loss
 from txport.bundles.original import RECORDED, describe_original
 from txport.bundles.ports import Port
 from txport.cli.guard import echo, results, write
+from txport.cli.outputs import in_flags
 from txport.system.terminal import one_line
 
 if TYPE_CHECKING:
@@ -245,8 +246,8 @@ def show_gpu(found: Nvidia) -> None:
     show("NVIDIA", ["", "found"], rows)
     echo()
     for problem in found.problems:
-        echo(f"for CUDA: {problem}")
+        echo(in_flags(f"for CUDA: {problem}"))
     if found.cudnn:
-        echo(f"for convolutions, and for bundles of other targets than cuda, on CUDA: {found.cudnn}")
+        echo(in_flags(f"for convolutions, and for bundles of other targets than cuda, on CUDA: {found.cudnn}"))
     if found.wheel and not found.problems and not found.cudnn:
         echo("nothing that CUDA needs is missing")

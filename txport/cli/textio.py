@@ -103,7 +103,7 @@ def print_line(line: str, stream: IO[str], *, end: str = "\n", flush: bool = Tru
 def print_row(fields: Sequence[str], stream: IO[str], *, raw: bool = False, flush: bool = True) -> None:
     """Write one line of fields, apart by tabs.
 
-    Line ends and other control characters in a field are escaped unless `raw`, and tabs if there are several fields.
+    Line ends in a field are escaped unless `raw`, and tabs if there are several fields.
     """
     keep = "\t" if len(fields) == 1 else ""
     print_line("\t".join(each if raw else unbroken(each, keep) for each in fields), stream, flush=flush)

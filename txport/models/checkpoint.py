@@ -43,7 +43,7 @@ from txport.models.names import (
     preset_config,
     preset_name,
 )
-from txport.models.sources.fitting import fitted, without_head
+from txport.models.sources.fitting import fitted, require_computed, without_head
 from txport.models.sources.source import Source, read_source
 from txport.models.tokenizers.convert import companions_of
 from txport.models.tokenizers.load import tokenizer_of
@@ -51,7 +51,7 @@ from txport.models.weights.plan import Plan, first_names
 from txport.models.weights.streamed import Read, Unfilled, filled, in_memory, outline, streamed
 from txport.models.weights.values import Weights
 from txport.system import memory
-from txport.system.documents import DocumentError, read_text, write_json
+from txport.system.documents import DocumentError, read_lines, write_json
 from txport.system.files import staged_files
 from txport.system.memory import readable
 
@@ -163,11 +163,13 @@ def load_checkpoint(name: str) -> Checkpoint:
     made_of = partial(made_of, generation=defaults.options, not_followed=defaults.not_followed)
     if is_large(model):
         model = outline(build, source.config)
+        require_computed(source, weights, made, model)
         _take_in(made, weights, source, lambda name, tensor: None)
         read = partial(made.tensor, weights=weights)
         return made_of(model, read=read)
     with Unfilled():
         model = build(source.config)
+    require_computed(source, weights, made, model)
     parameters = expected_tensors(model)
     _take_in(made, weights, source, lambda name, tensor: parameters[name].copy_(tensor))
     return made_of(model.eval())
@@ -349,7 +351,7 @@ def check_text(folder: Path, facts: Facts, texts: Mapping[str, Path | str]) -> N
         raise CheckpointError(str(error)) from error
     path = folder / SAMPLES
     try:
-        samples = read_text(path, LARGEST_SAMPLES).splitlines() if path.is_file() else []
+        samples = read_lines(path, LARGEST_SAMPLES) if path.is_file() else []
         longest = max((len(tokenizer.encode(sample)) for sample in samples), default=0)
     except (DocumentError, TextError) as error:
         raise CheckpointError(f"{path} must hold text that the model takes: {error}") from error

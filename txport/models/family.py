@@ -144,6 +144,18 @@ class Published:
             raise ConfigError(f"{name} {quoted(list(found))} is not supported; it must be one token")
         return found[0] if found else default
 
+    def start(self, default: Any) -> Any:
+        """Return the token that targets begin with: the start token or, without one, the first token of texts.
+
+        If there is a `generation_config.json`, they are those that it names, as for transformers' `generate`.
+        """
+        generated = self.beside(Path(GENERATION).stem)
+        for values in (generated, self):
+            for name in ("decoder_start_token_id", "bos_token_id"):
+                if (found := values.get(name)) is not None:
+                    return found
+        return default
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family:

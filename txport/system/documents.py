@@ -5,6 +5,7 @@ Files may be untrusted. Too large files, too deep nesting, too long numbers, and
 
 from __future__ import annotations
 
+import io
 import json
 import tomllib
 from collections import Counter
@@ -30,6 +31,11 @@ def read_text(path: Path, largest: int = LARGEST) -> str:
         raise DocumentError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
     except OSError as error:
         raise DocumentError(f"{path} can't be read: {error.strerror}") from error
+
+
+def read_lines(path: Path, largest: int = LARGEST) -> list[str]:
+    """Read the lines of a file as `read_text` does; only a line feed ends a line, as in the input of a command."""
+    return [line.removesuffix("\n") for line in io.StringIO(read_text(path, largest))]
 
 
 def require_size(path: Path, largest: int = LARGEST) -> None:

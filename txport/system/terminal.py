@@ -11,7 +11,7 @@ from contextvars import ContextVar
 # Control characters, line separators, marks and overrides of direction, and halves of pairs, which no encoding takes.
 BEYOND_ASCII = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 UNSAFE = re.compile(f"[\0-\x1f{BEYOND_ASCII}]")
-BREAKING = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029]")  # in a file, marks of direction are text
+BREAKING = re.compile("[\t-\r\x1c-\x1e\x85\u2028\u2029]")  # tabs, and what ends a line for str.splitlines
 UNSAFE_IN_JSON = re.compile(f"[{BEYOND_ASCII}]")  # the others are escaped in any JSON
 SHORT = {9: r"\t", 10: r"\n", 13: r"\r"}
 
@@ -24,7 +24,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def unbroken(text: str, keep: str = "") -> str:
-    r"""Return a text without line ends and control characters: they are escaped (\n), except those in `keep`."""
+    r"""Return a text without line ends and tabs: they are escaped (\n), except those in `keep`."""
     return BREAKING.sub(lambda found: found[0] if found[0] in keep else _escape(ord(found[0])), text)
 
 

@@ -13,7 +13,7 @@ from txport.bundles.original import describe_original
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
 from txport.cli.options import max_loss_option, provider_option, threads_option, trust_option, variant_option
-from txport.cli.outputs import OUTPUT, OUTPUT_FOLDER, command
+from txport.cli.outputs import OUTPUT, OUTPUT_FOLDER, command, in_flags
 from txport.cli.progress import shown, verbose_option
 from txport.errors import UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
@@ -195,7 +195,7 @@ def verify(bundle: str, runtime: str, provider: str, threads: int | None, as_jso
         runtimes.require(runtime, provider)
     with shown(verbose) as progress:
         path = find_path(bundle, progress=progress)
-        result = check(path, runtime=runtime, provider=provider, threads=threads, progress=progress)
+        result = in_flags(check(path, runtime=runtime, provider=provider, threads=threads, progress=progress))
     if as_json:
         textio.print_json(result.to_dict(), indent=2)
     else:

@@ -86,7 +86,7 @@ runtime_option = click.option(
 @click.option("--input", "inputs", type=INPUT, multiple=True, help="Read lines from a file.  [repeatable]")
 @click.option("--output", type=OUTPUT, help="Write to a file, atomically.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
-@click.option("--raw", is_flag=True, help="Write outputs with their line ends and control characters, not escaped.")
+@click.option("--raw", is_flag=True, help="Write outputs with their line ends and tabs, not escaped.")
 @click.option(
     "--stream", "as_stream", is_flag=True, help="Stream each output while it is generated, one text after the other."
 )
@@ -117,12 +117,12 @@ def run(
 
     A model that reads audio expects audio files as TEXT, such as talk.wav, and transcribes them.
 
-    Line ends and control characters in an output are escaped, so that lines of output match lines of input; --raw,
-    --json and --stream keep them. The output of a causal model is the continuation of each text. An encoder-only model
-    prints labels, tokens for each mask, or vectors (as lists, or as an array with --output X.npy). A classifier prints
-    its most probable label; with independent labels, score and label of those with a score of at least 0.5; with a
-    single label or a regression, score and label of each. With --unknown skip, a text without known characters gets an
-    empty output; with --output X.npy this is an error.
+    Line ends in an output are escaped, and tabs in rows with scores, so that lines of output match lines of input;
+    --raw, --json and --stream keep them. The output of a causal model is the continuation of each text. An encoder-only
+    model prints labels, tokens for each mask, or vectors (as lists, or as an array with --output X.npy). A classifier
+    prints its most probable label; with independent labels, score and label of those with a score of at least 0.5; with
+    a single label or a regression, score and label of each. With --unknown skip, a text without known characters gets
+    an empty output; with --output X.npy this is an error.
     """
     from txport import api
 

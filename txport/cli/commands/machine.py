@@ -19,7 +19,7 @@ from txport.cli.options import (
     trust_option,
     variant_option,
 )
-from txport.cli.outputs import INPUT, OUTPUT, command
+from txport.cli.outputs import INPUT, OUTPUT, command, in_flags
 from txport.errors import UnsupportedError
 from txport.runtimes import MODULES
 
@@ -109,9 +109,9 @@ def doctor(as_json: bool) -> None:
     from txport import diagnose
     from txport.cli import tables
 
-    found = diagnose.examine()
+    found = in_flags(diagnose.examine())
     if as_json:
-        textio.print_json(found.to_dict(), indent=2)
+        textio.print_json(in_flags(found.to_dict()), indent=2)
     else:
         tables.show_diagnosis(found)
     if found.problems:

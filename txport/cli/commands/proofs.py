@@ -19,7 +19,7 @@ from txport.cli.options import (
     trust_option,
     variant_option,
 )
-from txport.cli.outputs import INPUT, OUTPUT, OUTPUT_FOLDER, command
+from txport.cli.outputs import INPUT, OUTPUT, OUTPUT_FOLDER, command, in_flags
 from txport.cli.progress import shown, verbose_option
 from txport.errors import TextError, UnsupportedError
 from txport.proof.metrics import METRICS
@@ -203,7 +203,7 @@ def matrix(
     if chosen["keep"]:
         require_folder(chosen["keep"])
     with shown(verbose) as report_progress:
-        result = release.matrix(checkpoint, **chosen, progress=report_progress)
+        result = in_flags(release.matrix(checkpoint, **chosen, progress=report_progress))
     from txport.proof.matrix import require_run
     from txport.proof.reports import pages
 

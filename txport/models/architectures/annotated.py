@@ -151,7 +151,8 @@ def draw(rng: np.random.Generator) -> AnnotatedConfig:
 
 # renames the modules of its code
 WEIGHTS = (
-    Drop(r"(src|tgt)_embed\.1\.pe$"),  # sinusoids
+    Drop(r"src_embed\.1\.pe$", "source_embedding.positions"),
+    Drop(r"tgt_embed\.1\.pe$", "target_embedding.positions"),
     Rename(r"^src_embed\.0\.lut\.", "source_embedding.tokens."),
     Rename(r"^tgt_embed\.0\.lut\.", "target_embedding.tokens."),
     Rename(r"^generator\.proj\.", "projection."),

@@ -260,7 +260,7 @@ PRESETS = {
 # renames the modules of `torch.nn.Transformer`, and the modules around it in PyTorch's translation tutorial
 PARTS = ("query.", "key.", "value.")
 WEIGHTS = (
-    Drop(r"positional_encoding\.pos_embedding$"),  # sinusoids
+    Drop(r"positional_encoding\.pos_embedding$", "source_embedding.positions"),
     Rename(r"^(\w+\.)?(transformer_)?(encoder|decoder)\.(layers|norm)\.", r"\3.\4."),
     Rename(r"^(encoder|decoder)\.norm\.", r"\1_norm."),
     Rename(r"^(encoder|decoder)\.layers\.", r"\1."),

@@ -42,7 +42,7 @@ def config(values: Published) -> dict[str, Any]:
         "position_offset": UNUSED_POSITIONS,
         "embedding_norm": True,
         "bos_id": values.get("bos_token_id"),
-        "start_id": values.get("decoder_start_token_id", found["eos_id"]),
+        "start_id": values.start(found["eos_id"]),
         "add_source_bos": values.type in ("bart", "mvp"),
     }
 

@@ -11,7 +11,8 @@ from typing import Any
 from txport.errors import ConfigError, quoted
 from txport.models.families.marian import ALIASES, CLASSES, COMMON, LAYERS, OFF, UNUSED, common
 from txport.models.family import Family, Published
-from txport.models.weights.rules import Drop, Rule
+from txport.models.weights.published import SINUSOIDS
+from txport.models.weights.rules import Rule
 
 DEFAULTS = {
     **COMMON,
@@ -28,7 +29,7 @@ DEFAULTS = {
 def config(values: Published) -> dict[str, Any]:
     """Return the values of `TransformerConfig`: fairseq's sinusoids; the first position is pad_id + 1."""
     found = common(values)
-    if (start := values.get("decoder_start_token_id")) == found["pad_id"]:
+    if (start := values.start(found["eos_id"])) == found["pad_id"]:
         raise ConfigError(f"decoder_start_token_id {quoted(start)} can't be pad_token_id, which has no position")
     return found | {
         "norm": "pre",
@@ -42,7 +43,7 @@ def config(values: Published) -> dict[str, Any]:
 
 
 WEIGHTS: tuple[Rule, ...] = (
-    Drop(r"(model\.)?(encoder|decoder)\.embed_positions\.weights?$"),  # sinusoids
+    *SINUSOIDS,
     *LAYERS,
 )
 FAMILY = Family(

@@ -46,7 +46,7 @@ def config(values: Published) -> dict[str, Any]:
         "norm": "pre" if values.type == "pegasus" else "post",
         "positions": "sinusoidal",
         "sinusoids": "halves",
-        "bos_id": values.get("decoder_start_token_id", values.get("pad_token_id")),
+        "bos_id": values.start(values.get("pad_token_id")),
     }
 
 
@@ -91,7 +91,7 @@ LAYERS: tuple[Rule, ...] = (
     *published.LAYERS,
 )
 WEIGHTS: tuple[Rule, ...] = (
-    Drop(r"(model\.)?(encoder|decoder)\.embed_positions\.weight$"),  # sinusoids
+    *published.SINUSOIDS,
     *LAYERS,
 )
 UNUSED = {

@@ -172,7 +172,9 @@ NORMS = ("attention_residual.norm", "cross_attention_residual.norm", "feed_forwa
 PARTS = (".query.", ".key.", ".value.")
 WEIGHTS: tuple[Rule, ...] = (
     Drop(r"(encoder|decoder)\.version$"),
-    Drop(r"(encoder|decoder)\.embed_positions\.(_float_tensor|weights)$"),  # sinusoids
+    Drop(r"(encoder|decoder)\.embed_positions\._float_tensor$"),
+    Drop(r"encoder\.embed_positions\.weights$", "source_embedding.positions"),
+    Drop(r"decoder\.embed_positions\.weights$", "target_embedding.positions"),
     Rename(r"^encoder\.embed_tokens\.", "source_embedding.tokens."),
     Rename(r"^decoder\.embed_tokens\.", "target_embedding.tokens."),
     Rename(r"^decoder\.(output_projection\.weight|embed_out)$", "projection.weight"),

@@ -8,11 +8,12 @@ from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from txport.errors import CheckpointError, quoted
 from txport.models.sources.source import Source
 from txport.models.weights.plan import Plan, plan
+from txport.models.weights.rules import Drop
 from txport.models.weights.values import Weights
 from txport.system.terminal import one_line
 
@@ -22,6 +23,8 @@ UNMERGED = re.compile(r"(^|\.)(lora_(A|B|embedding_[AB]|magnitude_vector)|base_l
 QUANTISED = re.compile(
     r"\.(qweight|qzeros|g_idx|SCB|weight_packed|weight_scale(_inv)?|absmax|quant_map|quant_state\..*)$"
 )
+CHECKED = 64  # rows of a table of positions
+ROUNDED = 2**-8  # the largest error of sinusoids in bf16
 HEAD = re.compile(r"(projection|lm_head|head|classifier)\.")
 
 logger = logging.getLogger(__name__)
@@ -70,6 +73,27 @@ def _renamed(weights: Weights, names: dict[str, str]) -> Weights:
     if len(old) < len(names):
         return weights
     return Weights({new: weights.shapes[name] for new, name in old.items()}, lambda name: weights[old[name]])
+
+
+def require_computed(source: Source, weights: Weights, made: Plan, model: nn.Module) -> None:
+    """Raise `CheckpointError` for a tensor that is dropped since the model computes it, and that is another one."""
+    tables = dict(model.named_buffers())
+    rules = [rule for rule in source.rules if isinstance(rule, Drop) and rule.computed]
+    for name in made.dropped:
+        for rule in rules:
+            table = tables.get(re.sub(f"^({rule.pattern})", rule.computed, name))
+            if table is not None and not _is_same(weights[name], table):
+                what = "differs from the positions that such a model computes, and would not be read"
+                raise CheckpointError(f"{source.place}: {quoted(name)} {what}")
+
+
+def _is_same(given: Tensor, table: Tensor) -> bool:
+    """Return whether the first rows are those of a table; a row of zeros, of padding, may be any."""
+    rows = given.reshape(-1, given.shape[-1])[:CHECKED].float()
+    if rows.shape[1] != table.shape[1]:
+        return False
+    rows, table = rows[: len(table)], table[: len(rows)].float()
+    return bool(((rows - table).abs() < ROUNDED).all(1).logical_or((rows == 0).all(1)).all())
 
 
 @cache  # once per file

@@ -7,14 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import architecture
 from txport.models.family import Published
 from txport.models.names import CONFIG, TOKENIZER
-from txport.models.parts import sinusoids
 from txport.models.sources.namespaces import (
     id_of,
     only_pickle,
@@ -74,8 +72,6 @@ def read(folder: Path) -> Source:
         found = config(options, vocabularies, tensors)
         _require_biases(tensors)
         made = architecture.find("transformer").config.from_dict(found)
-        for side in ("encoder", "decoder"):
-            _check_positions(tensors.get(POSITIONS.format(side)), made.to_dict(), side)
         text = partial(_texts, folder, path, options.all(), vocabularies)
     return Source(config=made, rules=WEIGHTS, weights=partial(weights_of, tensors), place=place, texts=text)
 
@@ -189,20 +185,11 @@ def _require_biases(tensors: dict[str, Tensor]) -> None:
                 raise ConfigError(f"{missing[0]} is missing, which other layers have")
 
 
-def _check_positions(table: Tensor | None, config: dict[str, Any], side: str) -> None:
-    """Raise `ConfigError` if the position table is not the one that the options state."""
-    if table is None:
-        return
-    given = table.reshape(-1, table.shape[-1]).float() if table.dim() else table
-    expected = sinusoids(min(len(given), 64), config["d_model"], config["sinusoids"]) if given.dim() == 2 else None
-    if expected is None or given.shape[1] != expected.shape[1] or not torch.allclose(given[:64], expected, atol=1e-3):
-        raise ConfigError(f"{POSITIONS.format(side)} is not the table that position_encoding_type says")
-
-
 # Attention and feed-forward may have no biases; then they are zeros.
 BIASES = r"(encoder|decoder)\.\d+\.((cross_)?attention\.\w+|feed_forward\.\w+)\.bias"
 WEIGHTS: tuple[Rule, ...] = (
-    Drop(r"(encoder|decoder)\.embeddings\.make_embedding\.pe\.pe$"),  # sinusoids
+    Drop(r"encoder\.embeddings\.make_embedding\.pe\.pe$", "source_embedding.positions"),
+    Drop(r"decoder\.embeddings\.make_embedding\.pe\.pe$", "target_embedding.positions"),
     Rename(r"^encoder\.embeddings\.make_embedding\.emb_luts\.0\.", "source_embedding.tokens."),
     Rename(r"^decoder\.embeddings\.make_embedding\.emb_luts\.0\.", "target_embedding.tokens."),
     Rename(r"^generator\.(0\.)?", "projection."),

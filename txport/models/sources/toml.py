@@ -46,7 +46,7 @@ class Document:
     def line_of(self, key: str, table: str = "") -> int | None:
         """Return the line of a key of a table; None if it is not found."""
         inside = ""
-        for number, line in enumerate(self.text.splitlines(), 1):
+        for number, line in enumerate(self.text.split("\n"), 1):
             if found := re.match(r"\s*\[+\s*([\w.-]+)\s*\]+", line):
                 inside = found[1]
             elif inside == table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
@@ -55,7 +55,7 @@ class Document:
 
     def rule_lines(self, count: int) -> list[int | None]:
         """Return the line of the operation of each of `count` rules; None for each if they can't be found."""
-        lines = self.text.splitlines()
+        lines = self.text.split("\n")
         heads = [number for number, line in enumerate(lines) if re.match(r"\s*\[\[\s*rule\s*\]\]", line)]
         if len(heads) != count:
             return [None] * count

@@ -228,7 +228,7 @@ def _changed(rule: Rule, piece: Piece) -> Sequence[Piece]:
         case Rename(pattern, to):
             name = re.sub(pattern, to, piece.name)
             return [piece if name == piece.name else replace(piece, name=name)]
-        case Drop(pattern):
+        case Drop(pattern, _):
             return [] if re.match(pattern, piece.name) else [piece]
         case Spare() | Constant() | Tie() | Concat() | Settle():
             return [piece]

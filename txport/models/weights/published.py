@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from txport.models.weights.rules import Rename, Rule
+from txport.models.weights.rules import Drop, Rename, Rule
 
+SINUSOIDS: tuple[Rule, ...] = (
+    Drop(r"(model\.)?encoder\.embed_positions\.weights?$", "source_embedding.positions"),
+    Drop(r"(model\.)?decoder\.embed_positions\.weights?$", "target_embedding.positions"),
+)
 LAYERS: tuple[Rule, ...] = (
     Rename(r"^(encoder|decoder)\.layer_norm\.", r"\1_norm."),
     Rename(r"^(encoder|decoder)\.layers\.", r"\1."),

@@ -15,9 +15,13 @@ class Rename:
 
 @dataclass(frozen=True)
 class Drop:
-    """Drops tensors whose name begins with this regular expression: the model does not use them, or computes them."""
+    """Drops tensors whose name begins with this regular expression: the model does not use them, or computes them.
+
+    `computed` replaces the match by the name of a table that the model computes; the tensor must equal it.
+    """
 
     pattern: str
+    computed: str = ""
 
 
 @dataclass(frozen=True)
