@@ -14,7 +14,9 @@ from txport.errors import ParityError
 from txport.models.names import WEIGHTS
 
 
-@pytest.mark.parametrize(("target", "fix"), [("portable", "fp32, or bf16 with target cuda"), ("cuda", "bf16")])
+@pytest.mark.parametrize(
+    ("target", "fix"), [("portable", "'fp32', or with precision='bf16' and target='cuda'"), ("cuda", "'bf16'")]
+)
 @pytest.mark.parametrize(
     ("factor", "part"),
     [(3e4, r"decoder\.0\.feed_forward\.inner reaches \d+"), (1e7, r"feed_forward\.inner\.weight holds \d")],
@@ -26,5 +28,5 @@ def test_the_value_and_the_way_out_are_named(target: str, fix: str, factor: floa
     save_file({**weights, name: weights[name] * factor}, folder / WEIGHTS)
     with pytest.raises(ParityError) as caught:  # a warning would be another error
         txport.export(folder, tmp_path / "out", target=target, precision="fp16")
-    caught.match(rf"{part}.*, beyond the range of fp16, whose largest value is 65504; export with precision {fix}$")
+    caught.match(rf"{part}.*, beyond the range of fp16, whose largest value is 65504; export with precision={fix}$")
     assert not (tmp_path / "out").exists()

@@ -15,7 +15,10 @@ from txport.proof.parity.check import exact_of, fitting_threads
 from txport.proof.parity.replay import Reference
 
 LARGEST = float(torch.finfo(torch.half).max)
-FIX = {"cuda": "export with precision bf16", "portable": "export with precision fp32, or bf16 with target cuda"}
+FIX = {
+    "cuda": "export with precision='bf16'",
+    "portable": "export with precision='fp32', or with precision='bf16' and target='cuda'",
+}
 
 
 class _BeyondError(Exception):
