@@ -185,12 +185,12 @@ def compare(model: Model, made: Plan, original: Original, *, work: float = WORK)
     other values each time.
     """
     batches = list(draw_batches(model.facts, padded=original.masks))
-    widened = original.widen(batches[0])
+    first, widened = original.widen(batches[0])
     model = converted(model, original.dtype)
     runs = [run_plainly(model, original, given) for given in batches]
     long, why = _long_run(model, original, work)
     runs += long
-    _require_steady(original, runs[0])
+    _require_steady(original, runs[0], first)
     is_close = all(tap.within(CLOSELY) for run in runs for tap in run.ends)
     origins = None if is_close else Origins(model, made, original)
     rounding = Rounding(tuple(_tables(model, original, origins)) if origins else (), tuple(widened))
@@ -263,10 +263,10 @@ def _long_run(model: Model, original: Original, work: float) -> tuple[list[Run],
     return [], why
 
 
-def _require_steady(original: Original, run: Run) -> None:
-    """Raise `CheckpointError` if the original returns other values for the same input."""
-    again = original.outputs(run.given, run.ours)
-    pairs = [Tap((name, 0, END), 0.0, again[name], each, ()) for name, each in run.theirs.items()]
+def _require_steady(original: Original, run: Run, first: Any) -> None:
+    """Raise `CheckpointError` if the original's result for the same input was other values (`first`)."""
+    before = original.chosen(first, run.ours)
+    pairs = [Tap((name, 0, END), 0.0, before[name], each, ()) for name, each in run.theirs.items()]
     if not all(pair.within(CLOSELY) for pair in pairs):
         fix = "look for dropout that does not ask self.training, or something that it keeps on itself"
         raise CheckpointError(f"{original.name} gives other values each time for the same input: {fix}")
