@@ -14,6 +14,7 @@ from tests.families.folders import FOLDER, NEWEST, whole
 from txport.bundles.original import NOT_COMPARED, describe_original, require_record
 from txport.errors import CheckpointError, ParityError
 from txport.importing.against import recorded
+from txport.importing.against.batches import BEYOND
 from txport.importing.against.recorded import compare_original
 from txport.models.checkpoint import load_checkpoint
 from txport.models.names import CONFIG
@@ -38,6 +39,10 @@ def test_the_record_names_the_original_and_how_close_it_is(name: str, tmp_path: 
     told = describe_original(record_of(whole(name, tmp_path)))
     assert told.startswith(f"equal to transformers {transformers.__version__}'s {CLASSES[name]}: "), told
     assert re.search(r" within 1e-0\d of the largest value, in float64, up to \d+ tokens", told), told
+
+
+def test_rows_are_shorter_than_of_code_whose_lengths_no_config_names(tmp_path: Path) -> None:
+    assert record_of(whole(f"{NEWEST}/t5", tmp_path))["tokens"] == recorded.CONFIGURED + BEYOND
 
 
 def test_a_wrong_scale_is_said_the_right_way_round(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from txport.models import architecture, checkpoint
 from txport.models.checkpoint import Checkpoint, drawn, load_checkpoint, save_checkpoint
 from txport.models.model import Model
 from txport.models.names import WEIGHTS
+from txport.models.parts import Linear
 from txport.models.sources.source import read_safetensors
 from txport.models.weights.plan import plan
 from txport.models.weights.rules import Settle, Transpose
@@ -58,6 +59,22 @@ def test_a_streamed_model_computes_what_one_in_memory_does(name: str) -> None:
                 bits = LAST_BITS * torch.finfo(dtype).eps * np.abs(other).max()
                 np.testing.assert_allclose(one, other, rtol=0, atol=bits)
             assert all(each.isnan().all() for each in lazy.parameters())
+
+
+def test_matrices_that_a_rule_turned_stay_turned() -> None:
+    """To copy numbers in the order in which they lie takes a fifth of the time."""
+    model = tiny_model(tiny_config())
+    turned = {name: each.detach().t().contiguous().t() for name, each in model.named_parameters() if each.dim() == 2}
+    shape = outline(lambda _: tiny_model(model.config), model.config)
+    lazy = streamed(shape, lambda name: turned.get(name, model.get_parameter(name).detach()), torch.float64)
+    strides = []
+    for part in lazy.modules():
+        if isinstance(part, Linear) and part.out_features > 1:
+            part.register_forward_pre_hook(lambda part, _: strides.append(part.weight.stride()))
+    for one, other in zip(said(lazy), said(converted(model, torch.float64)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=LAST_BITS * 2**-52 * np.abs(other).max())
+    assert strides
+    assert all(first == 1 < second for first, second in strides)
 
 
 def test_a_copy_in_another_type_has_the_weights_of_the_first() -> None:

@@ -23,8 +23,18 @@ RAGGED = (9, 4, 7)
 SHORT = ROWS * max(map(max, LENGTHS))  # maximum number of tokens of a batch without the long row
 BESIDE = 5
 LONG, BEYOND = 300, 9  # tokens of the long row, and tokens after the last position whose behaviour depends on length
-WORK = 1e13  # maximum number of multiply-adds of the long row: minutes
 SHARE = 0.5  # of free memory for the long row
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The length of the long row: beyond `tokens`, and farther with at most `work` multiply-adds (1e13: minutes)."""
+
+    tokens: int = LONG
+    work: float = 1e13
+
+
+FAR = Reach()
 
 
 @dataclass(frozen=True)
@@ -83,18 +93,18 @@ def changes_at(model: Model) -> dict[str, int]:
     return {what: size for what, size in found.items() if size < _longest(model.facts)}
 
 
-def long_length(model: Model, work: float = WORK) -> int:
-    """Return the length of a long row: beyond all lengths of `changes_at`, if memory and `work` allow."""
+def long_length(model: Model, reach: Reach) -> int:
+    """Return the length of a long row: beyond that of `reach` and all of `changes_at`, if memory and work allow."""
     facts = model.facts
-    wanted = max([LONG, *changes_at(model).values()]) + BEYOND
+    wanted = max([reach.tokens, *changes_at(model).values()]) + BEYOND
     numbers = sum(each.numel() for each in model.parameters())
     heads = getattr(model.config, "heads", 1)
     free = memory.available()
-    while wanted > LONG:
+    while wanted > reach.tokens:
         bytes_ = 8.0 * wanted * (6 * numbers / facts.width + 6 * heads * wanted)
-        if 4.0 * wanted * numbers <= work and (free is None or bytes_ <= SHARE * free):
+        if 4.0 * wanted * numbers <= reach.work and (free is None or bytes_ <= SHARE * free):
             break
-        wanted = max(LONG, wanted // 2)
+        wanted = max(reach.tokens, wanted // 2)
     return min(wanted, _longest(facts))
 
 

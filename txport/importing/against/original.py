@@ -52,28 +52,27 @@ class Original:
         """The dtype of its floating-point parameters; float32 if it has none."""
         return next((each.dtype for each in self.module.parameters() if each.is_floating_point()), torch.float32)
 
-    def widen(self, given: Batch) -> list[str]:
+    def widen(self, given: Batch) -> tuple[Any, list[str]]:
         """Convert the module to float64, or to float32 if it fails in float64.
 
         The weights of a large one stay as they are, and each is converted when it is used, if the module can run so.
-        Returns the names of functions that still compute in float32 or less. Raises `CheckpointError` if it can't run
-        in either.
+        Returns the module's result for the batch, and the names of functions that still compute in float32 or less.
+        Raises `CheckpointError` if it can't run in either.
         """
         if may_stream(self.module):
             widen(self.module, torch.float64)
             with suppress(CheckpointError), Narrow() as narrow:
-                if not any(each.isnan().any() for each in tensors_in(self.give(given))):
-                    return list(narrow.names)
+                result = self.give(given)
+                if not any(each.isnan().any() for each in tensors_in(result)):
+                    return result, list(narrow.names)
             hold_weights(self.module)
         self.module.double()
         try:
             with Narrow() as narrow:
-                self.give(given)
+                return self.give(given), list(narrow.names)
         except CheckpointError:
             self.module.float()
-            self.give(given)
-            return []
-        return list(narrow.names)
+            return self.give(given), []
 
     @torch.inference_mode()
     def give(self, given: Batch) -> Any:
@@ -90,12 +89,15 @@ class Original:
             raise CheckpointError(f"{what}{line_of(error)}") from error
 
     def outputs(self, given: Batch, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the outputs that the import (`expected`) has too, by name.
+        """Run the module on a batch and return the outputs that the import (`expected`) has too: see `chosen`."""
+        return self.chosen(self.give(given), expected)
+
+    def chosen(self, found: Any, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the outputs in a result of the module that the import (`expected`) has too, by name.
 
         Raises `CheckpointError` if there are none, and for wrong shapes, NaN or infinity. Only logits may be -inf, for
         the same tokens at all positions.
         """
-        found = self.give(given)
         several = list(tensors_in(found))
         if not several:
             raise CheckpointError(f"{self.name} gives no tensor but a {type(found).__name__}; the import gives logits")

@@ -9,17 +9,19 @@ from typing import Any
 
 from txport.bundles.original import NOT_COMPARED
 from txport.errors import CheckpointError, ParityError, UnavailableError, UnsupportedError
+from txport.importing.against.batches import Reach
 from txport.importing.against.hold import hold, memory_for, require_original
 from txport.importing.against.verdict import Verdict
 from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint
 from txport.models.config import read_config
-from txport.models.names import CONFIG, NO_ORIGINAL, TRANSFORMERS
+from txport.models.names import CONFIG, NO_ORIGINAL, TRANSFORMERS, code_name
 from txport.models.sources.source import read_source
 from txport.system import memory
 from txport.system.packages import version_of
 
 WORK = 1e12  # maximum number of multiply-adds of the long row: half a minute
+CONFIGURED = 128  # tokens of the long row of a folder: its config names each length at which its model changes
 
 
 def compare_original(checkpoint: Checkpoint, against: str | None, *, trust_code: bool = False) -> dict[str, Any]:
@@ -59,7 +61,8 @@ def compare_original(checkpoint: Checkpoint, against: str | None, *, trust_code:
 def _hold(checkpoint: Checkpoint, folder: Path, against: str) -> Verdict:
     """Compare both; raise `OutOfMemoryError` if memory is too short for that."""
     memory.require(memory_for(checkpoint.outline), "the comparison")
-    return hold(checkpoint, folder, against, work=WORK)
+    reach = Reach(work=WORK) if code_name(against) is not None else Reach(CONFIGURED, WORK)
+    return hold(checkpoint, folder, against, reach=reach)
 
 
 def _difference(verdict: Verdict, name: str, folder: Path, against: str) -> Iterator[str]:

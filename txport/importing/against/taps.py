@@ -22,7 +22,7 @@ from txport.importing.against.watching import Watched, aligned, watching
 from txport.models.model import Model, Side
 from txport.models.parts import Attention, Residual
 from txport.proof.bisect.calls import WATCHED, PartCall, Record, recording
-from txport.proof.masks import largest_of
+from txport.proof.masks import LEAST, largest_of
 
 IN, OUT, BLOCK, END = "in", "out", "block", "end"
 # Difference of a part from the original relative to its largest value, with the same inputs: above SURELY it is an
@@ -50,7 +50,8 @@ class Tap:
     @cached_property
     def error(self) -> float:
         """The largest absolute difference, scaled for huge values (see `scaled`); infinite if there is NaN."""
-        return float(self.scaled(self._apart).max()) if self.ours.numel() else 0.0
+        is_plain = self.size >= self.largest
+        return self.gap if is_plain else float(self.scaled(self._apart).max())
 
     @cached_property
     def gap(self) -> float:
@@ -62,11 +63,15 @@ class Tap:
         """The absolute difference, not scaled, at the position with the largest scaled one."""
         return float(self._apart.flatten()[self.scaled(self._apart).argmax()]) if self.ours.numel() else 0.0
 
-    @cached_property
+    @property
     def largest(self) -> float:
         """The largest finite absolute value of both models."""
-        values = self._values if self.real is None else self._values[self.real]
-        return float(torch.where(values.isfinite(), values, 0.0).max()) if values.numel() else 0.0
+        return self._sizes[0]
+
+    @property
+    def size(self) -> float:
+        """The largest absolute value that is not huge compared with the median, as a mask of -1e9 among logits is."""
+        return self._sizes[1]
 
     def scaled(self, gap: Tensor) -> Tensor:
         """Return differences divided by value / `size` for values larger than `size`; infinite ones are kept."""
@@ -75,24 +80,29 @@ class Tap:
 
     @property
     def _apart(self) -> Tensor:
-        gap = torch.where(self.ours == self.theirs, 0.0, (self.ours - self.theirs).abs())  # inf - inf is NaN
+        gap = (self.ours - self.theirs).abs_()
         gap = gap if self.real is None else torch.where(self.real, gap, 0.0)
-        return torch.nan_to_num(gap, nan=torch.inf, posinf=torch.inf)
+        if gap.numel() and not gap.max().isfinite():
+            gap = gap.masked_fill_(self.ours == self.theirs, 0.0)  # inf - inf is NaN
+        return gap.nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
     @property
     def _values(self) -> Tensor:
         return torch.maximum(self.ours.abs(), self.theirs.abs())
 
     @cached_property
-    def size(self) -> float:
-        """The largest absolute value that is not huge compared with the median, as a mask of -1e9 among logits is."""
-        values = self._values
-        values = values if self.real is None else values[self.real]
-        values = values[(values > 0) & values.isfinite()]
-        if not values.numel():
-            return 0.0
+    def _sizes(self) -> tuple[float, float]:
+        """`largest` and `size`."""
+        values = self._values if self.real is None else self._values[self.real]
+        if values.numel() and not values.max().isfinite():
+            values = values[values.isfinite()]
+        largest = float(values.max()) if values.numel() else 0.0
+        is_usual = values > 2 * largest / HUGE
+        if largest < LEAST and 2 * int(is_usual.sum()) > values.numel():  # the median is among these: nothing is huge
+            return largest, largest
+        values = values[values > 0]
         values = values[values <= HUGE * values.median()]
-        return largest_of(values.numpy())
+        return largest, largest_of(values.numpy())
 
     def within(self, limits: Mapping[torch.dtype, float]) -> bool:
         """Return True if the error is within a relative limit for the dtype."""

@@ -11,7 +11,16 @@ from typing import Any
 import torch
 
 from txport.errors import CheckpointError, OutOfMemoryError
-from txport.importing.against.batches import LENGTHS, WORK, Batch, changes_at, draw_batches, draw_long, long_length
+from txport.importing.against.batches import (
+    FAR,
+    LENGTHS,
+    Batch,
+    Reach,
+    changes_at,
+    draw_batches,
+    draw_long,
+    long_length,
+)
 from txport.importing.against.beside import Beside
 from txport.importing.against.causes import cause_of
 from txport.importing.against.faults import ORDER, misplaced
@@ -177,20 +186,19 @@ class Verdict:
             yield from (f"{word + ':':9} {text}" for word, text in self.parting.lines())
 
 
-def compare(model: Model, made: Plan, original: Original, *, work: float = WORK) -> Verdict:
+def compare(model: Model, made: Plan, original: Original, *, reach: Reach = FAR) -> Verdict:
     """Run both models over all batches and compare their outputs; if these differ, find the first difference.
 
-    The original is converted in place to the dtype of the comparison: float64 if it runs in it, else float32. `work` is
-    the maximum number of multiply-adds for the long row. Raises `CheckpointError` if the original fails or returns
-    other values each time.
+    The original is converted in place to the dtype of the comparison: float64 if it runs in it, else float32. Raises
+    `CheckpointError` if the original fails or returns other values each time.
     """
     batches = list(draw_batches(model.facts, padded=original.masks))
-    widened = original.widen(batches[0])
+    first, widened = original.widen(batches[0])
     model = converted(model, original.dtype)
     runs = [run_plainly(model, original, given) for given in batches]
-    long, why = _long_run(model, original, work)
+    long, why = _long_run(model, original, long_length(model, reach))
     runs += long
-    _require_steady(original, runs[0])
+    _require_steady(original, runs[0], first)
     is_close = all(tap.within(CLOSELY) for run in runs for tap in run.ends)
     origins = None if is_close else Origins(model, made, original)
     rounding = Rounding(tuple(_tables(model, original, origins)) if origins else (), tuple(widened))
@@ -250,10 +258,9 @@ def _tables(model: Model, original: Original, origins: Origins) -> Iterator[str]
     yield from (f"{name} of the import" for name in rounded_tables(model, weights))
 
 
-def _long_run(model: Model, original: Original, work: float) -> tuple[list[Run], list[str]]:
+def _long_run(model: Model, original: Original, length: int) -> tuple[list[Run], list[str]]:
     """Run both models over one long row, halved until the original can run it; return also why it is not longer."""
     why: list[str] = []
-    length = long_length(model, work)
     while length > MOST:
         try:
             return [run_plainly(model, original, draw_long(model.facts, length))], why
@@ -263,10 +270,10 @@ def _long_run(model: Model, original: Original, work: float) -> tuple[list[Run],
     return [], why
 
 
-def _require_steady(original: Original, run: Run) -> None:
-    """Raise `CheckpointError` if the original returns other values for the same input."""
-    again = original.outputs(run.given, run.ours)
-    pairs = [Tap((name, 0, END), 0.0, again[name], each, ()) for name, each in run.theirs.items()]
+def _require_steady(original: Original, run: Run, first: Any) -> None:
+    """Raise `CheckpointError` if the original's result for the same input was other values (`first`)."""
+    before = original.chosen(first, run.ours)
+    pairs = [Tap((name, 0, END), 0.0, before[name], each, ()) for name, each in run.theirs.items()]
     if not all(pair.within(CLOSELY) for pair in pairs):
         fix = "look for dropout that does not ask self.training, or something that it keeps on itself"
         raise CheckpointError(f"{original.name} gives other values each time for the same input: {fix}")
