@@ -16,7 +16,6 @@ from txport.cli.commands import cli
 from txport.cli.outputs import Command
 from txport.diagnose import Diagnosis
 from txport.proof.matrix import NOT_AVAILABLE, Cell, Matrix
-from txport.runtimes.ort.nvidia import problems
 from txport.runtimes.ort.nvidia.driver import Driver
 from txport.runtimes.ort.nvidia.problems import Nvidia, Problem
 
@@ -93,11 +92,9 @@ def test_results_of_a_command_name_its_options(
     monkeypatch.setattr(release, "matrix", lambda *_, **__: Matrix({"checkpoint": {"name": "toy"}}, [cell]))
     main(["matrix", "toy"])
     assert "export it with --target portable" in capsys.readouterr().out
-    gpu = Nvidia(Driver(is_there=False), None)
-    found = Diagnosis({}, {"tract": "use runtime='ort'"}, {}, gpu, ["give force=True"], [])
+    gpu = Nvidia(Driver(is_there=False), problems=(Problem("no GPU", "a GPU", "use provider='cpu'"),))
+    found = Diagnosis({}, {"tract": "use runtime='ort'"}, {}, gpu, ["give force=True"])
     monkeypatch.setattr(diagnose, "examine", lambda: found)
-    monkeypatch.setattr(Nvidia, "to_dict", lambda _: {"problems": ["use provider='cpu'"]})
-    monkeypatch.setattr(problems, "problems_of_cuda", lambda _: [Problem("no GPU", "a GPU", "use provider='cpu'")])
     for options in ([], ["--json"]):
         with pytest.raises(SystemExit):
             main(["doctor", *options])

@@ -106,13 +106,11 @@ def encoder_decoder(config: Config) -> Shapes:
     kind = config["model_type"]
     width = config["d_model"]
     at = "" if kind == "bart" else "model."
-    positions = {"bart": config["max_position_embeddings"] + 2, "marian": config["max_position_embeddings"]}
     found: Shapes = {f"{at}shared.weight": (config["vocab_size"], width)}
     for side in ("encoder", "decoder"):
         found |= _layers(f"{at}{side}", config, side)
-        if kind in positions:
-            found[f"{at}{side}.embed_positions.weight"] = (positions[kind], width)
-        if kind == "bart":
+        if kind == "bart":  # the positions of the others are sinusoids, which need not be in a file
+            found[f"{at}{side}.embed_positions.weight"] = (config["max_position_embeddings"] + 2, width)
             found |= norm(f"{at}{side}.layernorm_embedding", width)
         if kind == "m2m_100":
             found |= norm(f"{at}{side}.layer_norm", width)

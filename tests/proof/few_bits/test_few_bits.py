@@ -1,0 +1,99 @@
+"""Kernels round as is described, each product is compared by itself, and the cost of few bits has a limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import txport
+from txport import api
+from txport.bundles.bundle import Bundle
+from txport.bundles.forms import BLOCKS, DYNAMIC, INVARIANT, ROWS, Form, blocks_of
+from txport.bundles.loss import NEXT_TOKENS, VECTORS, describe_loss, require_loss
+from txport.errors import ParityError, UnsupportedError
+from txport.proof.few_bits import loss
+from txport.proof.few_bits.activations import at_random, round_activations, ties
+from txport.proof.few_bits.kernels import is_reproduced
+
+FORMS = [DYNAMIC, ROWS, INVARIANT, *(blocks_of(bits, size) for bits in (8, 4) for size in BLOCKS)]
+
+
+@pytest.fixture(scope="module")
+def int8(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return txport.export(checkpoint, tmp_path_factory.mktemp("int8") / "out", target="cpu", precision="int8")
+
+
+@pytest.mark.parametrize("form", FORMS, ids=Form.describe)
+def test_a_kernel_is_tried_before_its_roundings_are_relied_on(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it rounds as described; with roundings up in place of to the nearest, it is found not to."""
+    assert is_reproduced.__wrapped__(form) == is_reproduced(form)
+    monkeypatch.setattr(
+        "txport.proof.few_bits.kernels.round_activations", lambda x, form: round_activations(x, form, torch.ceil)
+    )
+    assert not is_reproduced.__wrapped__(form)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=Form.describe)
+def test_rounding_is_off_by_at_most_a_step(form: Form) -> None:
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((3, 256))).float()
+    step = float((x.max() - x.min()) / 255) if form.shares_scale else float(x.abs().max() / 127)
+    assert float((round_activations(x, form) - x).abs().max()) <= step / 2 * 1.0001
+    assert float((round_activations(x, form, at_random(1)) - x).abs().max()) <= step * 1.0001
+    assert not round_activations(torch.zeros(2, 256), form).any()
+
+
+def test_a_value_between_two_steps_is_a_tie() -> None:
+    x = torch.tensor([[127.0, 0.5, 0.4, -2.5]])
+    assert ties(x, INVARIANT).tolist() == [[0.0, pytest.approx(1.0), 0.0, pytest.approx(1.0)]]
+
+
+def test_the_cost_is_recorded_and_shown(int8: Bundle) -> None:
+    record = int8.manifest.loss
+    require_loss(record)
+    assert record["measure"] == NEXT_TOKENS
+    assert 0 <= record["share"] <= record["worst"] <= 1
+    assert record["perplexity_ratio"] >= 1
+    line = describe_loss(record, "int8")
+    assert line.startswith("cost of int8: ")
+    assert line[1:] in (int8.path / "README.md").read_text(encoding="utf-8").replace("\\", "")
+
+
+def test_a_cost_above_the_limit_fails_and_names_what_errs_most(checkpoint: Path, tmp_path: Path) -> None:
+    how = {"target": "cpu", "precision": "int4"}
+    with pytest.raises(ParityError, match=r"costs too much: the loss 0\.\d+ is above the limit 1e-06; .*errs most: "):
+        txport.export(checkpoint, tmp_path / "out", max_loss=1e-6, **how)  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+
+
+def test_parity_measures_it_again(int8: Bundle, checkpoint: Path) -> None:
+    report = api.parity(int8, checkpoint, {"ort": "cpu"}, max_loss=1.0)
+    assert report.passed
+    assert report.about["loss"] == int8.manifest.loss
+
+
+@pytest.mark.parametrize("limit", [-0.1, 1.5, float("nan")])
+def test_a_limit_is_a_share(checkpoint: Path, tmp_path: Path, limit: float) -> None:
+    with pytest.raises(UnsupportedError, match="max_loss must lie in 0 to 1, got"):
+        txport.export(checkpoint, tmp_path / "out", target="cpu", precision="int8", max_loss=limit)
+
+
+def test_a_limit_is_for_few_bits(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="max_loss is what int8 and int4 may cost; portable fp32 has neither"):
+        txport.export(checkpoint, tmp_path / "out", max_loss=0.1)
+
+
+def test_outputs_of_another_place_are_right_by_chance() -> None:
+    right = np.random.default_rng(0).standard_normal((40, 16))
+    assert not loss._is_chance([(right, right + 0.3)])
+    assert not loss._is_chance([(right, right * 1.5)])
+    assert loss._is_chance([(right, np.roll(right, 1, axis=0))])
+    assert loss._is_chance([(right, np.full_like(right, np.nan))])
+
+
+@pytest.mark.parametrize("junk", [[], {"measure": VECTORS}, {"measure": 3}])
+def test_a_damaged_record_is_refused(junk: object) -> None:
+    with pytest.raises((TypeError, KeyError)):
+        require_loss(junk)
