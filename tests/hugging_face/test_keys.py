@@ -77,3 +77,16 @@ def test_a_token_that_only_the_settings_add_has_its_id(tmp_path: Path) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     assert size in ids_of(theirs, TEXTS[-1])
     assert [ours(folder).encode(text, "token", special=True) for text in TEXTS] == [ids_of(theirs, t) for t in TEXTS]
+
+
+@pytest.mark.parametrize("changes", [{"additional_special_tokens": ["The", "ample"]}, {"mask_token": "The"}])
+def test_a_token_of_the_vocabulary_that_the_settings_call_special_is_special(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = saved("gpt2", tmp_path / "x", changes)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    found = ours(folder)
+    text = "The sample example"
+    ids = ids_of(theirs, text)
+    assert found.encode(text, "token", special=True) == ids
+    assert found.decode(ids) == theirs.decode(ids, skip_special_tokens=True) != text

@@ -31,7 +31,16 @@ def rewrite(folder: Path, weights: dict[str, Tensor], **config: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "prefix", ["_orig_mod.", "module.", "_orig_mod.module.", "model._orig_mod.", "base_model.model.", "my.own.net."]
+    "prefix",
+    [
+        "_orig_mod.",
+        "module.",
+        "_orig_mod.module.",
+        "module._orig_mod.",
+        "model._orig_mod.",
+        "base_model.model.",
+        "my.own.net.",
+    ],
 )
 def test_a_prefix_of_all_names_is_removed_and_said(prefix: str, copied: Path, caplog: pytest.LogCaptureFixture) -> None:
     weights = load_file(copied / WEIGHTS)
@@ -41,15 +50,16 @@ def test_a_prefix_of_all_names_is_removed_and_said(prefix: str, copied: Path, ca
         found = dict(load_checkpoint(str(copied)).tensors)
     assert found.keys() == whole.keys()
     assert all(torch.equal(tensor, whole[name]) for name, tensor in found.items())
-    assert "all names begin with" in caplog.text
+    assert f"all names begin with {prefix}, which is removed" in caplog.text
 
 
-def test_layers_that_were_compiled_one_by_one_are_read(copied: Path) -> None:
+def test_layers_that_were_compiled_one_by_one_are_read(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
     weights = load_file(copied / WEIGHTS)
     whole = dict(load_checkpoint(str(copied)).tensors)
     rewrite(copied, {name.replace(".mlp.", "._orig_mod.mlp."): tensor for name, tensor in weights.items()})
     found = load_checkpoint(str(copied))
     assert all(torch.equal(tensor, whole[name]) for name, tensor in found.tensors)
+    assert "names contain _orig_mod., which is removed" in caplog.text
 
 
 def test_a_prefix_does_not_hide_that_tensors_are_missing(copied: Path) -> None:

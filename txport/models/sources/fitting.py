@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -43,7 +43,8 @@ def fitted(source: Source, model: nn.Module) -> tuple[Weights, Plan]:
     for prefix, several in _without_prefixes(weights):
         other = plan(source.rules, several.shapes, model)
         if _fits(other):
-            _tell(source.place, prefix)
+            start = _removed(weights.shapes, several.shapes)
+            _tell(source.place, f"all names begin with {start}" if start else f"names contain {prefix}")
             return several, other
     _require_plain(source.place, weights.shapes)
     return weights, made
@@ -65,6 +66,12 @@ def _without_prefixes(weights: Weights) -> Iterator[tuple[str, Weights]]:
             return
         prefix += f"{parts[0]}."
         yield removed + prefix, _renamed(weights, {name: new.removeprefix(prefix) for name, new in names.items()})
+
+
+def _removed(names: Iterable[str], shortened: Iterable[str]) -> str:
+    """Return the start that all names have and all shortened names lack; "" if there is none."""
+    starts = {name.removesuffix(new) for name, new in zip(names, shortened, strict=True)}
+    return starts.pop() if len(starts) == 1 else ""
 
 
 def _renamed(weights: Weights, names: dict[str, str]) -> Weights:
@@ -97,8 +104,8 @@ def _is_same(given: Tensor, table: Tensor) -> bool:
 
 
 @cache  # once per file
-def _tell(place: Path, prefix: str) -> None:
-    logger.warning("%s: all names begin with %s, which is removed", one_line(str(place)), one_line(prefix))
+def _tell(place: Path, what: str) -> None:
+    logger.warning("%s: %s, which is removed", one_line(str(place)), one_line(what))
 
 
 def _require_plain(place: Path, names: Collection[str]) -> None:

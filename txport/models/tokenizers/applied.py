@@ -79,10 +79,23 @@ def _prefixes(part: Mapping[str, Any]) -> bool:
 
 
 def _added(values: Mapping[str, Any], settings: Settings) -> list[dict[str, Any]]:
-    """Return the added tokens of a file with the flags of `added_tokens_decoder`, and the tokens that it adds."""
+    """Return the added tokens of a file with the flags of `added_tokens_decoder`, the tokens that it adds, and others.
+
+    The others are tokens of the vocabulary that the settings call special; transformers adds them on loading.
+    """
     found = {each["content"]: each for each in values["added_tokens"]}
-    if settings.get("added_tokens_decoder") is None:
-        return list(found.values())
+    if settings.get("added_tokens_decoder") is not None:
+        found = _with_decoder(found, values, settings)
+    ids = _ids(values)
+    new = [token.at(ids[text]) for text, token in settings.special().items() if text in ids and text not in found]
+    return sorted((*found.values(), *new), key=lambda each: each["id"]) if new else list(found.values())
+
+
+def _with_decoder(
+    found: Mapping[str, dict[str, Any]], values: Mapping[str, Any], settings: Settings
+) -> dict[str, dict[str, Any]]:
+    """Return the added tokens by their texts, as `added_tokens_decoder` changes them."""
+    found = dict(found)
     new = {id_: token for id_, token in settings.added().items() if token.text not in found}
     ids = _ids(values) if new else {}
     for token in settings.added().values():
@@ -95,7 +108,7 @@ def _added(values: Mapping[str, Any], settings: Settings) -> list[dict[str, Any]
             raise settings.wrong(f"{what}, and {TOKENIZER} the id {expected}")
         found[token.text] = token.at(id_)
         size += expected == size
-    return sorted(found.values(), key=lambda each: each["id"])
+    return dict(sorted(found.items(), key=lambda item: item[1]["id"]))
 
 
 def _ids(values: Mapping[str, Any]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,10 +88,13 @@ class Settings:
 
     def token(self, name: str, default: str | None = None) -> str | None:
         """Return a special token by its name (`eos_token`), as the vocabulary writes it."""
+        return default if (token := self._named(name)) is None else token.text
+
+    def _named(self, name: str) -> Added | None:
         for values in self._special_values():
             if values.get(name) is not None:
-                return self._added(name, values[name]).text
-        return default
+                return self._added(name, values[name])
+        return None
 
     def _special_values(self) -> tuple[Mapping[str, Any], ...]:
         """Return the files that name special tokens, the first one first.
@@ -100,12 +103,20 @@ class Settings:
         """
         return (self._values,) if "added_tokens_decoder" in self._values else (self._map, self._values)
 
+    def special(self) -> dict[str, Added]:
+        """Return the special tokens, with and without names, by their texts."""
+        named = [token for name in NAMED if (token := self._named(name)) is not None]
+        return {token.text: token for token in (*named, *self._others())}
+
     def others(self) -> list[str]:
         """Return the special tokens without a name."""
+        return [token.text for token in self._others()]
+
+    def _others(self) -> list[Added]:
         for values in self._special_values():
             for name in (OTHERS, EXTRA):
                 if isinstance(found := values.get(name), list):
-                    return [self._added(name, each).text for each in found]
+                    return [self._added(name, each) for each in found]
         return []
 
     def variables(self, defaults: Mapping[str, str]) -> dict[str, str | list[str]]:
@@ -127,16 +138,12 @@ class Settings:
                 raise self.wrong(f"added_tokens_decoder has an id {quoted(key)}")
             found[int(key)] = self._added(f"added_tokens_decoder.{key}", value)
         if not found:
-            special = {*self._special()}
+            special = self.special()
             for token, id_ in _optional(self.folder / ADDED_TOKENS).items():
                 if type(id_) is not int or not 0 <= id_ < 1 << 30:
                     raise CheckpointError(f"{self.folder / ADDED_TOKENS} gives {quoted(token)} the id {quoted(id_)}")
                 found[id_] = Added(token, special=token in special, normalized=token not in special)
         return found
-
-    def _special(self) -> Iterator[str]:
-        yield from (token for name in NAMED if (token := self.token(name)) is not None)
-        yield from self.others()
 
     def _added(self, name: str, value: Any) -> Added:
         if isinstance(value, str):
