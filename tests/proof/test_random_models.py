@@ -10,7 +10,7 @@ import pytest
 
 from tests.covering import in_turn, on_each_target
 from tests.proof import random_models
-from tests.proof.random_models import ON_CUDA, PLANS, WEIGHTS, Kinds, Plan, draw_plan, examine, is_right
+from tests.proof.random_models import ON_CUDA, PLANS, WEIGHTS, Kinds, Plan, draw_plan, examine
 from txport import runtimes
 from txport.errors import UnsupportedError
 from txport.models import architecture
@@ -167,7 +167,7 @@ def briefly_trained(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("number", numbers_of(PLANS, ON_CPU))
 def test_no_false_alarm(number: int, tmp_path: Path) -> None:
     report = examine(draw_plan(number), tmp_path)
-    assert is_right(report), report.failures()
+    assert report.passed, report.failures()
 
 
 @pytest.mark.usefixtures("briefly_trained")
@@ -175,11 +175,11 @@ def test_no_false_alarm(number: int, tmp_path: Path) -> None:
 def test_no_false_alarm_on_cuda(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtimes, "home", lambda target: ("cuda-stand-in", "cpu"))  # there may be a GPU
     report = examine(draw_plan(number, ON_CUDA), tmp_path)
-    assert is_right(report), report.failures()
+    assert report.passed, report.failures()
 
 
 @pytest.mark.parametrize("name", ONCE_ALARMED)
 def test_what_once_raised_a_false_alarm(name: str, tmp_path: Path) -> None:
     number, target, precision, weights, sizes = ONCE_ALARMED[name]
     report = examine(Plan(number, TransformerConfig(**sizes), weights, target, precision), tmp_path)
-    assert is_right(report), report.failures()
+    assert report.passed, report.failures()

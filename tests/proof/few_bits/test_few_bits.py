@@ -89,6 +89,7 @@ def test_outputs_of_another_place_are_right_by_chance() -> None:
     right = np.random.default_rng(0).standard_normal((40, 16))
     assert not loss._is_chance([(right, right + 0.3)])
     assert not loss._is_chance([(right, right * 1.5)])
+    assert not loss._is_chance([(right[:, :1], right[:, :1])])  # of a model with one label
     assert loss._is_chance([(right, np.roll(right, 1, axis=0))])
     assert loss._is_chance([(right, np.full_like(right, np.nan))])
 

@@ -203,7 +203,7 @@ def _is_chance(rows: Sequence[tuple[Array, Array]]) -> bool:
     right, found = (np.concatenate([_centred(row[side]) for row in rows]) for side in (0, 1))
     error = np.square(found - right).sum()
     mean = np.square(right - right.mean(axis=0)).sum()
-    return bool(len(right) > 1 and not (error < mean or error < np.square(right).sum()))
+    return bool(len(right) > 1 and not (error == 0 or error < mean or error < np.square(right).sum()))
 
 
 def _short(record: Mapping[str, Any]) -> dict[str, Any]:
