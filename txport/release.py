@@ -133,7 +133,6 @@ def export(
     more than `max_loss`, or without this 0.05 (vectors: 0.002), `auto` keeps the matrices with the largest errors in
     fp32 until it does not; the manifest lists them (`kept_in_fp32`), with their cost. At most the share `auto_limit` of
     the quantised weights stays in fp32 (default: `AUTO_LIMIT`); if that is not enough, the export fails.
-
     Without `weights`, only the graphs are written, for inspection: they are not compared and can't be run. With
     `single`, a portable bundle has an additional graph that contains the search: docs/single-graph.md.
 
@@ -145,18 +144,14 @@ def export(
     `OutOfMemoryError` for too little memory, and `ParityError` if the original or PyTorch computes something else.
     """
     precision = usual_precision(target) if precision is None else precision
-    opset = None if opset is None else whole("opset", opset, 1, GREATEST)
-    rows = None if rows is None else whole("rows", rows, 1, GREATEST)
-    few_bits = FewBits.of(auto, auto_limit, max_loss, target, precision, weights=switch("weights", weights))
-    require_possible(Path(out), OutputError)
-    if isinstance(name, str | Path):
-        _spare_source(str(name), Path(out))
+    how: dict[str, Any] = {"target": target, "precision": precision, **_whole_numbers(opset=opset, rows=rows)}
+    how |= {"weights": switch("weights", weights), "single": switch("single", single)}
+    few_bits = FewBits.of(auto, auto_limit, max_loss, target, precision, weights=weights)
+    _require_place(name, Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST, owned=listed, progress=progress) as folder:
         progress(Stage(f"reading {name if isinstance(name, str | Path) else 'the module'}", 0))
         is_original = against is not None and code_name(against) is not None  # what the trusted code is
         checkpoint = load_checkpoint(name, adapter=adapter, trust_code=trust_code and not is_original)
-        how: dict[str, Any] = {"target": target, "precision": precision, "opset": opset, "rows": rows}
-        how |= {"weights": weights, "single": switch("single", single)}
         how["original"] = _original(checkpoint, against, how, progress, trust_code=trust_code and is_original)
         bundle = _written(checkpoint, folder, how, progress)
         if not weights:
@@ -165,6 +160,11 @@ def export(
     if checkpoint.folder is not None:
         remember(bundle, checkpoint.folder)
     return replace(bundle, path=Path(out))
+
+
+def _whole_numbers(**given: int | None) -> dict[str, int | None]:
+    """Return numbers by name; raise `UnsupportedError` for one that is not whole, positive and sensible."""
+    return {name: None if value is None else whole(name, value, 1, GREATEST) for name, value in given.items()}
 
 
 def _original(
@@ -229,6 +229,13 @@ def _proven(
     if STAND_IN in report.about["ran"] and (beyond := find_overflow(bundle, checkpoint, most_cases=1)):
         raise ParityError(f"the export of {checkpoint.name} would overflow on a GPU: {beyond}")  # fp32 does not
     return bundle
+
+
+def _require_place(name: str | Path | Module, out: Path) -> None:
+    """Raise `OutputError` for a path that can't be one, and for one that holds the checkpoint."""
+    require_possible(out, OutputError)
+    if isinstance(name, str | Path):
+        _spare_source(str(name), out)
 
 
 def _spare_source(name: str, out: Path) -> None:

@@ -84,10 +84,9 @@ def check(
 ) -> Report:
     """Compare a bundle with its checkpoint on each runtime of `providers` (runtime -> provider).
 
-    `cases`: number of random cases, in addition to those that every bundle has to pass. `atol` and `rtol` tighten the
-    tolerances. `texts`: texts with their targets, to measure task quality by a `metric`. Without `searches`, only
-    logits and outputs are compared, not tokens of searches. `max_loss` limits what few bits cost. `load` starts a
-    bundle, and `exact` makes its reference.
+    `cases`: number of additional random cases. `atol` and `rtol` tighten the tolerances. `texts`: texts with their
+    targets, to measure task quality by a `metric`. Without `searches`, only logits and outputs are compared, not tokens
+    of searches. `max_loss` limits what few bits cost. `load` starts a bundle, and `exact` makes its reference.
 
     Raises `UnsupportedError` if the bundle was made from another checkpoint or a tolerance would be loosened, and
     `ParityError` if the manifest contradicts the checkpoint or a graph does not run.
@@ -104,9 +103,7 @@ def check(
     report.about["texts"] = digest_of(texts) if texts else None
     if not is_foreign:
         _compare_held(report, bundle, checkpoint, progress)
-        with no_crash("attention and positions at the end of the context"):
-            found = compare_context(bundle, checkpoint, seed, atol, rtol, progress=within(progress, 0.05, 0.15))
-            report.tensors.extend(found)
+        _compare_context(report, bundle, checkpoint, seed, atol, rtol, within(progress, 0.05, 0.15))
     elif bundle.manifest.precision in ("int8", "int4"):
         report.about["reference"] = ROUNDED
     if checkpoint.outline.fp32_only:
@@ -126,10 +123,23 @@ def check(
                 for at, name in enumerate(names):
                     own = within(rest, at / len(names), (at + 1) / len(names))
                     _compare(report, bundle, name, providers[name], load, truth, reference, tolerances[name], seed, own)
-                    if bundle.manifest.quantization and report.is_equal and "loss" not in report.about:
-                        with no_crash(f"{name}: the outputs of a text"):
-                            measure(report, bundle, checkpoint, _load(name, bundle, providers[name], load), max_loss)
+                    _measure_cost(report, bundle, checkpoint, name, providers[name], load, max_loss)
     return report
+
+
+def _measure_cost(
+    report: Report,
+    bundle: Bundle,
+    checkpoint: Checkpoint,
+    name: str,
+    provider: str,
+    load: Callable[..., GraphRuntime],
+    max_loss: float | None,
+) -> None:
+    """Measure what few bits cost on the first runtime, if all that was compared is equal."""
+    if bundle.manifest.quantization and report.is_equal and "loss" not in report.about:
+        with no_crash(f"{name}: the outputs of a text"):
+            measure(report, bundle, checkpoint, _load(name, bundle, provider, load), max_loss)
 
 
 def _compare_held(report: Report, bundle: Bundle, checkpoint: Checkpoint, progress: Progress) -> None:
@@ -138,6 +148,20 @@ def _compare_held(report: Report, bundle: Bundle, checkpoint: Checkpoint, progre
     with no_crash("the comparison of the weights in the graphs"):
         report.tensors.extend(compare_weights(bundle, checkpoint))
         report.about.update(unheld(bundle, checkpoint))
+
+
+def _compare_context(
+    report: Report,
+    bundle: Bundle,
+    checkpoint: Checkpoint,
+    seed: int,
+    atol: float | None,
+    rtol: float | None,
+    progress: Progress,
+) -> None:
+    """Compare the parts that depend on positions at the end of the context."""
+    with no_crash("attention and positions at the end of the context"):
+        report.tensors.extend(compare_context(bundle, checkpoint, seed, atol, rtol, progress=progress))
 
 
 def cases_of(bundle: Bundle, checkpoint: Checkpoint, seed: int = 0, more: int = 0) -> tuple[list[Case], list[str]]:
