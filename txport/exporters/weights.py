@@ -38,6 +38,7 @@ NORMS = {  # index of the weight input
 }
 INLINE_BELOW = 256  # bytes; small tensors stay in the graph, since shape inference reads them
 PAGE = 4096  # bytes; larger tensors are aligned to it, so that they can be mapped into memory
+KEPT = 1 << 28  # bytes of quantised weights that are kept as fp32 while PyTorch computes with them
 
 
 class WeightFile:
@@ -271,8 +272,15 @@ def holding(bundle: Bundle, checkpoint: Checkpoint) -> Checkpoint:
         part = found[name]
         return torch.from_numpy(dequantize(part.rows(index)) if isinstance(part, Quantized) else np.array(part[index]))
 
+    kept: dict[str, Tensor] = {}
+
     def whole(name: str) -> Tensor:
-        return rows(name, slice(None)) if name in found else checkpoint.tensor(name)
+        if name in kept or name not in found:
+            return kept[name] if name in kept else checkpoint.tensor(name)
+        values = rows(name, slice(None))
+        if sum(each.nbytes for each in kept.values()) + values.nbytes <= KEPT:
+            kept[name] = values
+        return values
 
     if checkpoint.read is not None:
         return dataclasses.replace(checkpoint, read=Reader(whole, rows))

@@ -6,7 +6,7 @@ if every token of it is the most probable one in fp32. Shape comments: N places,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +105,7 @@ def _of_generator(facts: Facts, sources: Sources, inputs: str, model: Model, run
     until = [len(each) if each.all() else int(each.argmin()) for each in equal]
     divergence = np.concatenate([_divergences(*row) for row in rows])
     every = np.concatenate(equal)
+    errors, by_chance = _errors(rows)
     record = {
         "inputs": inputs,
         "measure": NEXT_TOKENS,
@@ -112,12 +113,12 @@ def _of_generator(facts: Facts, sources: Sources, inputs: str, model: Model, run
         "places": len(every),
         "share": 1 - float(every.mean()),
         "worst": 1 - min(float(each.mean()) for each in equal),
-        **_errors(rows),
+        **errors,
         "equal_rows": sum(bool(each.all()) for each in equal),
         "equal_until": float(np.mean(until)),
         "perplexity_ratio": float(np.exp(divergence.mean())),
     }
-    return Loss(_short(record), _is_chance(rows))
+    return Loss(_short(record), by_chance)
 
 
 def _passes(model: Model, sources: Sources, targets: Sequence[Sequence[int]]) -> Iterator[Array]:
@@ -138,6 +139,7 @@ def _of_encoder(facts: Facts, sources: Sources, inputs: str, model: Model, runti
     else:
         measure = LABELS if facts.labels else TOKENS
         costs = np.concatenate([one.argmax(axis=1) != other.argmax(axis=1) for one, other in rows]).astype(float)
+    errors, by_chance = zip(*(_errors([row]) for row in rows), strict=True)
     record = {
         "inputs": inputs,
         "measure": measure,
@@ -145,9 +147,9 @@ def _of_encoder(facts: Facts, sources: Sources, inputs: str, model: Model, runti
         "places": len(costs),
         "share": max(0.0, float(costs.mean())),
         "worst": max(0.0, float(costs.max())),
-        **_errors(rows),
+        **max(errors, key=lambda each: each["error"]),
     }
-    return Loss(_short(record), all(_is_chance([row]) for row in rows))
+    return Loss(_short(record), all(by_chance))
 
 
 def _as_rows(values: Array) -> Array:
@@ -164,46 +166,42 @@ def _cosines(expected: Array, actual: Array) -> Array:
 
 def _divergences(expected: Array, actual: Array) -> Array:
     """Return the Kullback-Leibler divergence of each place: (N, V) twice -> (N,)."""
-    right, found = (
-        each - np.logaddexp.reduce(each, axis=1, keepdims=True) for each in map(_double, (expected, actual))
-    )
+    right, found = (_log_probs(each.astype(np.float64)) for each in (expected, actual))
     bound = bound_of(expected)
     difference = np.clip(right, -bound, None) - np.clip(found, -bound, None)
     divergences: Array = (np.exp(right) * difference).sum(axis=1)
     return divergences
 
 
-def _double(values: Array) -> Array:
-    return values.astype(np.float64)
+def _log_probs(values: Array) -> Array:
+    largest = values.max(axis=1, keepdims=True)
+    log_probs: Array = values - (largest + np.log(np.exp(values - largest).sum(axis=1, keepdims=True)))
+    return log_probs
 
 
-def _errors(rows: Sequence[tuple[Array, Array]]) -> Mapping[str, float]:
-    """Return the mean and the largest error of a place, relative to its numbers around their mean."""
-    errors = []
-    for expected, actual in rows:
-        right, found = _centred(expected), _centred(actual)
-        sizes = np.maximum(np.linalg.norm(right, axis=1), TINY)
-        errors.append(np.linalg.norm(found - right, axis=1) / sizes)
-    every = np.concatenate(errors)
-    return {"error": float(every.mean()), "worst_error": float(every.max())}
+def _centred(rows: Iterable[Array]) -> Array:
+    """Return the numbers (N, V) of the places of all rows without their mean, and without masks."""
+    kept = np.concatenate([cut_off(values, bound_of(values)) for values in rows]).astype(np.float64)
+    kept -= kept.mean(axis=1, keepdims=True)
+    return kept
 
 
-def _centred(values: Array) -> Array:
-    """Return the numbers (N, V) of each place without their mean, and without masks."""
-    kept = _double(cut_off(values, bound_of(values)))
-    centred: Array = kept - kept.mean(axis=1, keepdims=True)
-    return centred
+def _errors(rows: Sequence[tuple[Array, Array]]) -> tuple[dict[str, float], bool]:
+    """Return the mean and the largest error of a place, relative to its numbers around their mean, and `by_chance`.
 
-
-def _is_chance(rows: Sequence[tuple[Array, Array]]) -> bool:
-    """Return whether the outputs tell no more of their place than those of any other place.
-
-    The error is then as large as the numbers themselves, and no smaller than the distance to fp32's mean output.
+    Outputs are right by chance if they tell no more of their place than those of any other place: the error is as large
+    as the numbers themselves, and no smaller than the distance to fp32's mean output.
     """
-    right, found = (np.concatenate([_centred(row[side]) for row in rows]) for side in (0, 1))
-    error = np.square(found - right).sum()
-    mean = np.square(right - right.mean(axis=0)).sum()
-    return bool(len(right) > 1 and not (error == 0 or error < mean or error < np.square(right).sum()))
+    right, found = (_centred(row[side] for row in rows) for side in (0, 1))
+    found -= right
+    errors = np.linalg.norm(found, axis=1)
+    sizes = np.linalg.norm(right, axis=1)
+    relative = errors / np.maximum(sizes, TINY)
+    error, whole = np.square(errors).sum(), np.square(sizes).sum()
+    right -= right.mean(axis=0)
+    around = np.square(right, out=right).sum()
+    by_chance = len(right) > 1 and not (error == 0 or error < around or error < whole)
+    return {"error": float(relative.mean()), "worst_error": float(relative.max())}, bool(by_chance)
 
 
 def _short(record: Mapping[str, Any]) -> dict[str, Any]:

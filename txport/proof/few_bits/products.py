@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -77,7 +77,7 @@ class Pair:
     seen: Array
     allowed: float
 
-    @property
+    @cached_property
     def badness(self) -> float:
         """The largest difference divided by the allowed one; NaN if it is NaN."""
         return float(np.abs(self.expected - self.seen).max(initial=0.0)) / max(self.allowed, TINY)

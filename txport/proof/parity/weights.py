@@ -171,7 +171,7 @@ def compare_held(role: str, held: Held, expected: Array) -> Comparison:
 
 def _compare_piece(role: str, held: Held, expected: Array, form: Form, rows: slice) -> Comparison:
     """Compare some rows of a quantised weight."""
-    steps = np.maximum(finest(expected[rows], form), TINY).astype(np.float64)
+    steps = np.maximum(finest(expected[rows], form), TINY)
     if held.quantized is not None and held.quantized.scales.dtype == np.float16:
         steps += np.spacing(steps.astype(np.float16))  # scales are rounded away from 0, to the next fp16 number
     wanted = expected[rows] / steps

@@ -22,6 +22,7 @@ from txport.bundles.manifest import Manifest
 from txport.bundles.original import recorded_original
 from txport.bundles.reading import read_manifest
 from txport.errors import BundleError, TxportError, UnavailableError, UnsupportedError
+from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.cases import sides
@@ -262,9 +263,10 @@ def _unlike_alone(golden: Golden, runtime: Runtime, manifest: Manifest) -> Itera
     """
     facts = manifest.facts
     ends = range(0, facts.writes.size, UNEVEN)
+    rows = 2 if isinstance(facts.reads, Features) else 4  # each row has a cache of all features
     searches: dict[str, dict[str, Any]] = {
-        "samples": {"do_sample": True, "nbest": 3, "seed": 0, "eos_token_id": ends},
-        "beam groups": {"beams": 4, "beam_groups": 2, "diversity_penalty": 0.5, "nbest": 4},
+        "samples": {"do_sample": True, "nbest": min(rows, 3), "seed": 0, "eos_token_id": ends},
+        "beam groups": {"beams": rows, "beam_groups": 2, "diversity_penalty": 0.5, "nbest": rows},
     }
     for name, how in searches.items():
         options = SearchOptions(max_new_tokens=min(SPOKEN, golden.longest), **how)

@@ -179,9 +179,13 @@ def _lengths(facts: Facts, size: Size) -> tuple[int, ...]:
 
 
 def find(runtime: Runtime, facts: Facts, sources: Sources, search: str, longest: int) -> list[Found]:
-    """Return the best target of each source, of up to `longest` tokens, by one of `SEARCHES`."""
+    """Return the best target of each source, of up to `longest` tokens, by one of `SEARCHES`.
+
+    Features are searched one by one: their caches are long, and each beam has its own.
+    """
     options = SearchOptions(max_new_tokens=longest, **SEARCHES[search])
-    return [each[0] for each in generate(runtime, sources, facts, options)]
+    batches = [[each] for each in sources] if isinstance(facts.reads, Features) else [sources]
+    return [each[0] for batch in batches for each in generate(runtime, batch, facts, options)]
 
 
 def shorten(values: Floats, noise: float) -> GoldenLogits:
