@@ -87,11 +87,11 @@ def test_a_limit_is_for_few_bits(checkpoint: Path, tmp_path: Path) -> None:
 
 def test_outputs_of_another_place_are_right_by_chance() -> None:
     right = np.random.default_rng(0).standard_normal((40, 16))
-    assert not loss._is_chance([(right, right + 0.3)])
-    assert not loss._is_chance([(right, right * 1.5)])
-    assert not loss._is_chance([(right[:, :1], right[:, :1])])  # of a model with one label
-    assert loss._is_chance([(right, np.roll(right, 1, axis=0))])
-    assert loss._is_chance([(right, np.full_like(right, np.nan))])
+    assert not loss._errors([(right, right + 0.3)])[1]
+    assert not loss._errors([(right, right * 1.5)])[1]
+    assert not loss._errors([(right[:, :1], right[:, :1])])[1]  # of a model with one label
+    assert loss._errors([(right, np.roll(right, 1, axis=0))])[1]
+    assert loss._errors([(right, np.full_like(right, np.nan))])[1]
 
 
 @pytest.mark.parametrize("junk", [[], {"measure": VECTORS}, {"measure": 3}])
