@@ -83,7 +83,7 @@ def test_space_counts_in_the_encoder_only_where_it_is_said() -> None:
 def test_one_row_takes_blocks_unless_weights_are_streamed_from_memory() -> None:
     how: dict[str, Any] = {"precision": "int8", "rows": 1, "role": STEP}
     assert choose_form((8, 256), **how) == blocks_of(8, 128)
-    assert choose_form((8, 256), **how, streamed=True) == DYNAMIC
+    assert choose_form((8, 256), **how, weights=STREAMED + 1) == DYNAMIC
 
 
 @pytest.mark.parametrize(("most", "kind"), [(10**9, "blocks"), (1, "dynamic")])

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import onnx_ir as ir
 from torch import nn
 
 from txport.bundles.forms import BLOCKS, DYNAMIC, INVARIANT, PLAIN, ROWS, Form, blocks_of
-from txport.bundles.ports import STEP
+from txport.bundles.ports import PREFILL, STEP
 from txport.exporters.fused.packs import is_linear, parts_of
 from txport.exporters.trace import weight_names
 from txport.models.parts import Linear
 
-ALIKE = (32, 16)  # block sizes whose 4-bit sums do not depend on the number of rows
+ALIKE = (32, 16)  # block sizes whose sums do not depend on the number of rows
 FEW_ROWS = 2  # up to this number of rows, the time is that of reading the weights
 # Number of weights of a step that exceeds last-level caches. From memory, dynamic int8 streams as fast as blocks and
 # reads fewer scales; see docs/cpu-target.md.
 STREAMED = 64_000_000
+# Number of weights of a step of a causal model up to which its 8-bit blocks have 16 inputs, larger ones 32. For
+# SmolLM2-135M they lower the divergence from fp32 by 40 %, and take a tenth more time; see docs/few-bits.md.
+FINE = 200_000_000
 # Linear layers of the encoder that are stored in 4 bits to save space, although the encoder has many rows: those that
 # save the most bytes for the time lost.
 FOUR_BITS = frozenset({"ffn_out", "cross_key", "cross_value"})
@@ -31,19 +35,29 @@ def tags_of(module: nn.Module) -> dict[str, str]:
 
 
 def choose_form(
-    shape: Sequence[int], precision: str, rows: int | None, *, role: str, small: bool = False, streamed: bool = False
+    shape: Sequence[int],
+    precision: str,
+    rows: int | None,
+    *,
+    role: str,
+    small: bool = False,
+    weights: int = 0,
+    causal: bool = False,
 ) -> Form:
     """Return the form for a matrix (out, in) of one graph: the fastest for a step of `rows` rows.
 
-    `rows` None: the fastest form for which no row depends on the others or on their number. `small`: prefer less space
-    to less time. `streamed`: a step reads more weights than fit into caches.
+    `rows` None: the fastest form for which no row depends on the others or on their number, and that keeps the outputs:
+    a few inputs of a `causal` model are much larger than the others, so one scale for all of them would drop digits.
+    `small`: prefer less space to less time. `weights`: their number in a step.
     """
     block = next((size for size in (ALIKE if rows is None else BLOCKS) if shape[1] % size == 0), None)
     if block and precision == "int4" and (role == STEP or small):
         return blocks_of(4, block)
     if rows is None:
+        if block and causal:
+            return blocks_of(8, min(ALIKE) if weights <= FINE else block)
         return INVARIANT
-    if block and role == STEP and rows <= FEW_ROWS and not streamed:
+    if block and role == STEP and rows <= FEW_ROWS and weights <= STREAMED:
         return blocks_of(8, block)
     return DYNAMIC
 
@@ -64,19 +78,18 @@ def choose_forms(
     """
     forms: dict[str, Form] = {}
     kept: set[str] = set()
-    streamed = _weights_of_step(models[STEP]) > STREAMED if STEP in models else False
+    weights = _weights_of_step(models[STEP]) if STEP in models else 0
+    choose = partial(choose_form, precision=precision, rows=rows, weights=weights, causal=PREFILL in models)
     for role, model in models.items():
         for node in filter(is_linear, model.graph):
             weight = node.inputs[1]
             assert weight is not None
             small = all(tags[part] in FOUR_BITS for part in parts_of(weight))
-            forms[str(weight.name)] = choose_form(
-                _shape(weight), precision, rows, role=role, small=small, streamed=streamed
-            )
+            forms[str(weight.name)] = choose(_shape(weight), role=role, small=small)
     for value in (each for model in models.values() for each in model.graph.initializers.values()):
         name = str(value.name)
         if name in tables:
-            form = forms.setdefault(name, choose_form(_shape(value), precision, rows, role=STEP, streamed=streamed))
+            form = forms.setdefault(name, choose(_shape(value), role=STEP))
             forms[name] = ROWS if form == DYNAMIC else form
         kept.update([name] if any(part in keep for part in parts_of(value)) else [])
     return {name: PLAIN if name in kept else form for name, form in forms.items()}
