@@ -1096,7 +1096,7 @@ def test_an_export_that_is_interrupted_leaves_nothing(
     """At a moment of this process; tests/cli/test_interrupts.py interrupts one of its own at any moment."""
 
     def export_graphs(checkpoint: Checkpoint, folder: Path, **options: Any) -> Manifest:
-        assert folder.name.startswith(".out.partial-")
+        assert folder.parent.name.startswith(".out.partial-")
         if written:
             shutil.copytree(place.bundle, folder, dirs_exist_ok=True)
         signal.raise_signal(number)

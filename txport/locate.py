@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from txport.bundles.bundle import Bundle, load_bundle
@@ -26,9 +28,9 @@ from txport.models.names import (
 from txport.origins import find_origin
 from txport.release import export
 from txport.system.locks import locked
-from txport.system.places import require_possible, require_utf8, resolve
+from txport.system.places import require_possible, require_utf8, resolve, told
 from txport.system.progress import Progress, silent
-from txport.system.stages import clean, remove, restore, told
+from txport.system.stages import recover, to_its_end
 from txport.version import __version__
 
 
@@ -81,7 +83,8 @@ def is_on_demand(name: str) -> bool:
 def _folder(name: str, progress: Progress) -> Path:
     path = Path(name)
     require_utf8(path, BundleError)
-    _restore(path, progress)
+    if not path.exists():
+        recover(resolve(path), progress)
     if recognises(path):
         return path
     if any((path / file).is_file() for file in (WEIGHTS, INDEX)) and not (path / MANIFEST).exists():
@@ -92,17 +95,6 @@ def _folder(name: str, progress: Progress) -> Path:
         known = ", ".join(shipped())
         raise BundleError(f"there is no bundle {name}; give the folder that `txport export` wrote, or one of: {known}")
     return path
-
-
-def _restore(path: Path, progress: Progress) -> None:
-    """Restore a bundle that a killed export had moved aside to replace it, if there is one."""
-    if path.exists():
-        return
-    try:
-        if restore(resolve(path)):
-            progress(f"put back {path}, which an export that was killed had moved aside")
-    except OSError as error:
-        raise BundleError(f"{path} is hidden beside its place, since an export was killed: {error}") from error
 
 
 def checkpoint_of(bundle: Bundle, command: str = "") -> str:
@@ -127,6 +119,7 @@ def _from_cache(name: str, precision: str, progress: Progress) -> Bundle:
     import platformdirs
 
     path = platformdirs.user_cache_path("txport") / "bundles" / _key(name, precision)
+    recover(path, progress)
     with contextlib.suppress(BundleError):
         return load_bundle(path)
     with _alone(path.parent, progress):
@@ -134,8 +127,7 @@ def _from_cache(name: str, precision: str, progress: Progress) -> Bundle:
             return load_bundle(path)  # another process has exported it meanwhile
         except BundleError:
             progress(f"exporting {name} to {path} (once; some seconds)")
-            clean(path.parent)
-            remove(path)  # a damaged bundle, if any
+            to_its_end(partial(shutil.rmtree, path, ignore_errors=True))  # a damaged bundle, if any
         try:
             return export(name, path, precision=precision)
         except OutputError:

@@ -15,12 +15,11 @@ from txport.models.names import MANIFEST, code_name, files_of, find_folder, pres
 from txport.origins import remember
 from txport.ownership import listed
 from txport.system import machine
-from txport.system.files import ELSEWHERE, staged_folder
+from txport.system.files import staged_folder
 from txport.system.numbers import number, switch, whole
 from txport.system.packages import needed
-from txport.system.places import require_possible
+from txport.system.places import ELSEWHERE, require_possible, told
 from txport.system.progress import Progress, Stage, silent, within
-from txport.system.stages import told
 
 if TYPE_CHECKING:
     from torch.nn import Module

@@ -1,64 +1,16 @@
-// Pronounce words with the portable bundle of g2p-en, over ONNX Runtime's C++ API, which is a header over its C API.
+// Pronounce words with the portable bundle of g2p-en, over ONNX Runtime's C++ API.
 //
 //   txport export g2p-en bundle && make && ./pronounce bundle hello world
 //
 // Ids and limits are read from the graphs' metadata (docs/embedding.md). Only `read_vocabulary` knows g2p-en: its
 // tokenizer.json has a token for each letter. Other tokenizers need a library.
-#include <onnxruntime_cxx_api.h>
-
-#include <algorithm>
 #include <cctype>
 #include <fstream>
 #include <iostream>
-#include <iterator>
 #include <map>
 #include <regex>
-#include <sstream>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
-using Ids = std::vector<int64_t>;
-
-struct Graph {
-  Ort::AllocatorWithDefaultOptions allocator;
-  Ort::Session session;
-
-  Graph(Ort::Env& env, const std::string& path) : session(env, path.c_str(), Ort::SessionOptions{}) {}
-
-  // What it says of itself, such as "2" for `ends`; "" where it says nothing.
-  std::string custom_metadata(const std::string& key) {
-    const auto value = session.GetModelMetadata().LookupCustomMetadataMapAllocated(("txport." + key).c_str(), allocator);
-    return value ? value.get() : "";
-  }
-
-  // The numbers of a value, apart by spaces.
-  Ids numbers(const std::string& key) {
-    std::istringstream text(custom_metadata(key));
-    return {std::istream_iterator<int64_t>(text), {}};
-  }
-
-  std::vector<std::string> inputs() {
-    std::vector<std::string> names;
-    for (size_t at = 0; at < session.GetInputCount(); ++at)
-      names.emplace_back(session.GetInputNameAllocated(at, allocator).get());
-    return names;
-  }
-
-  std::vector<Ort::Value> run(const std::vector<std::string>& inputs, const std::vector<Ort::Value>& given,
-                              const std::vector<std::string>& outputs) {
-    std::vector<const char*> in, out;
-    for (const auto& name : inputs) in.push_back(name.c_str());
-    for (const auto& name : outputs) out.push_back(name.c_str());
-    return session.Run(Ort::RunOptions{nullptr}, in.data(), given.data(), given.size(), out.data(), out.size());
-  }
-};
-
-Ort::Value tensor(Ids& data) {  // (1, length), over memory that must outlive it
-  static const auto memory = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
-  const Ids dims{1, static_cast<int64_t>(data.size())};
-  return Ort::Value::CreateTensor<int64_t>(memory, data.data(), data.size(), dims.data(), dims.size());
-}
+#include "graph.h"
 
 // Greedy search: the tokens of a target, up to an end token.
 Ids generate(Graph& encoder, Graph& decoder, Ids source) {
@@ -79,11 +31,8 @@ Ids generate(Graph& encoder, Graph& decoder, Ids source) {
   std::vector<Ort::Value> given;
   std::vector<size_t> caches;
   for (size_t at = 0; at < inputs.size(); ++at) {
-    if (inputs[at].rfind(past, 0) == 0) {
-      auto dims = decoder.session.GetInputTypeInfo(at).GetTensorTypeAndShapeInfo().GetShape();
-      dims[0] = 1;
-      dims[2] = 0;  // empty at first
-      given.push_back(Ort::Value::CreateTensor<float>(decoder.allocator, dims.data(), dims.size()));
+    if (begins(inputs[at], past)) {
+      given.push_back(empty_cache(decoder, at));
       outputs.push_back(present + inputs[at].substr(past.size()));
       caches.push_back(at);
     } else if (inputs[at] == "encoder_hidden_states") {
@@ -97,8 +46,8 @@ Ids generate(Graph& encoder, Graph& decoder, Ids source) {
     given[ids] = tensor(tokens);
     auto found = decoder.run(inputs, given, outputs);
     const float* logits = found[0].GetTensorData<float>() + (tokens.size() - 1) * size;
-    tokens = {std::max_element(logits, logits + size) - logits};
-    if (std::find(ends.begin(), ends.end(), tokens[0]) != ends.end()) break;
+    tokens = {argmax(logits, size)};
+    if (contains(ends, tokens[0])) break;
     target.push_back(tokens[0]);
     for (size_t each = 0; each < caches.size(); ++each) given[caches[each]] = std::move(found[each + 1]);
   }

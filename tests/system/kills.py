@@ -27,7 +27,7 @@ from txport.cli import textio
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.models.tokenizers.spelling import spelling_tokenizer
 from txport.proof import memory, proven
-from txport.system import files
+from txport.system import stages
 
 Tree = dict[str, tuple[int, bytes | None]]
 Moment = TypeVar("Moment")
@@ -62,7 +62,7 @@ def writers(old: Path, new: Path) -> list[Writer]:
         export(folder, force=True)
 
     def replace_in_two_steps(folder: Path) -> None:
-        files.exchange = lambda one, other: False  # type: ignore[attr-defined]
+        stages.exchange = lambda one, other: False  # type: ignore[attr-defined]
         replace(folder)
 
     def from_cache(folder: Path) -> None:

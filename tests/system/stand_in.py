@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from txport.system import files
+from txport.system import stages
 
 Step = Callable[[Path], object]
 
@@ -56,7 +56,7 @@ class Meter:
     def install(self) -> None:
         """Put the stand-ins in place, for the rest of this process."""
         sys.addaudithook(self.hear)
-        for module, name in ((os, "fsync"), (os, "write"), (files, "exchange")):
+        for module, name in ((os, "fsync"), (os, "write"), (stages, "exchange")):
             self.wrap(module, name)
         opened: Any = self.opener()
         io.open = builtins.open = opened

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import stat
 import subprocess
 import sys
-import tempfile
 import textwrap
 from pathlib import Path
 
@@ -16,14 +14,9 @@ import pytest
 
 from tests.system.folders import contents, names, write, write_file, write_half
 from txport.errors import OutputError
-from txport.system import files, places
-from txport.system.files import (
-    hash_of,
-    require_folder,
-    sha256,
-    staged_folder,
-    temporary_folder,
-)
+from txport.system import stages
+from txport.system.files import staged_folder
+from txport.system.stages import exchange
 
 
 def test_a_folder_appears_whole(tmp_path: Path) -> None:
@@ -32,14 +25,6 @@ def test_a_folder_appears_whole(tmp_path: Path) -> None:
         (folder / "file").write_text("new")
         assert not out.exists()
     assert contents(tmp_path) == {"parent/made/out/file": "new"}
-
-
-def test_an_empty_folder_needs_no_force(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    write(out)
-    assert contents(tmp_path) == {"out/onnx/graph": "new", "out/manifest": "new"}
-    assert names(tmp_path) == ["out"]
 
 
 def test_force_replaces_all_that_was_there(old: Path) -> None:
@@ -58,21 +43,6 @@ def test_force_replaces_only_a_folder_of_its_kind(old: Path) -> None:
     with staged_folder(old, force=True, holding="precious") as folder:
         (folder / "manifest").write_text("new")
     assert contents(old.parent) == {"out/manifest": "new"}
-
-
-def test_what_appears_meanwhile_stays_without_force(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-
-    def slower() -> None:
-        with staged_folder(out) as folder:
-            (folder / "file").write_text("slower")
-            out.mkdir()
-            (out / "file").write_text("quicker")
-
-    with pytest.raises(OutputError, match="can't be written"):
-        slower()
-    assert contents(tmp_path) == {"out/file": "quicker"}
-    assert names(tmp_path) == ["out"]
 
 
 def test_what_exists_is_refused_before_any_work(old: Path) -> None:
@@ -115,7 +85,7 @@ def test_a_folder_that_is_replaced_is_always_there_whole(
             raise error
         return moved
 
-    monkeypatch.setattr(files, "exchange", lambda one, other: False)
+    monkeypatch.setattr(stages, "exchange", lambda one, other: False)
     monkeypatch.setattr(Path, "rename", failing)
     with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else OutputError):
         write(old, force=True)
@@ -126,22 +96,14 @@ def test_a_folder_that_is_replaced_is_always_there_whole(
 
 def test_there_is_no_moment_without_a_folder_that_is_replaced(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the file system can exchange two folders."""
-    if not can_exchange(old.parent):
+    (old.parent / "other").mkdir()
+    if not exchange(old, old.parent / "other"):
         pytest.skip("the file system of the temporary folder can't")
+    exchange(old, old.parent / "other")
+    (old.parent / "other").rmdir()
     monkeypatch.setattr(Path, "rename", lambda *paths: pytest.fail("moved in two steps"))
     write(old, force=True)
     assert contents(old.parent) == {"out/onnx/graph": "new", "out/manifest": "new"}
-
-
-def can_exchange(folder: Path) -> bool:
-    one = folder / "one"
-    other = folder / "other"
-    one.mkdir()
-    other.mkdir()
-    can = places.exchange(one, other)
-    one.rmdir()
-    other.rmdir()
-    return can
 
 
 def test_a_file_is_never_replaced(tmp_path: Path) -> None:
@@ -168,7 +130,7 @@ def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
     (tmp_path / "one").symlink_to("other")
     (tmp_path / "other").symlink_to("one")
     for refused in (write, write_file):
-        with pytest.raises(OutputError, match="one leads through more than 40 links"):
+        with pytest.raises(OutputError, match="one can't be written: Too many levels of symbolic links"):
             refused(tmp_path / "one")
 
 
@@ -184,7 +146,7 @@ def test_the_working_folder_is_not_replaced(old: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("refused", ["folder", "file"])
 def test_a_mount_point_is_refused_before_any_work(old: Path, monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
-    monkeypatch.setattr(files, "is_mount", lambda path: path in (old, old / "precious"))
+    monkeypatch.setattr(os.path, "ismount", lambda path: path in (old, old / "precious"))
     with pytest.raises(OutputError, match="is a mount point, which can't be replaced"):
         write(old, force=True) if refused == "folder" else write_file(old / "precious")
     assert contents(old.parent) == {"out/precious": "old"}
@@ -194,19 +156,6 @@ def test_a_folder_that_is_replaced_keeps_its_mode(old: Path) -> None:
     old.chmod(0o700)
     write(old, force=True)
     assert stat.S_IMODE(old.stat().st_mode) == 0o700
-
-
-def test_folders_above_vanish_again_if_the_block_fails(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="stop"):
-        write_half(tmp_path / "parent" / "made" / "out", ValueError("stop"))
-    assert names(tmp_path) == []
-
-
-def test_a_folder_where_nothing_can_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
-    with pytest.raises(OutputError, match=f"out can't be written: no permission to write in {tmp_path}"):
-        require_folder(tmp_path / "new" / "out")
-    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["file/out", "file/deep/out", "x" * 300, "x" * 250])
@@ -223,7 +172,7 @@ def test_new_files_have_the_modes_that_the_user_asks_for(tmp_path: Path) -> None
     out = tmp_path / "out"
     with staged_folder(out) as folder:
         (folder / "file").touch(mode=0o600)
-        assert folder.stat().st_mode & 0o077 == 0
+        assert folder.parent.stat().st_mode & 0o077 == 0
     usual = tmp_path / "usual"
     usual.mkdir()
     (usual / "file").touch()
@@ -258,37 +207,3 @@ def test_a_disk_that_fills_up_is_our_error_in_one_line_and_leaves_nothing(old: P
     assert stderr == ""
     assert contents(old.parent) == {"out/precious": "old"}
     assert names(old.parent) == ["out"]
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is always full")
-def test_a_device_without_space_is_our_error(tmp_path: Path) -> None:
-    def fill() -> None:
-        with staged_folder(tmp_path / "out") as folder:
-            (folder / "file").symlink_to("/dev/full")
-            (folder / "file").write_text("more than nothing")
-
-    with pytest.raises(OutputError, match="No space left on device"):
-        fill()
-    assert names(tmp_path) == []
-
-
-def test_a_temporary_folder_is_private_and_the_next_removes_those_of_killed_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    (tmp_path / ".work.partial-0123456789abcdef" / "bundle").mkdir(parents=True)
-    with temporary_folder("work") as folder, temporary_folder("work") as other:
-        (folder / "file").touch()
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert names(tmp_path) == sorted([folder.name, other.name])
-    assert names(tmp_path) == []
-
-
-def test_hashes(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(b"x" * 300_000)
-    assert sha256(file) == hashlib.sha256(b"x" * 300_000).hexdigest()
-    one = {"a": "1", "b": "2"}
-    other = {"b": "2", "a": "1"}
-    assert hash_of(one) == hash_of(other)
-    assert len({hash_of(one), hash_of({"a": "2", "b": "1"}), hash_of({"a": "1"}), hash_of({})}) == 4

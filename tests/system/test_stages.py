@@ -11,10 +11,8 @@ import pytest
 
 from tests.system.folders import contents, names, write
 from txport.errors import OutputError
-from txport.system.files import (
-    staged_folder,
-)
-from txport.system.stages import clean, recover, restore
+from txport.system.files import staged_folder
+from txport.system.stages import recover
 
 
 def test_two_that_replace_the_same_folder_both_end_well(old: Path) -> None:
@@ -69,33 +67,16 @@ def test_without_locks_a_folder_is_written_all_the_same(old: Path, monkeypatch: 
     assert contents(old.parent) == {"out/onnx/graph": "new", "out/manifest": "new"}
 
 
-def test_a_stage_that_was_taken_for_left_over_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between its making and its lock, another process may remove it."""
-    flock = fcntl.flock
-    removed = list[Path]()
-
-    def slow(descriptor: int, operation: int) -> None:
-        if not removed:
-            removed.extend(tmp_path.iterdir())
-            removed[0].rmdir()
-        flock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", slow)
-    write(tmp_path / "out")
-    assert len(removed) == 1
-    assert names(tmp_path) == ["out"]
-
-
 # ------------------------------------------------------------------------------------------------ what was killed
 
 
 def leave(old: Path, *, moved: bool) -> None:
     """What a process leaves that was killed with its new folder whole, and perhaps with the old one moved aside."""
     stage = old.with_name(".out.partial-0123456789abcdef")
-    stage.mkdir()
-    (stage / "manifest").write_text("half")
+    (stage / "new").mkdir(parents=True)
+    (stage / "new" / "manifest").write_text("half")
     if moved:
-        old.rename(old.with_name(".out.old-0123456789abcdef"))
+        old.rename(stage / "old")
 
 
 @pytest.mark.parametrize("moved", [True, False])
@@ -109,24 +90,17 @@ def test_what_a_killed_process_left_is_put_in_order_and_told(old: Path, moved: b
         pytest.fail("the block ran")
     assert contents(old.parent) == {"out/precious": "old"}
     assert names(old.parent) == ["out"]
-    put_back = f"put back {old}, which a command that was killed had moved aside"
-    assert said[:-1] == ([put_back] if moved else [])
-    assert said[-1].endswith(".out.partial-0123456789abcdef, left by a command that was killed")
-
-
-def test_a_reader_puts_back_the_old_folder_and_nothing_else(old: Path) -> None:
-    leave(old, moved=True)
-    assert restore(old)
-    assert names(old.parent) == [".out.partial-0123456789abcdef", "out"]
-    assert not restore(old)
+    stage = old.with_name(".out.partial-0123456789abcdef")
+    what = f"put back {old}, moved aside" if moved else f"removed {stage}, left"
+    assert said == [f"{what} by a command that was killed"]
 
 
 def test_the_old_folder_comes_back_where_nothing_stands_in_its_place_any_more(old: Path) -> None:
     """Even if the new one was there, and the user has moved it elsewhere since: nobody knows that, and it is a copy."""
     leave(old, moved=True)
-    old.with_name(".out.partial-0123456789abcdef").rename(old)
+    (old.with_name(".out.partial-0123456789abcdef") / "new").rename(old)
     old.rename(old.with_name("elsewhere"))
-    assert restore(old)
+    recover(old)
     assert names(old.parent) == ["elsewhere", "out"]
 
 
@@ -135,10 +109,3 @@ def test_what_only_looks_alike_stays(old: Path, name: str) -> None:
     (old.parent / name).mkdir()
     recover(old)
     assert names(old.parent) == sorted([name, "out"])
-
-
-def test_a_whole_folder_is_put_in_order(old: Path) -> None:
-    leave(old, moved=True)
-    (old.parent / ".other.partial-0123456789abcdef").write_text("half")
-    clean(old.parent)
-    assert names(old.parent) == ["out"]

@@ -25,8 +25,7 @@ from txport.models.names import MANIFEST
 from txport.ownership import files_in
 from txport.system.files import hash_of, is_stream, sha256
 from txport.system.locks import locked
-from txport.system.places import resolve
-from txport.system.stages import told
+from txport.system.places import resolve, told
 from txport.version import __version__
 
 PARTIAL = ".partial"

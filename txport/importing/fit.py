@@ -33,8 +33,7 @@ from txport.models.weights.plan import Piece, Plan
 from txport.models.weights.values import Shape, Weights
 from txport.system.documents import DocumentError, read_json, read_text
 from txport.system.files import require_folder
-from txport.system.places import require_possible
-from txport.system.stages import told
+from txport.system.places import require_possible, told
 
 LARGEST_TOKENIZER = 64 << 20  # bytes
 

@@ -8,8 +8,8 @@ from txport.bundles.foreign.contracts import USE_CACHE_BRANCH
 from txport.bundles.foreign.files import LATER
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.ports import DECODER, ENCODER, MODEL, Graph
-from txport.bundles.readme.settings import Settings, ability_of
-from txport.bundles.readme.steps import around, ending, meaning_of_outputs, numbers
+from txport.bundles.readme.settings import ability_of, reads_features, start
+from txport.bundles.readme.steps import SCORES, around, ending, meaning_of_outputs, numbers
 from txport.bundles.readme.tables import KINDS
 from txport.system.markdown import code
 
@@ -42,8 +42,7 @@ def steps(manifest: ForeignManifest) -> list[str]:
         vocabulary = facts.vocabulary
         ids = f"Make the ids of the text: {around(vocabulary.before, vocabulary.after)}; at most {vocabulary.longest}."
         return [ids, f"{_run(graphs[MODEL])}.", meaning_of_outputs(manifest, ability_of(manifest))]
-    settings = Settings(manifest)
-    return [*_begin(manifest, settings), *_decode(manifest), _greedy(), *_caches(manifest), ending(settings)]
+    return [*_begin(manifest), *_decode(manifest), SCORES, *_caches(manifest), ending(manifest)]
 
 
 def notes(manifest: ForeignManifest) -> list[str]:
@@ -61,16 +60,16 @@ def notes(manifest: ForeignManifest) -> list[str]:
 def _running(manifest: ForeignManifest) -> str:
     if manifest.facts.task == "encode":
         return "**Running**: `txport run FOLDER TEXT` does all of this."
-    given = "AUDIO" if Settings(manifest).reads_features else "TEXT"
+    given = "AUDIO" if reads_features(manifest) else "TEXT"
     return f"**Search**: `txport run FOLDER {given}` does all of this, with beams, samples and streams."
 
 
-def _begin(manifest: ForeignManifest, settings: Settings) -> Iterator[str]:
+def _begin(manifest: ForeignManifest) -> Iterator[str]:
     if ENCODER in manifest.read:
-        kind = "features of the audio" if settings.reads_features else "ids of the source, with its special tokens"
+        kind = "features of the audio" if reads_features(manifest) else "ids of the source, with its special tokens"
         yield f"Make the {kind}."
-        gives = "which decoders read as `encoder_hidden_states`"
-        yield f"{_run(manifest.read[ENCODER])}, once a source, {gives}. A target begins with {numbers(settings.start)}."
+        yield f"{_run(manifest.read[ENCODER])}, once a source, which decoders read as `encoder_hidden_states`."
+        yield f"A target begins with {numbers(start(manifest))}."
     else:
         yield f"Make the ids of the prompt, with its special tokens; at most {manifest.facts.writes.longest} in all."
 
@@ -95,10 +94,6 @@ def _run(graph: Graph) -> str:
     reads = ", ".join(code(port.name) for port in graph.inputs if port.state is None)
     gives = ", ".join(code(port.name) for port in graph.outputs if port.state is None)
     return f"Run {code(graph.file)} on {reads} -> {gives}"
-
-
-def _greedy() -> str:
-    return "The last row of `logits` has a score for each token that may come next. Greedy search takes the largest."
 
 
 def _caches(manifest: ForeignManifest) -> Iterator[str]:

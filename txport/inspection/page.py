@@ -19,7 +19,7 @@ from txport.bundles.graphs import read_outline
 from txport.bundles.loss import describe_loss
 from txport.bundles.manifest import Manifest
 from txport.bundles.original import describe_original
-from txport.bundles.readme.settings import Settings
+from txport.bundles.readme.settings import start
 from txport.bundles.readme.steps import notes, steps
 from txport.bundles.readme.tables import KINDS, TARGETS, TASKS, dim_rows, parity, port_rows
 from txport.inspection import foreign
@@ -226,7 +226,7 @@ def _limits(manifest: Manifest) -> Iterator[tuple[str, object]]:
             if value not in (None, (), []):
                 yield f"{side} {name}", ", ".join(map(str, value)) if isinstance(value, tuple) else value
     if facts.task == "seq2seq":
-        yield "a target begins with", ", ".join(map(str, Settings(manifest).start))
+        yield "a target begins with", ", ".join(map(str, start(manifest)))
     if facts.windows:
         yield "windows", ", ".join(map(str, facts.windows))
     if facts.labels:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from txport.models.checkpoint import Checkpoint
 from txport.proof.parity.check import Report, check
 from txport.proof.parity.measures import finite
 from txport.proof.proven import prove, write
-from txport.system.files import staged_folder, temporary_folder
+from txport.system.files import staged_folder
 from txport.system.packages import version_of
 from txport.version import __version__
 
@@ -133,8 +134,8 @@ def fill(
     """
     for target in dict.fromkeys(target for target, _ in chosen):
         runtimes.require(*runtimes.home(target))
-    with staged_folder(keep, progress=progress) if keep else temporary_folder("txport-matrix") as folder:
-        cells = [cell for kind in chosen for cell in _row(checkpoint, kind, tried, folder, progress, bool(keep))]
+    with staged_folder(keep, progress=progress) if keep else TemporaryDirectory(prefix="txport-matrix-") as folder:
+        cells = [cell for kind in chosen for cell in _row(checkpoint, kind, tried, Path(folder), progress, bool(keep))]
     return Matrix(_about(checkpoint, tried), cells)
 
 

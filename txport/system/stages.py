@@ -1,97 +1,81 @@
-"""Stages: temporary paths of files and folders until they are complete, and cleanup after killed processes.
+"""Stages: hidden folders next to a target, in which its new version is made until it is complete.
 
-A stage is a hidden path next to its target, locked by its process. A stage without a lock was left by a killed
-process; the next process that writes to the same target removes it.
+A stage is locked by its process. A stage without a lock was left by a killed process; the next process that writes to
+the same target, or misses it, removes the stage.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import glob
 import os
-import re
 import secrets
 import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from txport.errors import OutputError
 from txport.system.locks import locked
-from txport.system.machine import is_out_of_memory
 from txport.system.progress import Progress, silent
 
-PARTIAL, OLD = "partial", "old"  # a stage, and the old version that the stage with the same number replaces
+Result = TypeVar("Result")
+
+NEW, OLD = "new", "old"  # in a stage: what is made, and the folder that it replaces, while it is moved aside
+WORKING_FOLDER, EXCHANGE = -100, 2  # AT_FDCWD, and RENAME_EXCHANGE of renameat2(2)
 
 
 @contextmanager
-def staged(place: Path, make: Callable[[Path], object]) -> Iterator[Path]:
-    """Create a stage next to `place` with `make`, yield it locked, and remove it at the end if it is still there."""
-    is_ours = False
-    while not is_ours:
-        stage = place.with_name(f".{place.name}.{PARTIAL}-{secrets.token_hex(8)}")
-        try:
-            make(stage)
-            with locked(stage, without=True) as is_ours:  # another process may have removed it, before it was locked
-                if is_ours:
-                    yield stage
-        finally:
-            remove(stage)
+def staged(place: Path) -> Iterator[Path]:
+    """Yield the path at which to make what becomes `place`; it is in a private stage, which is removed at the end."""
+    stage = place.with_name(f".{place.name}.partial-{secrets.token_hex(8)}")
+    try:
+        stage.mkdir(0o700)
+        with locked(stage, without=True):
+            yield stage / NEW
+    finally:
+        to_its_end(partial(_end, stage, place))
 
 
 def recover(place: Path, progress: Progress = silent) -> None:
-    """Remove or put back what killed processes left next to `place`; stages in use stay."""
-    if restore(place):
-        progress(f"put back {place}, which a command that was killed had moved aside")
-    for path in _beside(place, PARTIAL):
-        with contextlib.suppress(OSError), locked(path, without=False) as is_ours:
+    """Put back what killed processes moved aside to replace `place`, and remove their stages; those in use stay."""
+    for stage in sorted(place.parent.glob(f".{glob.escape(place.name)}.partial-{'[0-9a-f]' * 16}")):
+        is_moving = (stage / OLD).is_dir()  # a living process will be at its end in no time
+        with contextlib.suppress(OSError), locked(stage, wait=is_moving, without=is_moving) as is_ours:
             if is_ours:
-                remove(path)
-                progress(f"removed {path}, left by a command that was killed")
-    for path in _beside(place, OLD):
-        if not partner(path).exists():
-            remove(path)
+                is_back = to_its_end(partial(_end, stage, place))
+                what = f"put back {place}, moved aside" if is_back else f"removed {stage}, left"
+                progress(f"{what} by a command that was killed")
 
 
-def restore(place: Path) -> bool:
-    """Put back a folder that a killed process had moved aside; return whether there was one."""
-    for path in _beside(place, OLD):
-        with locked(partner(path), wait=True, without=True):  # a process that is alive moves its new folder in
-            if path.is_dir() and not os.path.lexists(place):
-                path.rename(place)
-                return True
-    return False
+def _end(stage: Path, place: Path) -> bool:
+    """Remove a stage; return True if it had the old version of `place`, which was missing: that is put back."""
+    is_missing = (stage / OLD).is_dir() and not os.path.lexists(place)
+    if is_missing:
+        (stage / OLD).rename(place)
+    shutil.rmtree(stage, ignore_errors=True)
+    return is_missing
 
 
-def clean(folder: Path) -> None:
-    """Run `recover` for every target in a folder for which there is a stage."""
-    stages = (re.fullmatch(_hidden("(.+)", PARTIAL), name) for name in _names(folder))
-    for name in {found[1] for found in stages if found}:
-        recover(folder / name)
-
-
-def _beside(place: Path, kind: str) -> list[Path]:
-    pattern = re.compile(_hidden(re.escape(place.name), kind))
-    return [place.with_name(name) for name in _names(place.parent) if pattern.fullmatch(name)]
-
-
-def _hidden(name: str, kind: str) -> str:
-    return rf"\.{name}\.{kind}-[0-9a-f]{{16}}"
-
-
-def _names(folder: Path) -> list[str]:
+def to_its_end(step: Callable[[], Result]) -> Result:
+    """Run a step that can be repeated; if an interrupt arrives meanwhile, repeat it, then raise."""
     try:
-        return sorted(os.listdir(folder))  # noqa: PTH208 - a folder of many files is read quickly
-    except OSError:
-        return []
+        return step()
+    except BaseException:
+        step()
+        raise
 
 
-def partner(path: Path) -> Path:
-    """Return the path to which the old version of a stage is moved, or the stage of such a path."""
-    name, _, number = path.name.rpartition("-")
-    name, _, kind = name.rpartition(".")
-    return path.with_name(f"{name}.{OLD if kind == PARTIAL else PARTIAL}-{number}")
+def replace_folder(new: Path, place: Path) -> None:
+    """Replace the folder `place` by the staged folder `new`, with mode and owner of the old one."""
+    resemble(new, place)
+    if not exchange(new, place):
+        place.rename(new.with_name(OLD))
+        new.rename(place)
 
 
 def resemble(new: Path, old: Path) -> None:
@@ -104,31 +88,11 @@ def resemble(new: Path, old: Path) -> None:
     new.chmod(stat.S_IMODE(status.st_mode))
 
 
-def remove(path: Path) -> None:
-    """Remove a file or folder if it exists, even if an interrupt arrives meanwhile."""
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange two paths atomically; return False if the system or the file system does not support it."""
     try:
-        _remove_now(path)
-    except BaseException:
-        _remove_now(path)
-        raise
-
-
-def _remove_now(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink()
-
-
-@contextmanager
-def told(path: Path, hint: str) -> Iterator[None]:
-    """Convert `OSError` in the block to `OutputError`, except out-of-memory errors."""
-    try:
-        yield
-    except OutputError:
-        raise
-    except OSError as error:
-        if is_out_of_memory(error):
-            raise
-        raise OutputError(f"{path} can't be written: {error.strerror or error}; {hint}") from error
+        rename = ctypes.CDLL(None).renameat2
+    except (AttributeError, TypeError):  # of a system other than Linux
+        return False
+    done: int = rename(WORKING_FOLDER, os.fsencode(one), WORKING_FOLDER, os.fsencode(other), EXCHANGE)
+    return done == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from txport.bundles.bundle import Bundle
 from txport.runtimes import PROVIDERS
 from txport.runtimes.ort.nvidia.driver import Device
-from txport.system.stages import told
+from txport.system.places import told
 
 CUDA, TENSORRT, RTX = (PROVIDERS[name] for name in ("cuda", "tensorrt", "tensorrt-rtx"))
 NVIDIA = (CUDA, TENSORRT, RTX)

@@ -1,0 +1,38 @@
+// What an encoder makes of the ids of a text, special ones included, with onnxruntime-node and nothing else:
+// node encode.mjs BUNDLE ID...
+// It prints JSON: a vector, scores of labels, the label of each token, or the token for each mask.
+import { readFileSync } from "node:fs";
+import * as ort from "onnxruntime-node";
+
+const [folder, ...given] = process.argv.slice(2);
+const { facts, generation, graphs } = JSON.parse(readFileSync(`${folder}/txport.json`, "utf-8"));
+const model = await ort.InferenceSession.create(`${folder}/${graphs.model.file}`);
+const ids = (values) => new ort.Tensor("int64", BigInt64Array.from(values, BigInt), [1, values.length]);
+
+const outputs = await model.run({ input_ids: ids(given), attention_mask: ids(given.map(() => 1)) });
+const [output] = facts.outputs;
+const { data, dims } = outputs[output.name];
+const width = dims.at(-1);
+const row = (place) => Array.from(data.subarray(place * width, (place + 1) * width));
+const argmax = (scores) => scores.reduce((at, score, id) => (score > scores[at] ? id : at), 0);
+const sigmoid = (value) => 1 / (1 + Math.exp(-value));
+
+function embed() {
+  const rows = generation.pooling === "first" ? [row(0)] : given.map((_, place) => row(place));
+  const vector = row(0).map((_, at) => rows.reduce((sum, each) => sum + each[at], 0) / rows.length);
+  const length = generation.normalize ? Math.hypot(...vector) : 1;
+  return vector.map((value) => value / length);
+}
+
+function classify() {
+  const kinds = { sigmoid: row(0).map(sigmoid), none: row(0) };
+  return kinds[facts.function_to_apply] ?? argmax(row(0));
+}
+
+const tag = () => given.map((_, place) => (width === 1 ? sigmoid(data[place]) : argmax(row(place))));
+const masked = (id) => Number(id) === facts.source.mask;
+const fill = () => given.flatMap((id, place) => (masked(id) ? [argmax(row(place))] : []));
+
+const ofTokens = output.dims[0] === "length";
+const score = facts.labels.length === 0 ? fill : ofTokens ? tag : classify;
+console.log(JSON.stringify(output.name === "logits" ? score() : embed()));
