@@ -14,10 +14,10 @@ from tests.tiny import tiny_config, tiny_model
 from txport.bundles.forms import DYNAMIC, INVARIANT, blocks_of
 from txport.bundles.ports import ENCODER, STEP
 from txport.exporters.cpu import choose
-from txport.exporters.cpu.choose import choose_form, tags_of
+from txport.exporters.cpu.choose import choose_form
 from txport.exporters.export import export_graphs
 from txport.exporters.fused.quantize import ENDS, best_scales, sums_of_squares
-from txport.exporters.fused.rewrite import tables_of
+from txport.exporters.fused.rewrite import tables_of, tags_of
 from txport.release import load_checkpoint
 
 # Hundredths: of each block, two scales leave nearly the same error, and sums in float32 found the wrong one less.
