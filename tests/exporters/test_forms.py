@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -209,6 +211,13 @@ def reflected(name: str) -> bool:
 
 def test_each_form_is_compared() -> None:
     assert {*FUNCTIONS} == {name for name in FORMS if not reflected(name)} - ALSO
+
+
+def test_the_page_about_architectures_lists_each_function() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "architectures.md").read_text(encoding="utf-8")
+    table = page.split("| kind | functions |")[1].split("\n\n")[0]
+    operators = {"and", "floordiv", "getitem", "invert", "mod", "or", "truediv", "xor"}
+    assert {*re.findall(r"`(\w+)`", table)} == {*FUNCTIONS} - operators
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

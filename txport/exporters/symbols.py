@@ -19,6 +19,10 @@ from txport.models.weights.streamed import Read
 NOWHERE = "meta"  # PyTorch's device of tensors without values
 FEW = 1 << 22  # weights with more elements have no values in examples
 FORMS_PAGE = "docs/architectures.md lists the functions that have one"
+UNREGISTERED = (
+    "that is neither a parameter nor a buffer of its module, nor computed of these by functions with a form: register "
+    "it with register_buffer(name, tensor, persistent=False)"
+)
 Pair = tuple[int, int]
 Form = Callable[..., Any]
 
@@ -259,6 +263,8 @@ class Tracer(TorchFunctionMode):
     def tensor(self, tensor: Tensor) -> ir.Value:
         """Return a weight of the module as a named initializer, any other tensor as a constant."""
         if id(tensor) not in self._weights:
+            if tensor.dtype.is_floating_point and tensor.numel() > 1 and bool((tensor != tensor.flatten()[0]).any()):
+                raise UnsupportedError(f"a tensor of the shape {tuple(tensor.shape)} {UNREGISTERED}")
             return self.constant(array_of(tensor))
         if id(tensor) not in self.initializers:
             name = self._weights[id(tensor)]

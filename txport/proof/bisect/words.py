@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from torch import nn
@@ -117,6 +118,12 @@ def path_to(model: nn.Module, name: str) -> list[Place]:
         found.append(Place(attribute, child, part))
         part = child
     return found
+
+
+def common_parent(one: str, other: str) -> str:
+    """Return the name of the innermost module that contains two modules: `a.b.c` and `a.b.d` -> `a.b`."""
+    pairs = zip(one.split("."), other.split("."), strict=False)
+    return ".".join(own for own, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def name_of_sublayer(model: nn.Module, residual: str) -> str:
