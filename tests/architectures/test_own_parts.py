@@ -88,13 +88,18 @@ def changed(part: str, change: Callable[[Array], Array]) -> Edit:
     return edit
 
 
+def uneven(values: Array) -> Array:
+    factors: Array = np.linspace(0.9, 1.1, values.size, dtype=values.dtype)
+    return values * factors
+
+
 FAULTS: dict[str, tuple[str, Edit, str, str]] = {
     "two slopes exchanged": ("alibi", changed("slopes", lambda x: x[[1, 0, 2, 3]]), "Alibi", "2 of its 4 values"),
     "slopes reversed": ("alibi", changed("slopes", lambda x: x[::-1].copy()), "Alibi", "4 of its 4 values"),
     "a slope of 0": ("alibi", changed("slopes", lambda x: x * (np.arange(4) > 0)[:, None, None]), "Alibi", "is 0"),
     "a wrong parameter": (
         "gate",
-        changed("gamma", lambda x: x * np.linspace(0.9, 1.1, 64, dtype=x.dtype)),
+        changed("gamma", uneven),
         "Gate",
         "64 of its 64 values",
     ),

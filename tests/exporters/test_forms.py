@@ -50,6 +50,7 @@ def whole(x: Any) -> Any:
 
 
 FUNCTIONS: dict[str, Function] = {
+    "T": lambda x, w: w.matrix.T * x[0, :1],
     "abs": lambda x, w: abs(x),
     "add": lambda x, w: torch.add(x, w.vector),
     "all": lambda x, w: (x > -1).all(1),
@@ -135,6 +136,7 @@ FUNCTIONS: dict[str, Function] = {
     "mm": lambda x, w: torch.mm(x[0], w.matrix),
     "mod": lambda x, w: whole(x) % 7,
     "movedim": lambda x, w: x.movedim(-1, 0),
+    "mT": lambda x, w: x.mT,
     "mul": lambda x, w: torch.mul(x, w.vector),
     "mv": lambda x, w: torch.mv(x[0], w.vector),
     "ne": lambda x, w: whole(x) != 3,

@@ -288,6 +288,8 @@ class Tracer(TorchFunctionMode):
 def _name_of(function: Any) -> str:
     """Return the name of a function as in `forms`; a function that changes a tensor keeps the `_` of its name."""
     name = str(getattr(function, "__name__", function))
+    if name == "__get__":  # of an attribute, such as `Tensor.T`
+        return str(function.__self__.__name__)
     return name.strip("_") if name.startswith("_") else name
 
 

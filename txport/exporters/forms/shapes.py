@@ -136,10 +136,10 @@ def permute(tracer: Tracer, x: Symbol, *dims: Any) -> Symbol:
     return tracer.symbol(tracer.op("permute", "Transpose", [x.value], perm=order), torch.permute, x, order)
 
 
-@form("t")
+@form("t", "T", "mT")
 def t(tracer: Tracer, x: Symbol) -> Symbol:
-    """Transpose a matrix."""
-    return transpose(tracer, x, 0, 1)
+    """Transpose matrices."""
+    return transpose(tracer, x, -2, -1)
 
 
 @form("squeeze")
