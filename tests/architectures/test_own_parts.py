@@ -105,12 +105,17 @@ FAULTS: dict[str, tuple[str, Edit, str, str]] = {
     ),
     "a sigmoid of too much": ("gate", scaled("Sigmoid", 0, 1.05), "Gate", "what it gives is not"),
     "a wrong length": ("scale-norm", changed("norm.length", lambda x: x * 1.01), "ScaleNorm", "1.01 times"),
-    "a scaled share": ("experts", scaled("ReduceSum", 0, 1.05), "Experts", "what it gives is not"),
+    "a scaled share": (
+        "experts",
+        scaled("ReduceSum", 0, 1.05),
+        "Experts",
+        "second linear layer gives are scaled by 0.952381",
+    ),
     "a wrong router": ("experts", changed("router", lambda x: x * 1.1), "router", "1.1 times the checkpoint's"),
     "a plain linear layer": (
         "plain",
         changed("feed_forward.0.weight", lambda x: x * 1.1),
-        "feed forward, 0",
+        "feed forward 0",
         "1.1 times",
     ),
 }

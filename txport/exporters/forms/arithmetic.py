@@ -101,10 +101,9 @@ def _of_masks(name: str, onnx: str, function: Callable[[Any, Any], Any]) -> Form
 FORMS |= {
     "and": _of_masks("and", "And", operator.and_),
     "or": _of_masks("or", "Or", operator.or_),
-    "xor": _of_masks("xor", "Xor", operator.xor),
 }
-FORMS |= {f"r{name}": FORMS[name] for name in ("and", "or", "xor")}
-FORMS |= {f"logical_{name}": FORMS[name] for name in ("and", "or", "xor")}
+FORMS |= {f"r{name}": FORMS[name] for name in ("and", "or")}
+FORMS |= {f"logical_{name}": FORMS[name] for name in ("and", "or")}
 
 
 @form("neg")

@@ -61,10 +61,6 @@ def _softplus(x: Any) -> Any:
 
 COMPOSED: dict[str, Callable[..., Symbol]] = {
     "elu": lambda x, alpha=1.0: x.clamp(min=0.0) + (x.clamp(max=0.0).exp() - 1) * alpha,
-    "exp2": lambda x: 2.0**x,
-    "hardsigmoid": lambda x: (x + 3).clamp(0.0, 6.0) / 6,
-    "hardswish": lambda x: x * (x + 3).clamp(0.0, 6.0) / 6,
-    "hardtanh": lambda x, min_val=-1.0, max_val=1.0: x.clamp(min_val, max_val),
     "leaky_relu": lambda x, negative_slope=0.01: x.clamp(min=0.0) + x.clamp(max=0.0) * negative_slope,
     "log1p": lambda x: (x + 1).log(),
     "log2": lambda x: x.log() / math.log(2),
@@ -72,7 +68,6 @@ COMPOSED: dict[str, Callable[..., Symbol]] = {
     "mish": lambda x: x * _softplus(x).tanh(),
     "relu6": lambda x: x.clamp(0.0, 6.0),
     "rsqrt": lambda x: x.sqrt().reciprocal(),
-    "softsign": lambda x: x / (x.abs() + 1),
     "square": lambda x: x * x,
 }
 FORMS |= {name: _composed(function) for name, function in COMPOSED.items()}

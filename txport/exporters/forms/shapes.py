@@ -40,15 +40,6 @@ def transpose(tracer: Tracer, x: Symbol, first: int, second: int) -> Symbol:
     return tracer.symbol(tracer.op("transpose", "Transpose", [x.value], perm=order), torch.transpose, x, first, second)
 
 
-@form("movedim")
-def movedim(tracer: Tracer, x: Symbol, source: int, destination: int) -> Symbol:
-    """Move one dim; the others keep their order."""
-    order = list(range(x.dim()))
-    order.insert(destination % x.dim(), order.pop(source % x.dim()))
-    value = tracer.op("movedim", "Transpose", [x.value], perm=order)
-    return tracer.symbol(value, torch.movedim, x, source, destination)
-
-
 @form("split")
 def split(tracer: Tracer, x: Symbol, sizes: int | Sequence[int], dim: int = 0) -> tuple[Symbol, ...]:
     """Split into parts of the given sizes, or of one size, along one dim."""
@@ -192,14 +183,6 @@ def repeat_interleave(tracer: Tracer, x: Symbol, repeats: int, dim: int) -> Symb
     wide = unsqueeze(tracer, x, dim + 1)
     found: Symbol = FORMS["flatten"](tracer, cat(tracer, [wide] * repeats, dim + 1), dim, dim + 1)
     return found
-
-
-@form("roll")
-def roll(tracer: Tracer, x: Any, shifts: int, dims: int) -> Symbol:
-    """Move the elements of a dim, the last ones to its start."""
-    require(isinstance(shifts, int) and isinstance(dims, int) and shifts > 0, "a roll of several dims, or to the left")
-    index = [slice(None)] * (dims % x.dim())
-    return cat(tracer, [x[(*index, slice(-shifts, None))], x[(*index, slice(None, -shifts))]], dims)
 
 
 @form("pad")

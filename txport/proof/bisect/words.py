@@ -146,7 +146,7 @@ def _layer(path: Sequence[Place]) -> tuple[str, Sequence[Place]]:
     """Return the layer, such as `decoder layer 1`, and the rest of the path; layers count from 0, as in names."""
     first = path[0]
     stack = first.parent.stack_of(first.attribute) if isinstance(first.parent, Model) else None
-    at = max((at for at, place in enumerate(path) if isinstance(place.parent, nn.ModuleList)), default=0)
+    at = next((at for at, place in enumerate(path) if isinstance(place.parent, nn.ModuleList)), 0)
     if at:
         layers = path[at - 1].attribute if stack is None else stack.side
         return f"{layers} layer {path[at].attribute}", path[at + 1 :]
@@ -164,7 +164,12 @@ def describe(model: nn.Module, modules: Sequence[str]) -> str:
     if not path:
         return modules[0]
     layer, rest = _layer(path)
-    phrases = [phrase(place) for place in rest]
+    phrases = list[str]()
+    for place in rest:
+        if place.attribute.isdigit() and phrases:  # of a list: `experts 3`
+            phrases[-1] += f" {place.attribute}"
+        else:
+            phrases.append(phrase(place))
     others = [phrase(way[-1]) for way in (path_to(model, name) for name in modules[1:]) if way]
     if phrases and others:
         phrases[-1] = " and ".join([phrases[-1], *others])

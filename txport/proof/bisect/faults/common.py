@@ -124,10 +124,12 @@ def wrong_sum(evidence: Evidence, parts: Mapping[str, Array]) -> Cause | None:
     if not is_sum or not evidence.explains(matrix @ seen):
         return None
     ratios = np.divide(seen, right, out=np.ones_like(seen), where=np.abs(right) > NOTHING)
-    words, ratio = max(zip(known, ratios, strict=True), key=lambda each: abs(each[1] - 1))
+    ratio = max(ratios, key=lambda each: abs(each - 1))
+    wrong = [words for words, each in zip(known, ratios, strict=True) if abs(each - ratio) < NOTHING]
+    words = f"{' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'}"
     if abs(ratio) < NOTHING:
-        return Cause("sum", f"{words} is not added")
-    return Cause("scale", f"{words} is scaled by {ratio:.6g} of what it should be")
+        return Cause("sum", f"{words} not added")
+    return Cause("scale", f"{words} scaled by {ratio:.6g} of what it should be")
 
 
 def no_bias(evidence: Evidence) -> Cause | None:
