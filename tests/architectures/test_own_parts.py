@@ -115,7 +115,7 @@ FAULTS: dict[str, tuple[str, Edit, str, str]] = {
     "a plain linear layer": (
         "plain",
         changed("feed_forward.0.weight", lambda x: x * 1.1),
-        "feed forward 0",
+        "feed-forward 0",
         "1.1 times",
     ),
 }

@@ -130,6 +130,7 @@ FUNCTIONS: dict[str, Function] = {
     "mish": lambda x, w: F.mish(x),
     "mm": lambda x, w: torch.mm(x[0], w.matrix),
     "mod": lambda x, w: whole(x) % 7,
+    "movedim": lambda x, w: x.movedim(-1, 0),
     "mT": lambda x, w: x.mT,
     "mul": lambda x, w: torch.mul(x, w.vector),
     "mv": lambda x, w: torch.mv(x[0], w.vector),

@@ -40,6 +40,15 @@ def transpose(tracer: Tracer, x: Symbol, first: int, second: int) -> Symbol:
     return tracer.symbol(tracer.op("transpose", "Transpose", [x.value], perm=order), torch.transpose, x, first, second)
 
 
+@form("movedim")
+def movedim(tracer: Tracer, x: Symbol, source: int, destination: int) -> Symbol:
+    """Move one dim; the others keep their order."""
+    order = list(range(x.dim()))
+    order.insert(destination % x.dim(), order.pop(source % x.dim()))
+    value = tracer.op("movedim", "Transpose", [x.value], perm=order)
+    return tracer.symbol(value, torch.movedim, x, source, destination)
+
+
 @form("split")
 def split(tracer: Tracer, x: Symbol, sizes: int | Sequence[int], dim: int = 0) -> tuple[Symbol, ...]:
     """Split into parts of the given sizes, or of one size, along one dim."""

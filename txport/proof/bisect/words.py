@@ -73,7 +73,7 @@ def _convolution(place: Place) -> str:
 
 
 def _plain(place: Place) -> str:
-    return place.attribute.replace("_", " ")
+    return place.attribute.replace("feed_forward", "feed-forward").replace("_", " ")
 
 
 def _always(words: str) -> Callable[[Place], str]:
@@ -173,7 +173,7 @@ def describe(model: nn.Module, modules: Sequence[str]) -> str:
     others = [phrase(way[-1]) for way in (path_to(model, name) for name in modules[1:]) if way]
     if phrases and others:
         phrases[-1] = " and ".join([phrases[-1], *others])
-    return ", ".join(each for each in (layer, *phrases) if each)
+    return ", ".join(dict.fromkeys(each for each in (layer, *phrases) if each))
 
 
 def describe_state(tensor: StateTensor) -> str:
