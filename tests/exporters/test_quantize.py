@@ -14,10 +14,10 @@ from tests.tiny import tiny_config, tiny_model
 from txport.bundles.forms import DYNAMIC, INVARIANT, blocks_of
 from txport.bundles.ports import ENCODER, STEP
 from txport.exporters.cpu import choose
-from txport.exporters.cpu.choose import choose_form, tags_of
+from txport.exporters.cpu.choose import choose_form
 from txport.exporters.export import export_graphs
 from txport.exporters.fused.quantize import ENDS, best_scales, sums_of_squares
-from txport.exporters.fused.rewrite import tables_of
+from txport.exporters.fused.rewrite import tables_of, tags_of
 from txport.release import load_checkpoint
 
 # Hundredths: of each block, two scales leave nearly the same error, and sums in float32 found the wrong one less.
@@ -83,7 +83,7 @@ def test_space_counts_in_the_encoder_only_where_it_is_said() -> None:
 def test_one_row_takes_blocks_unless_weights_are_streamed_from_memory() -> None:
     how: dict[str, Any] = {"precision": "int8", "rows": 1, "role": STEP}
     assert choose_form((8, 256), **how) == blocks_of(8, 128)
-    assert choose_form((8, 256), **how, weights=STREAMED + 1) == DYNAMIC
+    assert choose_form((8, 256), **how, weights=choose.STREAMED + 1) == DYNAMIC
 
 
 @pytest.mark.parametrize(("most", "kind"), [(10**9, "blocks"), (1, "dynamic")])

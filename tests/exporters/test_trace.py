@@ -96,9 +96,9 @@ def test_weights_have_the_checkpoint_s_names_and_lie_once(traced: dict[int, ir.M
 def test_a_function_without_a_form_is_refused_by_name() -> None:
     class Summed(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return x.cumsum(1)
+            return x.cumprod(1)
 
-    with pytest.raises(UnsupportedError, match="no ONNX form of PyTorch's cumsum"):
+    with pytest.raises(UnsupportedError, match="no ONNX form of PyTorch's cumprod"):
         trace(Summed(), graph(OUTPUTS[2]), 18)
 
 
@@ -222,9 +222,11 @@ def test_lengths_and_numbers_meet_tensors_as_in_pytorch(function: Callable[[Any]
         (lambda x: x + 1 if x else x, "by __bool__ on what a tensor holds"),
         (lambda x: list(x), "by __iter__ on what a tensor holds"),
         (lambda x: x * float(x), "by __float__ on what a tensor holds"),
-        (lambda x: x % 2, "no ONNX form of PyTorch's mod"),
-        (lambda x: x // 2, "no ONNX form of PyTorch's floordiv"),
-        (lambda x: abs(x), "no ONNX form of PyTorch's abs"),
+        (lambda x: x.add_(1), "no ONNX form of PyTorch's add_: docs/architectures.md"),
+        (lambda x: torch.add(x, x, alpha=2), "form of PyTorch's add has got an unexpected keyword argument 'alpha'"),
+        (lambda x: x[:, : x.shape[1], 0][x[:, :, 0] > 0], "an index by a mask, whose result has any length"),
+        (lambda x: x[:, :3], "of a length that a run decides: slices go to the end"),
+        (lambda x: x.var(1), "a variance over a dim whose length a run decides"),
         (lambda x: x | 1, "'or' of anything but masks"),
         (lambda x: F.embedding(x.long(), torch.ones(3, 2), max_norm=1.0), "an embedding with max_norm"),
         (lambda x: F.embedding(x.long(), torch.ones(3, 2), sparse=True), "scale_grad_by_freq or sparse"),

@@ -216,6 +216,40 @@ def functional() -> nn.Module:
     return seeded(module)
 
 
+class Inline(Block):
+    """Calls no module for its linear layers."""
+
+    factors = torch.ones(SIZE)  # of the mixed values
+
+    def forward(self, x: Tensor) -> Tensor:
+        def apply(linear: Any, x: Tensor) -> Tensor:
+            return F.linear(x, linear.weight, linear.bias)
+
+        read = self.ln1(x)
+        own: Any = self.attn
+        mixed = attend(*(heads_of(apply(each, read)) for each in (own.q, own.k, own.v)), causal=True)
+        x = x + apply(own.o, mixed * self.factors)
+        return x + apply(self.down, F.gelu(apply(self.up, self.ln2(x))))
+
+
+def inline(scaled: int | None = None) -> nn.Module:
+    """With one layer whose attention multiplies each number by another factor, if `scaled` is given."""
+    torch.manual_seed(21)
+    module = Gpt(Separate, nn.Linear)
+    module.blocks = nn.ModuleList(Inline(Separate(nn.Linear), nn.Linear) for _ in range(LAYERS))
+    if scaled is not None:
+        module.blocks[scaled].factors = torch.arange(SIZE) / 9
+    return seeded(module)
+
+
+def inline_0() -> nn.Module:
+    return inline(0)
+
+
+def inline_1() -> nn.Module:
+    return inline(1)
+
+
 class Flat(Block):
     """Its maps read all tokens in one dimension, the first of each row before the second of any."""
 

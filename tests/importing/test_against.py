@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.importing import originals
+from tests.importing import originals, tutorials
 from tests.importing.originals import HEADS, INNER, LAYERS, LONGEST, SIZE, WINDOW, WORDS
 from txport.errors import CheckpointError, OutOfMemoryError
 from txport.importing.against.hold import hold_against
@@ -119,13 +119,19 @@ RIGHT: dict[str, tuple[Values, Rules]] = {
     "translator": (SEQ2SEQ, OWN_NAMES),
     "translator_post": ({**SEQ2SEQ, "norm": "post"}, OWN_NAMES),
     "translator_barred": (SEQ2SEQ, OWN_NAMES),
+    "inline": (GPT, NAMES),
 }
+
+
+def original(name: str) -> torch.nn.Module:
+    module: torch.nn.Module = getattr(tutorials if hasattr(tutorials, name) else originals, name)()
+    return module
 
 
 def save(folder: Path, name: str, config: Values, rules: Rules, prefix: str = "") -> Path:
     """The weights of an original, and what they are said to be."""
     folder.mkdir(parents=True, exist_ok=True)
-    module = getattr(originals, name)()
+    module = original(name)
     save_file({prefix + key: each.clone().contiguous() for key, each in module.state_dict().items()}, folder / WEIGHTS)
     values = dict(config)
     lines = [f"architecture = {json.dumps(values.pop('architecture'))}", "[config]"]
@@ -137,7 +143,7 @@ def save(folder: Path, name: str, config: Values, rules: Rules, prefix: str = ""
 
 def fitting(name: str, rules: Rules) -> Rules:
     """Without renames that do nothing for an original: they are errors."""
-    state = getattr(originals, name)().state_dict()
+    state = original(name).state_dict()
     patterns = {each: re.search(r"(?:pattern|drop|transpose) = '([^']*)'", each) for each in rules}
     return [
         each
@@ -617,6 +623,155 @@ def test_a_wrong_number_of_heads_is_named(name: str, sizes: Values, told: str, t
     assert found.parting.where.endswith("layer 0, self-attention")
     assert found.parting.left is not None
     assert found.parting.left < 1e-6 * found.parting.error
+
+
+TUTORIAL: Values = {
+    **{key: value for key, value in SEQ2SEQ.items() if key != "norm"},
+    "positions": "learned",
+    "pad_id": tutorials.PAD,
+    "bos_id": 2,
+    "eos_id": 3,
+}
+TUTORIAL_NAMES = [
+    rename(r"^encoder\.tok_embedding\.", "source_embedding.tokens."),
+    rename(r"^decoder\.tok_embedding\.", "target_embedding.tokens."),
+    rename(r"^encoder\.pos_embedding\.weight", "source_embedding.positions"),
+    rename(r"^decoder\.pos_embedding\.weight", "target_embedding.positions"),
+    rename(r"^decoder\.fc_out\.", "projection."),
+    rename(r"^(encoder|decoder)\.layers\.", r"\1."),
+    rename(r"\.self_attn_layer_norm\.", ".attention_residual.norm."),
+    rename(r"\.enc_attn_layer_norm\.", ".cross_attention_residual.norm."),
+    rename(r"\.ff_layer_norm\.", ".feed_forward_residual.norm."),
+    rename(r"\.self_attention\.", ".attention."),
+    rename(r"\.encoder_attention\.", ".cross_attention."),
+    rename(r"\.fc_q\.", ".query."),
+    rename(r"\.fc_k\.", ".key."),
+    rename(r"\.fc_v\.", ".value."),
+    rename(r"\.fc_o\.", ".output."),
+    rename(r"\.positionwise_feedforward\.fc_1\.", ".feed_forward.inner."),
+    rename(r"\.positionwise_feedforward\.fc_2\.", ".feed_forward.outer."),
+]
+
+
+def with_exchanged(one: str, other: str) -> Rules:
+    """The rules of the tutorial after one that exchanges two prefixes of the original's names."""
+    apart = [rename(f"^{one}", "@"), rename(f"^{other}", one.replace("\\", "")), rename("^@", other.replace("\\", ""))]
+    return [*apart, *TUTORIAL_NAMES]
+
+
+def in_each_layer(one: str, other: str) -> Rules:
+    """The rules of the tutorial after one that exchanges two modules of each layer of the decoder."""
+    within = r"^(decoder\.layers\.\d\.)"
+    apart = [rename(within + one, r"\1@"), rename(within + other, rf"\1{one}"), rename("@", other)]
+    return [*apart, *TUTORIAL_NAMES]
+
+
+WHOLE: dict[str, tuple[Values, Rules, str, str, str]] = {
+    "norms": (
+        {},
+        in_each_layer("self_attn_layer_norm", "enc_attn_layer_norm"),
+        "decoder layer 0, norm of self-attention",
+        "exchanged",
+        "of decoder.0.attention_residual.norm and decoder.0.cross_attention_residual.norm are exchanged, alike",
+    ),
+    "norms of one layer": (
+        {},
+        with_exchanged(r"decoder\.layers\.1\.enc_attn_layer_norm", r"decoder\.layers\.1\.ff_layer_norm"),
+        "decoder layer 1, norm of cross-attention",
+        "exchanged",
+        "of decoder.1.cross_attention_residual.norm and decoder.1.feed_forward_residual.norm are exchanged",
+    ),
+    "self- and cross-attention": (
+        {},
+        in_each_layer("self_attention", "encoder_attention"),
+        "decoder layer 0, self-attention",
+        "exchanged",
+        "the tensors of decoder.0.attention and decoder.0.cross_attention are exchanged, alike in all layers",
+    ),
+    "embeddings of tokens": (
+        {},
+        with_exchanged(r"encoder\.tok_embedding", r"decoder\.tok_embedding"),
+        "encoder, embedding",
+        "exchanged",
+        "the tensors of source_embedding.tokens and target_embedding.tokens are exchanged",
+    ),
+    "tables of positions": (
+        {},
+        with_exchanged(r"encoder\.pos_embedding", r"decoder\.pos_embedding"),
+        "encoder, embedding",
+        "exchanged",
+        "the tensors of source_embedding.positions and target_embedding.positions are exchanged",
+    ),
+    "layers": (
+        {},
+        with_exchanged(r"encoder\.layers\.0\.", r"encoder\.layers\.1\."),
+        "encoder",
+        "layers",
+        "the layers of the encoder are in another order: the original runs the import's layers 1, 0",
+    ),
+    "padding": (
+        {"pad_id": 0},
+        TUTORIAL_NAMES,
+        "the tokens of the input",
+        "padding",
+        "the original masks token 1 wherever it is, as padding; the import's pad_id is 0",
+    ),
+    "norms before sublayers": (
+        {"norm": "pre", "final_norm": False},
+        TUTORIAL_NAMES,
+        "encoder layer 0, norm of self-attention",
+        "order",
+        "the norm of each sublayer stands after the residual, the import has it before it",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", WHOLE)
+def test_a_cause_is_tested_on_the_whole_import(fault: str, tmp_path: Path) -> None:
+    more, rules, where, kind, words = WHOLE[fault]
+    found = against(tmp_path, "tutorial", {**TUTORIAL, **more}, rules, Path(tutorials.__file__))
+    told = "\n".join(found.lines())
+    assert found.parting is not None, told
+    assert (found.parting.where, found.parting.kind, words in found.parting.what) == (where, kind, True), told
+    assert found.parting.left is not None
+    assert found.parting.left < 1e-6 * found.parting.error
+
+
+def test_what_is_exchanged_is_found_where_no_modules_are_called(tmp_path: Path) -> None:
+    """Queries and keys in layers that call none of their linear layers."""
+    found = against(tmp_path, "inline", GPT, exchanged(("q", "k")))
+    assert found.parting is not None
+    words = "the tensors of decoder.0.attention.query and decoder.0.attention.key are exchanged, alike in all layers"
+    assert found.parting.what == words
+
+
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_an_unknown_fault_lies_in_the_part_that_runs_between_what_agrees_and_what_does_not(
+    layer: int, tmp_path: Path
+) -> None:
+    found = against(tmp_path, f"inline_{layer}", GPT, NAMES)
+    assert found.parting is not None
+    assert (found.parting.where, found.parting.kind) == (f"decoder layer {layer}, self-attention", "unknown")
+
+
+def test_exchanged_norms_are_no_other_order(tmp_path: Path) -> None:
+    """Beside another fault, which no single change explains, no position of norms is told."""
+    rules = in_each_layer("self_attn_layer_norm", "enc_attn_layer_norm")
+    drop = "drop = 'decoder.fc_out.bias'"
+    values = {**TUTORIAL, "output_bias": False}
+    found = against(tmp_path, "tutorial", values, [drop, *rules], Path(tutorials.__file__))
+    assert found.parting is not None
+    assert found.parting.kind != "order", list(found.lines())
+
+
+def test_special_ids_that_are_not_compared_are_named(tmp_path: Path) -> None:
+    """The tutorial's model masks its padding itself; nothing else computes with a special token."""
+    found = against(tmp_path, "tutorial", TUTORIAL, TUTORIAL_NAMES, Path(tutorials.__file__))
+    assert found.passed
+    assert "special ids are not compared: bos_id, start_id, eos_id" in found.lines()
+    other = against(tmp_path, "translator", *RIGHT["translator"])
+    assert "special ids are not compared: pad_id, bos_id, start_id, eos_id" in other.lines()
+    assert other.to_dict()["special_ids"] == ["pad_id", "bos_id", "start_id", "eos_id"]
 
 
 @pytest.mark.parametrize(

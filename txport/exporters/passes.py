@@ -28,7 +28,7 @@ def library(make: Callable[[], PassBase]) -> Pass:
 
 
 def fold_constants(model: ir.Model, graph: Graph) -> int:
-    """Fold constants. Transposes stay nodes, so that weights keep the layout of the checkpoint."""
+    """Fold constants. Nodes that read weights stay, so that weights are those of the checkpoint, in its layout."""
     if not any(map(_is_known, model.graph)):
         return 0
     from onnxscript import optimizer
@@ -36,15 +36,18 @@ def fold_constants(model: ir.Model, graph: Graph) -> int:
     logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it logs each node that it does not fold
 
     before = len(model.graph)
-    optimizer.fold_constants(model, should_fold=lambda node: False if node.op_type == "Transpose" else None)
+    optimizer.fold_constants(model, should_fold=lambda node: False if _reads_weight(node) else None)
     return before - len(model.graph)
 
 
 def _is_known(node: ir.Node) -> bool:
-    """True if all inputs of a node are constants or weights, except for Transpose."""
+    """True if all inputs of a node are constants."""
     given = [value for value in node.inputs if value is not None]
-    known = all(each.is_initializer() or _is_constant(each.producer()) for each in given)
-    return bool(given) and known and node.op_type != "Transpose"
+    return bool(given) and all(_is_constant(each.producer()) for each in given)
+
+
+def _reads_weight(node: ir.Node) -> bool:
+    return any(value is not None and value.is_initializer() for value in node.inputs)
 
 
 def _is_constant(node: ir.Node | None) -> bool:

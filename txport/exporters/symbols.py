@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -17,6 +18,11 @@ from txport.models.weights.streamed import Read
 
 NOWHERE = "meta"  # PyTorch's device of tensors without values
 FEW = 1 << 22  # weights with more elements have no values in examples
+FORMS_PAGE = "docs/architectures.md lists the functions that have one"
+UNREGISTERED = (
+    "that is neither a parameter nor a buffer of its module, nor computed of these by functions with a form: register "
+    "it with register_buffer(name, tensor, persistent=False)"
+)
 Pair = tuple[int, int]
 Form = Callable[..., Any]
 
@@ -92,10 +98,20 @@ class Symbol:
         """Return the number of dims, like `Tensor.dim`."""
         return self.examples[0].dim()
 
+    ndim = property(dim)
+
+    @property
+    def mT(self) -> Symbol:  # noqa: N802 - PyTorch's name
+        """Return the transposed matrices, like `Tensor.mT`."""
+        found: Symbol = self.tracer.call("transpose", (self, -2, -1), {})
+        return found
+
+    T = mT  # of a matrix
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(Tensor, name, None)
-        if method is None or name.startswith("__"):
-            raise AttributeError(name)
+        if not callable(method) or name.startswith("__"):
+            raise AttributeError(f"a tensor of a trace has no {name}")
         return lambda *args, **options: self.tracer.call(method, (self, *args), options)
 
     @classmethod
@@ -139,19 +155,30 @@ class Tracer(TorchFunctionMode):
         self._names = dict[str, int]()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
-        """Record functions that create a tensor from lengths only, without a `Symbol` argument."""
+        """Record functions without a `Symbol` argument: of lengths, and of tensors of the module."""
         given = flat([*args, *(options or {}).values()])
-        if any(isinstance(each, Size) for each in given) and not any(isinstance(each, Symbol) for each in given):
+        if any(isinstance(each, Symbol) for each in given):
+            return function(*args, **(options or {}))
+        is_of_module = any(id(each) in self._weights for each in given) and _name_of(function) in self._forms
+        if is_of_module or any(isinstance(each, Size) for each in given):
             return self.call(function, args, options or {})
         return function(*args, **(options or {}))
 
     def call(self, function: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         """Add the nodes of one function of PyTorch or txport; raise `UnsupportedError` if it has no ONNX conversion."""
-        name = str(getattr(function, "__name__", function)).strip("_")
+        name = _name_of(function)
         if name not in self._forms:
-            raise UnsupportedError(f"the exporter has no ONNX form of PyTorch's {name}: see exporters/forms")
+            raise UnsupportedError(f"the exporter has no ONNX form of PyTorch's {name}: {FORMS_PAGE}")
+        form = self._forms[name]
+        if args and isinstance(args[0], Tensor):
+            args = (self.as_symbol(args[0]), *args[1:])
+        options = {each: value for each, value in options.items() if each != "out" or value is not None}
+        try:
+            inspect.signature(form).bind(self, *args, **options)
+        except TypeError as error:
+            raise UnsupportedError(f"the exporter's ONNX form of PyTorch's {name} has {error}: {FORMS_PAGE}") from error
         with torch._C.DisableTorchFunction():
-            return self._forms[name](self, *args, **options)
+            return form(self, *args, **options)
 
     def op(self, name: str, operator: str, inputs: Sequence[ir.Value | None], domain: str = "", **how: Any) -> ir.Value:
         """Add one node with one output, named after the function that it implements; return the output."""
@@ -176,7 +203,7 @@ class Tracer(TorchFunctionMode):
     def symbol(self, value: ir.Value, function: Any, *args: Any, **options: Any) -> Symbol:
         """Return a symbol whose examples are the results of a PyTorch function on its arguments' examples."""
         one, other = (
-            _computed(function, [_example(each, at) for each in args], {k: _example(v, at) for k, v in options.items()})
+            _computed(function, [example(each, at) for each in args], {k: example(v, at) for k, v in options.items()})
             for at in (0, 1)
         )
         return self.given(value, (one, other))
@@ -229,9 +256,15 @@ class Tracer(TorchFunctionMode):
         value.shape = ir.Shape(array.shape)
         return value
 
+    def as_symbol(self, x: Symbol | Tensor) -> Symbol:
+        """Return a tensor, whose values are the same in every run, as a symbol."""
+        return x if isinstance(x, Symbol) else Symbol(self, self.tensor(x), (example(x, 0), example(x, 0)))
+
     def tensor(self, tensor: Tensor) -> ir.Value:
         """Return a weight of the module as a named initializer, any other tensor as a constant."""
         if id(tensor) not in self._weights:
+            if tensor.dtype.is_floating_point and tensor.numel() > 1 and bool((tensor != tensor.flatten()[0]).any()):
+                raise UnsupportedError(f"a tensor of the shape {tuple(tensor.shape)} {UNREGISTERED}")
             return self.constant(array_of(tensor))
         if id(tensor) not in self.initializers:
             name = self._weights[id(tensor)]
@@ -252,6 +285,14 @@ class Tracer(TorchFunctionMode):
         return ir.LazyTensor(lambda: ir.tensor(array_of(read(name).to(dtype))), kind, ir.Shape(tensor.shape), name=name)
 
 
+def _name_of(function: Any) -> str:
+    """Return the name of a function as in `forms`; a function that changes a tensor keeps the `_` of its name."""
+    name = str(getattr(function, "__name__", function))
+    if name == "__get__":  # of an attribute, such as `Tensor.T`
+        return str(function.__self__.__name__)
+    return name.strip("_") if name.startswith("_") else name
+
+
 def array_of(tensor: Tensor) -> np.ndarray:
     """Return a tensor as a NumPy array; bf16 has the type of ml_dtypes, since PyTorch can't convert it to NumPy."""
     tensor = tensor.detach()
@@ -261,7 +302,7 @@ def array_of(tensor: Tensor) -> np.ndarray:
     return tensor.contiguous().view(torch.int16).numpy().view(np.dtype("bfloat16"))  # of ml_dtypes
 
 
-def _example(value: Any, at: int) -> Any:
+def example(value: Any, at: int) -> Any:
     """Return an argument with symbols and lengths replaced by example `at` (0 or 1)."""
     if isinstance(value, Symbol):
         return value.examples[at]
@@ -270,7 +311,7 @@ def _example(value: Any, at: int) -> Any:
     if isinstance(value, Tensor):
         return value.detach() if value.numel() <= FEW else value.detach().to(NOWHERE)
     if isinstance(value, list | tuple):
-        return type(value)(_example(each, at) for each in value)
+        return type(value)(example(each, at) for each in value)
     return value
 
 
@@ -298,7 +339,9 @@ def _nowhere(value: Any) -> Any:
 
 
 def flat(values: Any) -> list[Any]:
-    """Flatten nested lists and tuples of arguments."""
+    """Flatten nested lists and tuples of arguments, and the bounds of slices."""
+    if isinstance(values, slice):
+        values = (values.start, values.stop, values.step)
     if isinstance(values, list | tuple):
         return list(chain.from_iterable(map(flat, values)))
     return [values]

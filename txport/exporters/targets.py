@@ -24,12 +24,12 @@ from txport.exporters.cpu.rewrite import ON_CPU
 from txport.exporters.cpu.top import add_top, without_top
 from txport.exporters.cuda import operators as of_cuda
 from txport.exporters.cuda.modules import DEVICE
-from txport.exporters.cuda.ops import WEIGHTS, require_device
+from txport.exporters.cuda.ops import require_device
 from txport.exporters.cuda.quantize import ON_DEVICE
 from txport.exporters.forms import FORMS
 from txport.exporters.forms.layers import RMS_OPSET
 from txport.exporters.fused.packs import packs
-from txport.exporters.fused.parts import PACKED, PLAIN, check_parts
+from txport.exporters.fused.parts import PACKED, check_parts
 from txport.exporters.fused.rewrite import Matrices, Quantising, apply_forms, tables_of
 from txport.exporters.graphs import PORTABLE
 from txport.exporters.memory import memory_model
@@ -157,7 +157,6 @@ check_cuda = partial(
     operators=(of_cuda.ATTENTION,),
     kind_of=of_cuda.kind_of_node,
     others=(of_cuda.ROTARY, of_cuda.WRITE),
-    plain=(PLAIN, WEIGHTS),
 )
 
 

@@ -45,7 +45,7 @@ from tests.proof.bisect.anyparts import (
     turned,
     unturned,
 )
-from tests.proof.faults import attribute
+from tests.proof.faults import attribute, weight
 from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle, seal
 from txport.bundles.ports import DECODER, ENCODER
@@ -490,13 +490,17 @@ class Gain(nn.Module):
         return self.within(x, ops) * self.weight
 
 
-def test_a_part_that_nothing_covers_is_refused(tmp_path: Path) -> None:
+def test_a_part_that_nobody_has_heard_of_is_named(tmp_path: Path) -> None:
     checkpoint = checkpoint_of()
     layer: Any = checkpoint.model.decoder[0]
     layer.feed_forward = Gain(layer.feed_forward)
-    what = "no part covers decoder.0.feed_forward.weight, a weight of Gain: give this kind of part words and faults"
-    with pytest.raises(ParityError, match=what):
-        bisect(made(checkpoint, tmp_path / "out", "portable"), checkpoint)
+    bundle = made(checkpoint, tmp_path / "out", "portable")
+    assert bisect(bundle, checkpoint) is None
+    broken = edit_graph(bundle.path, DECODER, weight("decoder.0.feed_forward.weight", lambda values: 2 * values))
+    culprit = bisect(broken, checkpoint)
+    assert culprit is not None
+    assert culprit.where == "decoder layer 0, feed-forward, residual sum (a part of Gain)"
+    assert culprit.what == "decoder.0.feed_forward.weight is 2 times the checkpoint's"
 
 
 def test_an_operator_that_is_none_of_a_weights_is_refused(tmp_path: Path) -> None:

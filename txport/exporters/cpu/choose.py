@@ -7,13 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import onnx_ir as ir
-from torch import nn
 
 from txport.bundles.forms import BLOCKS, DYNAMIC, INVARIANT, PLAIN, ROWS, Form, blocks_of
 from txport.bundles.ports import PREFILL, STEP
 from txport.exporters.fused.packs import is_linear, parts_of
-from txport.exporters.trace import weight_names
-from txport.models.parts import Linear
 
 ALIKE = (32, 16)  # block sizes whose sums do not depend on the number of rows
 FEW_ROWS = 2  # up to this number of rows, the time is that of reading the weights
@@ -26,12 +23,6 @@ FINE = 200_000_000
 # Linear layers of the encoder that are stored in 4 bits to save space, although the encoder has many rows: those that
 # save the most bytes for the time lost.
 FOUR_BITS = frozenset({"ffn_out", "cross_key", "cross_value"})
-
-
-def tags_of(module: nn.Module) -> dict[str, str]:
-    """Return weight name -> tag for each linear layer of a module, with the names of a trace."""
-    names = weight_names(module)
-    return {names[id(each.weight)]: each.tag for each in module.modules() if isinstance(each, Linear)}
 
 
 def choose_form(
@@ -73,6 +64,7 @@ def choose_forms(
 ) -> dict[str, Form]:
     """Return initializer -> form. A weight that several nodes or graphs read has one form, suitable for all of them.
 
+    A linear layer without a tag stays in fp32: nothing is known of the values that it reads.
     `tags`: weight -> tag of its linear layer; `tables`: embedding tables; `keep`: weights that stay in fp32, together
     with the weights that they are packed with. All names are the checkpoint's.
     """
@@ -84,8 +76,10 @@ def choose_forms(
         for node in filter(is_linear, model.graph):
             weight = node.inputs[1]
             assert weight is not None
-            small = all(tags[part] in FOUR_BITS for part in parts_of(weight))
-            forms[str(weight.name)] = choose(_shape(weight), role=role, small=small)
+            parts = parts_of(weight)
+            small = all(tags.get(part) in FOUR_BITS for part in parts)
+            form = choose(_shape(weight), role=role, small=small)
+            forms[str(weight.name)] = form if all(part in tags for part in parts) else PLAIN
     for value in (each for model in models.values() for each in model.graph.initializers.values()):
         name = str(value.name)
         if name in tables:

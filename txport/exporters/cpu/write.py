@@ -6,8 +6,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from txport.bundles.manifest import Manifest
-from txport.exporters.cpu.choose import choose_forms, tags_of
-from txport.exporters.fused.rewrite import Matrices, tables_of
+from txport.exporters.cpu.choose import choose_forms
+from txport.exporters.fused.rewrite import Matrices, tables_of, tags_of
 from txport.exporters.fused.write import write_graphs
 from txport.exporters.targets import TARGETS, Job
 from txport.models.checkpoint import Checkpoint

@@ -20,7 +20,8 @@ from txport.bundles.ports import COUNT
 from txport.exporters.cuda.places import PLACE_FORMS
 from txport.exporters.cuda.products import matmul
 from txport.exporters.forms import FORMS
-from txport.exporters.forms.common import cast, code_of, require
+from txport.exporters.forms.arithmetic import to
+from txport.exporters.forms.common import cast, code_of
 from txport.exporters.fused.operators import bias_of, cap_of, float32, gelu, scale_of
 from txport.exporters.fused.packs import MICROSOFT
 from txport.exporters.symbols import Form, Symbol, Tracer
@@ -178,24 +179,23 @@ def _likeliest(tracer: Tracer, scores: Symbol, count: Symbol) -> tuple[Symbol, S
     return tracer.given(values[0], (found[0], found[1])), tracer.given(values[1], (found[0].long(), found[1].long()))
 
 
-def _linear(tracer: Tracer, x: Symbol, weight: Tensor, bias: Tensor | None = None) -> Symbol:
+def _linear(tracer: Tracer, x: Symbol, weight: Symbol | Tensor, bias: Symbol | Tensor | None = None) -> Symbol:
     """Return a FusedMatMul with the untransposed weight of the checkpoint, for any dims, and an Add of the bias."""
-    value = tracer.op("linear/product", "FusedMatMul", [x.value, tracer.tensor(weight)], MICROSOFT, transB=1)
+    matrix = tracer.as_symbol(weight).value
+    value = tracer.op("linear/product", "FusedMatMul", [x.value, matrix], MICROSOFT, transB=1)
     found = tracer.symbol(value, torch.nn.functional.linear, x, weight)
-    return (
-        found
-        if bias is None
-        else tracer.given(tracer.op("linear", "Add", [value, tracer.tensor(bias)]), found.examples)
-    )
+    if bias is None:
+        return found
+    return tracer.given(tracer.op("linear", "Add", [value, tracer.as_symbol(bias).value]), found.examples)
 
 
 def _silu(tracer: Tracer, x: Symbol, inplace: bool = False) -> Symbol:
     return tracer.given(tracer.op("silu", "QuickGelu", [x.value], MICROSOFT, alpha=1.0), x.examples)
 
 
-def _softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: None = None) -> Symbol:
+def _softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: Any = None) -> Symbol:
     """Return the softmax in fp32. A Cast or Max before it prevents fusion with a mask, which needs another library."""
-    require(dtype is None, "softmax in another type")
+    x = x if dtype is None else to(tracer, x, dtype)
     lowest = tracer.constant(np.array(np.finfo(np.float32).min, np.float32))
     narrow = x.dtype != torch.float32
     value = cast(tracer, "softmax/wide", x, torch.float32) if narrow else tracer.op("max", "Max", [x.value, lowest])
@@ -204,9 +204,9 @@ def _softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: N
     return tracer.given(cast(tracer, "softmax/narrow", found, x.dtype), x.examples)
 
 
-def _log_softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: None = None) -> Symbol:
+def _log_softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: Any = None) -> Symbol:
     """Return the log-softmax in fp32: there is no kernel for bf16."""
-    require(dtype is None, "log_softmax in another type")
+    x = x if dtype is None else to(tracer, x, dtype)
     wide = cast(tracer, "log_softmax/wide", x, torch.float32)
     value = tracer.op("log_softmax", "LogSoftmax", [wide], axis=dim)
     found = tracer.given(value, (x.examples[0].float(), x.examples[1].float()))

@@ -25,7 +25,6 @@ from txport.models.ops import State
 from txport.models.parts import Attention, Linear, additive
 
 HEAD_SIZE_STEP, LARGEST_HEAD = 8, 256  # required by the fast attention kernels
-WEIGHTS = "weights of attention"  # of the alignment layer
 INSTEAD = "export it with target='portable', which provider='cuda' runs too"
 
 
@@ -228,7 +227,6 @@ class StepOps(DeviceOps):
             self.count(kind_of_part(part))
             mixed = attention(part, query, key, value, self.source_lengths)
             if seen is not None:
-                self.became[WEIGHTS] += 1
                 heads = (part.split(each) for each in (query, key, value))
                 weights = part.core(*heads, additive(seen, query.dtype)[:, None])[1]
         else:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from txport.bundles.forms import BLOCKS, Form, Stored, blocks_of
-from txport.exporters.fused.packs import is_product
+from txport.exporters.fused.packs import is_product, parts_of
 from txport.exporters.fused.rewrite import Matrix, Quantising, in_blocks, looked_up
 
 ALIGNED = 8  # kernels process this many rows at a time; for other counts, each step unpacks the whole matrix
@@ -21,16 +21,20 @@ LEAST_BLOCK = min(BLOCKS)
 BITS = {"int8": 8, "int4": 4}
 
 
-def choose_forms(models: Mapping[str, ir.Model], precision: str, tables: Collection[str]) -> dict[str, Form]:
+def choose_forms(
+    models: Mapping[str, ir.Model], precision: str, tables: Collection[str], tags: Collection[str]
+) -> dict[str, Form]:
     """Return initializer -> form for all matrices that the kernels support; the others are not quantised.
 
-    `tables`: names of embedding tables.
+    `tables`: names of embedding tables; `tags`: names of the matrices of linear layers with a tag.
     """
     weights = {name: value for model in models.values() for name, value in model.graph.initializers.items()}
     nodes = (node for model in models.values() for node in filter(is_product, model.graph))
-    multiplied = {str(node.inputs[1].name) for node in nodes if node.inputs[1] is not None}
+    products = [node.inputs[1] for node in nodes if node.inputs[1] is not None]
+    multiplied = {str(each.name) for each in products}
+    untagged = {str(each.name) for each in products if not all(part in tags for part in parts_of(each))}
     found: dict[str, Form] = {}
-    for name in (name for name in weights if name in multiplied or name in tables):
+    for name in (name for name in weights if name in (multiplied - untagged) | {*tables}):
         rows, inputs = _shape(weights[name])
         block = next((size for size in SIZES[BITS[precision]] if inputs % size == 0), None)
         if block is not None and not (name in multiplied and rows % ALIGNED):

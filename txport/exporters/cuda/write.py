@@ -10,7 +10,7 @@ import torch
 from txport.bundles.manifest import Manifest, is_quantised
 from txport.errors import UnsupportedError
 from txport.exporters.cuda.quantize import ALIGNED, LEAST_BLOCK, choose_forms
-from txport.exporters.fused.rewrite import Matrices, tables_of
+from txport.exporters.fused.rewrite import Matrices, tables_of, tags_of
 from txport.exporters.fused.write import write_graphs
 from txport.exporters.targets import TARGETS, Job
 from txport.models.checkpoint import Checkpoint
@@ -36,7 +36,7 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path) -> Manifest:
         target.run(models[role], job)
     forms = None
     if is_quantised(manifest.target, manifest.precision):
-        forms = choose_forms(models, manifest.precision, tables_of(source))
+        forms = choose_forms(models, manifest.precision, tables_of(source), tags_of(source))
         if not forms:
             need = f"{manifest.precision} on cuda needs matrices of whole blocks of {LEAST_BLOCK} inputs"
             raise UnsupportedError(

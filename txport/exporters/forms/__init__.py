@@ -1,6 +1,6 @@
 """ONNX conversions of the PyTorch functions that models call: one form per function name."""
 
-from txport.exporters.forms import arithmetic, layers, shapes
+from txport.exporters.forms import arithmetic, elementwise, indexing, layers, reductions, shapes
 from txport.exporters.forms.common import FORMS
 
-__all__ = ["FORMS", "arithmetic", "layers", "shapes"]
+__all__ = ["FORMS", "arithmetic", "elementwise", "indexing", "layers", "reductions", "shapes"]

@@ -7,7 +7,7 @@ shape and dtype of the form's result.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from txport.errors import UnsupportedError
-from txport.exporters.symbols import Form, Size, Symbol, Tracer
+from txport.exporters.symbols import FORMS_PAGE, Form, Size, Symbol, Tracer
 
 FORMS: dict[str, Form] = {}
+Made = TypeVar("Made", bound=Form)
 
 
-def form(*names: str) -> Callable[[Form], Form]:
-    """Register a form under the names of its functions, without leading and trailing underscores."""
+def form(*names: str) -> Callable[[Made], Made]:
+    """Register a form under the names of its functions, without the underscores around the names of operators."""
 
-    def register(made: Form) -> Form:
+    def register(made: Made) -> Made:
         FORMS.update(dict.fromkeys(names, made))
         return made
 
@@ -33,7 +34,7 @@ def form(*names: str) -> Callable[[Form], Form]:
 def require(condition: bool, what: str) -> None:
     """Raise `UnsupportedError` if `condition` is false: the form does not support `what`."""
     if not condition:
-        raise UnsupportedError(f"the exporter has no ONNX form of {what}: see exporters/forms")
+        raise UnsupportedError(f"the exporter has no ONNX form of {what}: {FORMS_PAGE}")
 
 
 def value_of_argument(tracer: Tracer, x: Any, dtype: torch.dtype) -> ir.Value:
@@ -49,9 +50,13 @@ def value_of_argument(tracer: Tracer, x: Any, dtype: torch.dtype) -> ir.Value:
 
 def cast(tracer: Tracer, name: str, x: Any, dtype: torch.dtype) -> ir.Value:
     """Return an argument as a value of the graph, cast to `dtype`."""
-    given = x.dtype if isinstance(x, Symbol | Tensor) else dtype
     value = value_of_argument(tracer, x, dtype)
-    return value if given == dtype else tracer.op(name, "Cast", [value], to=code_of(dtype))
+    return value if dtype_of(x) in (None, dtype) else tracer.op(name, "Cast", [value], to=code_of(dtype))
+
+
+def dtype_of(x: Any) -> torch.dtype | None:
+    """Return the dtype of a tensor or of a symbol; None for numbers and lengths."""
+    return x.dtype if isinstance(x, Symbol | Tensor) else None
 
 
 def code_of(dtype: torch.dtype) -> int:

@@ -1,7 +1,8 @@
-"""Forms of lengths, slices and views."""
+"""Forms of lengths, views, and tensors that are joined, repeated and filled."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,11 +10,10 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from txport.exporters.forms.common import FORMS, form, require
+from txport.exporters.forms.common import FORMS, form, require, value_of_argument
 from txport.exporters.symbols import Form, Size, Symbol, Tracer
-
-REST = np.iinfo(np.int64).max  # a slice to the end
 
 
 @form("arange")
@@ -24,14 +24,15 @@ def arange(tracer: Tracer, start: int, end: int | None = None, *, device: object
     return tracer.symbol(value, torch.arange, start, end)
 
 
-@form("cat")
+@form("cat", "concat")
 def cat(tracer: Tracer, tensors: Sequence[Symbol], dim: int = 0) -> Symbol:
     """Concatenate along one dim."""
-    value = tracer.op("cat", "Concat", [each.value for each in tensors], axis=dim)
-    return tracer.symbol(value, torch.cat, list(tensors), dim)
+    symbols = [tracer.as_symbol(each) for each in tensors]
+    value = tracer.op("cat", "Concat", [each.value for each in symbols], axis=dim)
+    return tracer.symbol(value, torch.cat, symbols, dim)
 
 
-@form("transpose")
+@form("transpose", "swapaxes")
 def transpose(tracer: Tracer, x: Symbol, first: int, second: int) -> Symbol:
     """Swap two dims."""
     order = list(range(x.dim()))
@@ -49,15 +50,16 @@ def movedim(tracer: Tracer, x: Symbol, source: int, destination: int) -> Symbol:
 
 
 @form("split")
-def split(tracer: Tracer, x: Symbol, sizes: Sequence[int], dim: int) -> tuple[Symbol, ...]:
-    """Split into parts of the given sizes along one dim."""
-    lengths = tracer.constant(np.array(sizes))
-    values = tracer.ops("split", "Split", [x.value, lengths], len(sizes), axis=dim)
+def split(tracer: Tracer, x: Symbol, sizes: int | Sequence[int], dim: int = 0) -> tuple[Symbol, ...]:
+    """Split into parts of the given sizes, or of one size, along one dim."""
+    if isinstance(sizes, int):
+        return chunk(tracer, x, -(-x.shape[dim] // sizes), dim)
+    values = tracer.ops("split", "Split", [x.value, tracer.constant(np.array(sizes))], len(sizes), axis=dim)
     return _parts(tracer, values, [torch.split(example, list(sizes), dim) for example in x.examples])
 
 
 @form("chunk")
-def chunk(tracer: Tracer, x: Symbol, count: int, dim: int) -> tuple[Symbol, ...]:
+def chunk(tracer: Tracer, x: Symbol, count: int, dim: int = 0) -> tuple[Symbol, ...]:
     """Split into `count` equal parts along one static dim."""
     size = x.shape[dim]
     require(not isinstance(size, Size) and size % count == 0, "chunks of a dim that a run decides, or unequal ones")
@@ -102,60 +104,150 @@ def _dims(tracer: Tracer, x: Symbol, result: Symbol) -> ir.Value:
         sum(not isinstance(dim, Size) and dim == -1 for dim in known) <= 1,
         "a view with several lengths that nothing else has",
     )
+    return lengths(tracer, known)
+
+
+FORMS |= {
+    "view": _reshaped(Tensor.reshape),
+    "reshape": _reshaped(torch.Tensor.reshape),
+    "flatten": _reshaped(torch.flatten),
+    "unflatten": _reshaped(torch.unflatten),
+}
+FORMS |= dict.fromkeys(("contiguous", "clone", "detach"), lambda tracer, x: x)
+
+
+@form("size")
+def size(tracer: Tracer, x: Symbol, dim: int | None = None) -> int | tuple[int, ...]:
+    """Return the shape, or one length of it."""
+    return x.shape if dim is None else x.shape[dim]
+
+
+@form("numel")
+def numel(tracer: Tracer, x: Symbol) -> int:
+    """Return the number of elements, if no run decides it."""
+    require(not any(isinstance(each, Size) for each in x.shape), "the number of elements, which a run decides")
+    return math.prod(x.shape)
+
+
+@form("permute")
+def permute(tracer: Tracer, x: Symbol, *dims: Any) -> Symbol:
+    """Put the dims in another order."""
+    order = [dim % x.dim() for dim in _listed(dims)]
+    return tracer.symbol(tracer.op("permute", "Transpose", [x.value], perm=order), torch.permute, x, order)
+
+
+@form("t", "T", "mT")
+def t(tracer: Tracer, x: Symbol) -> Symbol:
+    """Transpose matrices."""
+    return transpose(tracer, x, -2, -1)
+
+
+@form("squeeze")
+def squeeze(tracer: Tracer, x: Symbol, dim: int) -> Symbol:
+    """Remove a dim of size 1."""
+    require(not isinstance(x.shape[dim], Size) and x.shape[dim] == 1, f"a squeeze of dim {dim} of {x.shape}")
+    value = tracer.op("squeeze", "Squeeze", [x.value, tracer.constant(np.array([dim]))])
+    return tracer.symbol(value, torch.squeeze, x, dim)
+
+
+@form("stack")
+def stack(tracer: Tracer, tensors: Sequence[Symbol], dim: int = 0) -> Symbol:
+    """Concatenate along a new dim."""
+    dim = dim if dim >= 0 else dim + _most_dims(tensors) + 1
+    return cat(tracer, [unsqueeze(tracer, tracer.as_symbol(each), dim) for each in tensors], dim)
+
+
+def _most_dims(tensors: Sequence[Symbol]) -> int:
+    return max(each.dim() for each in tensors)
+
+
+@form("expand")
+def expand(tracer: Tracer, x: Symbol, *sizes: Any) -> Symbol:
+    """Repeat dims of size 1 without a copy in PyTorch; -1 keeps a dim."""
+    wanted = _listed(sizes)
+    dims = [1 if not isinstance(each, Size) and each == -1 else each for each in wanted]
+    return tracer.symbol(tracer.op("expand", "Expand", [x.value, lengths(tracer, dims)]), Tensor.expand, x, *wanted)
+
+
+@form("expand_as")
+def expand_as(tracer: Tracer, x: Symbol, other: Symbol) -> Symbol:
+    """Repeat dims of size 1 up to the shape of another tensor."""
+    return expand(tracer, x, *other.shape)
+
+
+@form("repeat")
+def repeat(tracer: Tracer, x: Symbol, *counts: Any) -> Symbol:
+    """Repeat a whole tensor along each dim; new dims come first."""
+    times = _listed(counts)
+    for _ in range(len(times) - x.dim()):
+        x = unsqueeze(tracer, x, 0)
+    return tracer.symbol(tracer.op("repeat", "Tile", [x.value, lengths(tracer, times)]), Tensor.repeat, x, *times)
+
+
+@form("repeat_interleave")
+def repeat_interleave(tracer: Tracer, x: Symbol, repeats: int, dim: int) -> Symbol:
+    """Repeat each element of a dim."""
+    require(isinstance(repeats, int), "repeats that are a tensor")
+    dim %= x.dim()
+    wide = unsqueeze(tracer, x, dim + 1)
+    found: Symbol = FORMS["flatten"](tracer, cat(tracer, [wide] * repeats, dim + 1), dim, dim + 1)
+    return found
+
+
+@form("pad")
+def pad(tracer: Tracer, x: Symbol, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Symbol:
+    """Add constant elements before and after the last dims."""
+    require(mode == "constant", f"a padding {mode!r}")
+    pairs = [(pad[at], pad[at + 1]) for at in range(0, len(pad), 2)]
+    every = [*[(0, 0)] * (x.dim() - len(pairs)), *reversed(pairs)]
+    pads = tracer.constant(np.array([*(first for first, _ in every), *(last for _, last in every)]))
+    filled = value_of_argument(tracer, value or 0, x.dtype)
+    return tracer.symbol(tracer.op("pad", "Pad", [x.value, pads, filled]), F.pad, x, list(pad), mode, value)
+
+
+@form("zeros", "new_zeros")
+def zeros(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, device: object = None) -> Symbol:
+    """Return zeros of a shape; of `new_zeros`, the dtype is that of the tensor."""
+    return full(tracer, *_like(sizes), 0.0, dtype=dtype)
+
+
+@form("ones", "new_ones")
+def ones(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, device: object = None) -> Symbol:
+    """Return ones of a shape; of `new_ones`, the dtype is that of the tensor."""
+    return full(tracer, *_like(sizes), 1.0, dtype=dtype)
+
+
+@form("full", "new_full")
+def full(tracer: Tracer, *given: Any, dtype: torch.dtype | None = None, device: object = None) -> Symbol:
+    """Return one number in a shape; of `new_full`, the dtype is that of the tensor."""
+    *like, sizes, number = given
+    wanted = dtype or (like[0].dtype if like else torch.full((), number).dtype)
+    return expand(tracer, tracer.as_symbol(torch.full((), number, dtype=wanted)), *sizes)
+
+
+def _like(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return (tensor, dims) of the arguments of `new_zeros`, (dims,) of those of `zeros`."""
+    like = sizes[:1] if sizes and isinstance(sizes[0], Symbol | Tensor) else ()
+    return (*like, _listed(sizes[len(like) :]))
+
+
+FORMS["zeros_like"] = lambda tracer, x, dtype=None: full(tracer, x, x.shape, 0, dtype=dtype)
+FORMS["ones_like"] = lambda tracer, x, dtype=None: full(tracer, x, x.shape, 1, dtype=dtype)
+FORMS["full_like"] = lambda tracer, x, number, dtype=None: full(tracer, x, x.shape, number, dtype=dtype)
+
+
+def _listed(dims: tuple[Any, ...]) -> list[int]:
+    """Return dims that were given one by one or as one sequence."""
+    return list(dims[0]) if len(dims) == 1 and isinstance(dims[0], list | tuple) else list(dims)
+
+
+def lengths(tracer: Tracer, dims: Sequence[int]) -> ir.Value:
+    """Return numbers and lengths as one int64 vector in the graph."""
+    if not any(isinstance(each, Size) for each in dims):
+        return tracer.constant(np.array(dims, np.int64))
     one = tracer.constant(np.array([-1]))
     parts = [
         tracer.op("dims", "Reshape", [dim.value, one]) if isinstance(dim, Size) else tracer.constant(np.array([dim]))
-        for dim in known
+        for dim in dims
     ]
     return tracer.op("dims", "Concat", parts, axis=0)
-
-
-FORMS |= {"view": _reshaped(Tensor.reshape), "flatten": _reshaped(torch.flatten)}
-FORMS |= {"unflatten": _reshaped(torch.unflatten)}
-
-
-@form("getitem")
-def getitem(tracer: Tracer, x: Symbol, index: Any) -> Symbol:
-    """Index with slices that go to the end, new dims (None) and single positions."""
-    parts = index if isinstance(index, tuple) else (index,)
-    result = x.value
-    axis = 0  # of the remaining value
-    dims = 0  # of the result
-    new = []
-    for part in parts:
-        dims += not isinstance(part, int)
-        if part is None:
-            new.append(dims - 1)
-        elif isinstance(part, int):
-            require(not isinstance(part, Size), "a place that depends on lengths")
-            result = tracer.op("pick", "Gather", [result, tracer.constant(np.array(part))], axis=axis)
-        else:
-            require(
-                isinstance(part, slice) and part.stop is None and part.step is None,
-                f"the index {part!r}: slices go to the end",
-            )
-            result = result if part.start is None else _from(tracer, result, part.start, axis)
-            axis += 1
-    if new:
-        result = tracer.op("unsqueeze", "Unsqueeze", [result, tracer.constant(np.array(new))])
-    examples = [_taken(example, parts, at) for at, example in enumerate(x.examples)]
-    return tracer.given(result, (examples[0], examples[1]))
-
-
-def _from(tracer: Tracer, x: ir.Value, start: int, axis: int) -> ir.Value:
-    """Slice an axis from a start position to the end."""
-    one, rest = (tracer.constant(np.array([number])) for number in (axis, REST))
-    begin = tracer.op("slice/start", "Reshape", [tracer.scalar(start), tracer.constant(np.array([-1]))])
-    return tracer.op("slice", "Slice", [x, begin, rest, one])
-
-
-def _taken(example: Tensor, parts: Sequence[Any], at: int) -> Tensor:
-    """Apply an index to example `at` (0 or 1)."""
-
-    def of_example(part: Any) -> Any:
-        if not isinstance(part, slice):
-            return part
-        return slice(part.start.pair[at] if isinstance(part.start, Size) else part.start, None)
-
-    taken: Tensor = example[tuple(map(of_example, parts))]
-    return taken

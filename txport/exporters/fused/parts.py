@@ -46,13 +46,11 @@ def check_parts(
     operators: Sequence[str],
     kind_of: Callable[[ir.Node], Any],
     others: Sequence[str] = (),
-    plain: Sequence[str] = (PLAIN,),
 ) -> None:
     """Raise `GraphError` if the graph does not have the operators that were counted in its trace.
 
     Nodes of the attention `operators` are also compared by kind: `kinds` as counted, `kind_of` for a node. Therefore a
-    lost window, soft cap or rotary embedding is detected. For `others`, only the number is compared. MatMul and Softmax
-    nodes are allowed only if a part became one of `plain`.
+    lost window, soft cap or rotary embedding is detected. For `others`, only the number is compared.
     """
     found = Counter(node.op_type for node in model.graph)
     found[PACKED] = packed
@@ -62,7 +60,5 @@ def check_parts(
         of_kind = Counter(kind_of(node) for node in model.graph if node.op_type in operators)
         different = sorted(kind for kind in {*of_kind, *kinds} if of_kind[kind] != kinds.get(kind, 0))
         missed = [f"{of_kind[kind]} {kind} instead of {kinds.get(kind, 0)}" for kind in different]
-    if not any(became.get(each) for each in plain) and (found["MatMul"] or found["Softmax"]):
-        missed.append(f"{found['MatMul']} MatMul and {found['Softmax']} Softmax left over")
     if missed:
         raise GraphError(f"the {role} graph was not fused as this model's parts say: {', '.join(missed)}")

@@ -16,6 +16,7 @@ from txport.errors import UnsupportedError
 from txport.exporters.fused.packs import MICROSOFT, parts_of, stored_as
 from txport.exporters.fused.quantize import Quantized, quantize, shapes
 from txport.exporters.trace import weight_names
+from txport.models.parts import Linear
 from txport.models.weights.streamed import Read
 
 Array = NDArray[Any]
@@ -127,6 +128,12 @@ def tables_of(module: nn.Module) -> set[str]:
     """Return the names of the embedding tables of a module, as in a trace."""
     names = weight_names(module)
     return {names[id(each.weight)] for each in module.modules() if isinstance(each, nn.Embedding)}
+
+
+def tags_of(module: nn.Module) -> dict[str, str]:
+    """Return weight name -> tag for each linear layer of a module, with the names of a trace."""
+    names = weight_names(module)
+    return {names[id(each.weight)]: each.tag for each in module.modules() if isinstance(each, Linear)}
 
 
 def _numbers(weight: ir.Value, read: Read | None) -> ir.TensorProtocol:

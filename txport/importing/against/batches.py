@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from txport.models.audio.facts import Features
-from txport.models.facts import LOGITS, Facts
+from txport.models.facts import LOGITS, Facts, Tokens
 from txport.models.model import Model
 from txport.models.ops import padding_mask
 from txport.proof.parity.cases import Draw
@@ -19,8 +19,10 @@ from txport.system import memory
 
 ROWS = 3
 LENGTHS = ((5, 7), (11, 4), (2, 6))  # of sources and targets; none equals ROWS, and the two of a batch differ
+FIRST_IDS, LAST_IDS = 8, 4  # of a vocabulary: most special tokens are among them
 RAGGED = (9, 4, 7)
-SHORT = ROWS * max(map(max, LENGTHS))  # maximum number of tokens of a batch without the long row
+MOST = max(map(max, LENGTHS))  # tokens of a short row
+SHORT = ROWS * MOST  # maximum number of tokens of a batch without the long row
 BESIDE = 5
 LONG, BEYOND = 300, 9  # tokens of the long row, and tokens after the last position whose behaviour depends on length
 SHARE = 0.5  # of free memory for the long row
@@ -76,12 +78,44 @@ class Batch:
 
 
 def draw_batches(facts: Facts, *, padded: bool) -> Iterator[Batch]:
-    """Yield one batch per length, all its rows equally long; with `padded`, also one with rows of different lengths."""
+    """Yield one batch per length, all its rows equally long, and one with ids that may be special in the original.
+
+    With `padded`, the original is given masks: yield also a batch with rows of different lengths.
+    """
     draw = Draw(facts, np.random.default_rng(0))
     for source, target in LENGTHS:
         yield _batch(facts, draw, [source] * ROWS, target)
-    if padded and facts.masks_source:
-        yield _batch(facts, draw, list(RAGGED), BESIDE)
+    yield _with_special(facts, _batch(facts, draw, [LENGTHS[0][1]] * ROWS, LENGTHS[0][1]), is_masked=padded)
+    if padded:
+        yield from draw_padded(facts)
+
+
+def draw_padded(facts: Facts) -> Iterator[Batch]:
+    """Yield a batch with rows of different lengths, if a source can be padded."""
+    if facts.masks_source:
+        yield _batch(facts, Draw(facts, np.random.default_rng(0)), list(RAGGED), BESIDE)
+
+
+def _with_special(facts: Facts, given: Batch, *, is_masked: bool) -> Batch:
+    """Return a batch that has the first and last ids of the vocabularies within its rows, except padding.
+
+    An original that is given no masks may mask one of them, as its own padding. If it is given masks (`is_masked`), no
+    special token is used.
+    """
+
+    def filled(ids: Tensor, tokens: Tokens) -> Tensor:
+        left_out = set(tokens.special if is_masked else (tokens.pad,))
+        listed = dict.fromkeys((*range(FIRST_IDS), *range(tokens.size - LAST_IDS, tokens.size)))
+        chosen = [each for each in listed if 0 <= each < tokens.size and each not in left_out]
+        found = ids.clone()
+        for row in range(len(ids)):
+            some = chosen[row :: len(ids)][: max(0, ids.shape[1] - 2)]
+            found[row, 1 : 1 + len(some)] = torch.tensor(some, dtype=ids.dtype)
+        return found
+
+    source = given.source if isinstance(facts.reads, Features) else filled(given.source, facts.reads)
+    target = None if given.target is None else filled(given.target, facts.writes)
+    return replace(given, source=source, target=target)
 
 
 def changes_at(model: Model) -> dict[str, int]:
@@ -147,7 +181,7 @@ def outputs_of(model: Model, given: Batch) -> dict[str, Tensor]:
     facts = model.facts
     if facts.task == "seq2seq":
         assert given.target is not None
-        memory = model.encode(given.source, given.lengths)
+        memory = model.encode_masked(given.source, given.mask if facts.masks_source else None)
         return {LOGITS: model.decode(given.target, memory, model.empty_state(len(given.target))).logits}
     if facts.task == "encode":
         names = [each.name for each in facts.outputs]

@@ -90,28 +90,29 @@ def unread(evidence: Beside) -> Cause | None:
 
 
 def other_order(evidence: Beside) -> Cause | None:
-    """A norm before the sublayer in one model (pre-norm), and after the residual in the other (post-norm)."""
+    """Norms before all sublayers of a layer in one model (pre-norm), and after their residuals in the other."""
     found = misplaced(evidence)
-    if found is None:
-        return None
-    own, other = ("before it", "after the residual")[:: 1 if found[1].first else -1]
+    return None if found is None else order_cause(is_first=found[1].first)
+
+
+def order_cause(*, is_first: bool) -> Cause:
+    """Return the cause for an import whose norms are before sublayers, if `is_first`, and else after residuals."""
+    own, other = ("before it", "after the residual")[:: 1 if is_first else -1]
     return Cause(ORDER, f"the norm of each sublayer stands {other}, the import has it {own}")
 
 
 def misplaced(evidence: Beside) -> tuple[str, Residual] | None:
-    """Return the layer's first residual whose norm has another position in the original, with its name, or None."""
+    """Return the first residual of the layer, with its name, if the original has all norms at the other position."""
     name = evidence.tap.key[0]
     parts = name.split(".")
     found = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     layer = next((each for each in found if isinstance(evidence.model.get_submodule(each), Layer)), None)
     if layer is None:
         return None
-    for attribute, around in evidence.model.get_submodule(layer).named_children():
-        if isinstance(around, Residual):
-            place = _placed(evidence, f"{layer}.{attribute}")
-            if place is not None and place != around.first:
-                return f"{layer}.{attribute}", around
-    return None
+    children = evidence.model.get_submodule(layer).named_children()
+    around = [(f"{layer}.{attribute}", each) for attribute, each in children if isinstance(each, Residual)]
+    is_other = [_placed(evidence, name) is (not each.first) for name, each in around]
+    return around[0] if around and all(is_other) else None
 
 
 def _placed(evidence: Beside, name: str) -> bool | None:

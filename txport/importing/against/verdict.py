@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,46 +14,36 @@ import torch
 from txport.errors import CheckpointError, OutOfMemoryError
 from txport.importing.against.batches import (
     FAR,
-    LENGTHS,
+    MOST,
     Batch,
     Reach,
     changes_at,
     draw_batches,
     draw_long,
+    draw_padded,
     long_length,
 )
-from txport.importing.against.beside import Beside
-from txport.importing.against.causes import cause_of
-from txport.importing.against.faults import ORDER, misplaced
 from txport.importing.against.narrow import rounded_tables
 from txport.importing.against.original import Original, hold_weights
 from txport.importing.against.pairing import Origins
+from txport.importing.against.parting import TOLD, Parting, find_parting, not_located
 from txport.importing.against.taps import (
     CLOSELY,
     END,
-    IN,
     SURELY,
-    Key,
     Run,
     Tap,
-    benign,
     run_freely,
-    run_on_theirs,
     run_plainly,
 )
 from txport.models.facts import LOGITS
 from txport.models.model import Model
-from txport.models.parts import NORM_TYPES, FeedForward, GatedFeedForward
 from txport.models.weights.plan import Plan
 from txport.models.weights.streamed import converted
-from txport.proof.bisect.faults.evidence import Cause
-from txport.proof.bisect.words import describe
 from txport.proof.parity.measures import finite
 
-TOLD = 5  # maximum number of further positions shown
+PAD = "pad_id"
 TABLES = 5e-8  # error of outputs per token, relative to the largest value, with angles or sinusoids in float32
-MOST = max(map(max, LENGTHS))  # tokens of a short row
-BEFORE = "all that was computed before agrees, this is off"
 
 
 @dataclass(frozen=True)
@@ -85,43 +76,11 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Parting:
-    """The first difference: the part of the import, the modules of the original, the error, and the cause.
-
-    `side` is "in", "out", "block" or "end". `left` is the difference that remains if the cause is fixed. `also` are
-    descriptions of further positions that differ.
-    """
-
-    where: str
-    part: str
-    side: str
-    theirs: tuple[str, ...]
-    error: float
-    allowed: float
-    kind: str
-    what: str
-    left: float | None
-    also: tuple[str, ...] = ()
-
-    def lines(self) -> Iterator[tuple[str, str]]:
-        """Yield the lines to show: a label and its text."""
-        names = f", {' and '.join(self.theirs)} of the original" if self.theirs else ""
-        place = {IN: "what goes into ", END: ""}.get(self.side, "what comes of ")
-        yield "parts at", f"{self.where} ({place}{self.part}{names})"
-        how = BEFORE if self.side in (IN, END) else "inputs agree, outputs part"
-        yield "figures", f"{how} by {self.error:.3g}, allowed {self.allowed:.2g}"
-        fixed = f"; with that changed, the two agree within {self.left:.2g}" if self.left is not None else ""
-        yield "cause", self.what + fixed
-        if self.also:
-            more = f"; and {len(self.also) - TOLD} more" if len(self.also) > TOLD else ""
-            yield "also", "; ".join(self.also[:TOLD]) + more
-
-
-@dataclass(frozen=True)
 class Verdict:
     """An import compared with its original, in rows of up to `tokens`; `not_reached` needs longer rows.
 
-    `not_compared` are outputs of the import that the original does not return. `in_float32` are tables and functions in
+    `not_compared` are outputs of the import that the original does not return, `special_ids` the keys of the config
+    whose tokens the original does not need to compute its outputs. `in_float32` are tables and functions in
     float32 of either model, if they are why the two agree less closely than in float64.
     """
 
@@ -132,6 +91,7 @@ class Verdict:
     tokens: int
     not_reached: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
+    special_ids: tuple[str, ...] = ()
     in_float32: tuple[str, ...] = ()
 
     @property
@@ -169,6 +129,7 @@ class Verdict:
             "tokens": self.tokens,
             "not_reached": list(self.not_reached),
             "not_compared": list(self.not_compared),
+            "special_ids": list(self.special_ids),
             "in_float32": list(self.in_float32),
         }
 
@@ -179,6 +140,8 @@ class Verdict:
         yield "; ".join([f"compared up to {self.tokens} tokens", *self.not_reached])
         if self.not_compared:
             yield f"not compared: {', '.join(self.not_compared)}, which the original does not give"
+        if self.special_ids:
+            yield f"special ids are not compared: {', '.join(self.special_ids)}"
         if self.in_float32:
             more = f" and {len(self.in_float32) - TOLD} more" if len(self.in_float32) > TOLD else ""
             yield f"rounded to float32: {', '.join(self.in_float32[:TOLD])}{more}"
@@ -209,16 +172,28 @@ def compare(model: Model, made: Plan, original: Original, *, reach: Reach = FAR)
         try:
             hold_weights(*([model, original.module] if certain else []))  # the search for a cause reads any of them
         except OutOfMemoryError as error:
-            parting = _not_located(runs, error)
+            parting = not_located(runs, error)
         else:
             watched = [run_freely(model, original, origins, given) for given in _telling(runs, rounding)]
-            parting = _parting(model, original, origins, watched, certain=certain)
+            parting = find_parting(model, original, origins, watched, certain=certain)
     tokens = max(run.given.tokens for run in runs)
     left = [f"not {what}" for what, size in changes_at(model).items() if size >= tokens]
     dtype = str(original.dtype).removeprefix("torch.")
     missing = tuple(name for name in runs[0].ours if name not in runs[0].theirs)
     rounded = () if is_close or parting is not None else rounding.names
-    return Verdict(original.name, dtype, outputs, parting, tokens, (*left, *why), missing, rounded)
+    special = () if parting is not None else tuple(_special_ids(model, original))
+    return Verdict(original.name, dtype, outputs, parting, tokens, (*left, *why), missing, special, rounded)
+
+
+def _special_ids(model: Model, original: Original) -> Iterator[str]:
+    """Yield the keys of the config for special tokens, without `pad_id` if the original masks this token itself."""
+    is_padding = False
+    with suppress(CheckpointError):  # it may fail without a mask
+        is_padding = not original.masks and all(
+            tap.within(SURELY) for given in draw_padded(model.facts) for tap in run_plainly(model, original, given).ends
+        )
+    names = [each.name for each in dataclasses.fields(model.config) if each.name.endswith(("_id", "_ids"))]
+    yield from (name for name in names if not (name == PAD and is_padding))
 
 
 @dataclass(frozen=True)
@@ -290,91 +265,3 @@ def _agreement(output: str, runs: Sequence[Run], rounding: Rounding) -> Agreemen
     usual = max(tap.size for tap in taps)
     ordinary = usual if usual < largest else None
     return Agreement(output, max(tap.gap for tap in taps), largest, places, alike, passed, ordinary)
-
-
-def _parting(
-    model: Model, original: Original, origins: Origins, runs: Sequence[Run], *, certain: bool
-) -> Parting | None:
-    """Return the first difference; None if it may be rounding only, unless the outputs are `certain` to differ."""
-    found: dict[Key, Beside] = {}
-    ends: list[Beside] = []
-    for free in runs:
-        kept = benign(model, free)
-        parted = {tap.key for tap in free.taps if not tap.within(CLOSELY)}
-        isolated = run_on_theirs(model, original, free, kept)
-        ends += [Beside(tap, isolated, model, origins) for tap in isolated.ends if not tap.within(SURELY)]
-        for tap in isolated.taps:
-            if tap.key not in kept and tap.key in parted and not tap.within(CLOSELY):
-                # the first run in which the difference exceeds SURELY, if there is one
-                known = found.get(tap.key)
-                if known is None or (known.tap.within(SURELY) and not tap.within(SURELY)):
-                    found[tap.key] = Beside(tap, isolated, model, origins)
-    ordered = sorted(found.values(), key=lambda each: each.tap.order)
-    causes = ((each, _cause(each) if _may_err(each) else None) for each in ordered)
-    sure = ((each, cause) for each, cause in causes if cause is not None or not each.tap.within(SURELY))
-    first = next(sure, None)
-    if first is not None:
-        own = _where(first[0])
-        also = dict.fromkeys(_where(each) for each, _ in sure)
-        return _described(*first, tuple(each for each in also if each != own))
-    if not certain:
-        return None
-    if ends:
-        return _described(ends[0], cause_of(ends[0]), ())
-    outputs = [Beside(tap, free, model, origins) for free in runs for tap in free.ends]
-    most = max(ordered or outputs, key=lambda each: each.tap.error / max(each.tap.size, 1e-30))
-    return _described(most, None, ())
-
-
-def _may_err(evidence: Beside) -> bool:
-    """Return True if a difference may be an error; a small one only in norms (epsilon) or feed-forward (activation)."""
-    kind = evidence.kind
-    is_subtle = isinstance(kind, type) and issubclass(kind, (*NORM_TYPES, FeedForward, GatedFeedForward))
-    return is_subtle or not evidence.tap.within(SURELY)
-
-
-def _cause(evidence: Beside) -> Cause | None:
-    evidence.read_weights()
-    return cause_of(evidence)
-
-
-def _not_located(runs: Sequence[Run], error: OutOfMemoryError) -> Parting:
-    """Return the difference of the outputs, without the part where it begins."""
-    tap = max((tap for run in runs for tap in run.ends), key=lambda tap: tap.error / max(tap.size, 1e-30))
-    name = tap.key[0]
-    return Parting(f"the output {name}", name, END, (), tap.worst, tap.allowed, "unknown", f"not found: {error}", None)
-
-
-def _where(evidence: Beside) -> str:
-    tap = evidence.tap
-    if evidence.call is None:
-        return f"the output {tap.key[0]}"
-    own = evidence.block or evidence.embedding or evidence.frames or evidence.call
-    place = describe(evidence.model, [own.name])
-    return f"before {place}" if own is evidence.call and tap.key[2] == IN else place
-
-
-def _unknown(tap: Tap) -> str:
-    if not tap.within(SURELY):
-        return "no cause that is known gives what the original gives"
-    dtype = str(tap.ours.dtype).removeprefix("torch.")
-    much = f"they agree within {tap.error:.2g}, which is more than rounding in {dtype}"
-    return f"{much}, and no cause that is known explains it"
-
-
-def _described(evidence: Beside, cause: Cause | None, also: tuple[str, ...]) -> Parting:
-    tap = evidence.tap
-    left = min(evidence.closest, default=None) if cause is not None else None
-    moved = misplaced(evidence) if cause is not None and cause.kind == ORDER else None
-    return Parting(
-        where=describe(evidence.model, [f"{moved[0]}.norm"]) if moved is not None else _where(evidence),
-        part=tap.key[0],
-        side=tap.key[2],
-        theirs=tap.names,
-        error=tap.worst,
-        allowed=(SURELY if not tap.within(SURELY) else CLOSELY)[tap.ours.dtype] * tap.size,
-        kind="unknown" if cause is None else cause.kind,
-        what=_unknown(tap) if cause is None else cause.what,
-        left=left,
-        also=also,
-    )

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from txport.models.model import Model
 from txport.models.parts import (
     NORM_TYPES,
     Additive,
@@ -20,9 +21,13 @@ from txport.models.parts import (
     FeedForward,
     Frames,
     GatedFeedForward,
+    Layer,
+    Linear,
     RelativeBias,
     RelativeVectors,
+    Residual,
     Rotary,
+    SoftCap,
     Window,
 )
 
@@ -31,6 +36,12 @@ Array = NDArray[Any]
 BLOCKS = (Embedding, Frames, Attention, FeedForward, GatedFeedForward)
 INNER = (DotProduct, Additive, Window, Rotary, RelativeBias, RelativeVectors)
 WATCHED = (nn.Linear, nn.Conv1d, nn.Embedding, *NORM_TYPES, *BLOCKS, *INNER)
+KNOWN = {*WATCHED, Linear, Layer, Residual, SoftCap, nn.ModuleList, nn.ModuleDict, nn.Sequential}
+
+
+def is_own(part: nn.Module) -> bool:
+    """Return True for a part of an architecture's own, whose type has neither words nor fault models."""
+    return type(part) not in KNOWN and not isinstance(part, Model)
 
 
 @dataclass(eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,12 @@ from txport.models.facts import StateTensor
 from txport.models.model import Model
 from txport.models.parts import Embedding, Frames, Residual
 from txport.models.weights.streamed import stay
-from txport.proof.bisect.calls import PartCall, Record
+from txport.proof.bisect.calls import PartCall, Record, is_own
 from txport.proof.bisect.faults.evidence import Evidence, WrongWeight, last_map
 from txport.proof.bisect.isolation import Span, span_before
 from txport.proof.bisect.probe import Finding
-from txport.proof.bisect.taps import IN, OUT, PORT, Tap
-from txport.proof.bisect.words import describe
+from txport.proof.bisect.taps import IN, OUT, PORT, Holder, Tap, holders_of
+from txport.proof.bisect.words import common_parent, describe
 
 Array = NDArray[Any]
 
@@ -108,6 +109,22 @@ class TapEvidence(Evidence):
             return {before[0]: truths[before[0]]}
         by_value = {tap.value: tap for tap in reversed(list(truths)) if tap.value in self.span.reads}
         return {tap: truths[tap] for tap in by_value.values()}
+
+    @cached_property
+    def own(self) -> tuple[Holder, ...]:
+        """The holders of the tensors that the span reads which are parts of the user's own."""
+        read = [str(value.name) for node in self.span.nodes for value in node.inputs if value is not None]
+        held = holders_of(self.model)
+        holders = [each for name in dict.fromkeys(read) for each in held.get(name, ())]
+        return tuple(each for each in holders if is_own(each.part))
+
+    @property
+    def own_parts(self) -> tuple[str, ...]:
+        """The types of the user's own parts that compute the value: they hold tensors of the span, or surround it."""
+        ends = [tap.modules[0] for tap in (self.finding.tap, *self.reads) if tap.side != PORT]
+        around = [self.model.get_submodule(common_parent(*pair)) for pair in combinations(ends, 2)]
+        parts = (*(each.part for each in self.own), *(each for each in around if is_own(each)))
+        return tuple(dict.fromkeys(type(each).__name__ for each in parts))
 
     @cached_property
     def call(self) -> PartCall | None:

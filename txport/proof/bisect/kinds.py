@@ -40,7 +40,7 @@ from txport.proof.bisect.faults.evidence import Cause, last_map
 from txport.proof.bisect.faults.feed_forward import exchanged, other_activation
 from txport.proof.bisect.faults.frames import no_channel_bias, other_bend, other_frames, other_places, wrong_table
 from txport.proof.bisect.faults.norms import epsilon, other_affine, other_norm
-from txport.proof.bisect.faults.positions import other_cached_turn, other_distances, other_turn
+from txport.proof.bisect.faults.positions import other_bias, other_cached_turn, other_distances, other_turn
 from txport.proof.bisect.taps import OUT
 from txport.proof.bisect.words import describe, describe_state, name_of_sublayer
 
@@ -125,6 +125,7 @@ KINDS: Mapping[type, Kind] = {
             other_distances,
             other_heads,
             inner_weight,
+            other_bias,
             other_cap,
             other_scale,
             multiple,
@@ -149,15 +150,19 @@ def kind_of(evidence: TapEvidence) -> Kind:
 
 
 def place_of(evidence: TapEvidence) -> str:
-    """Describe the position of a tap."""
+    """Describe the position of a tap, and name the parts of the user's own that compute the value."""
     again = f" (call {evidence.finding.tap.nth + 1})" if evidence.finding.tap.nth else ""
-    return kind_of(evidence).words(evidence) + again
+    own = f" (a part of {' and '.join(evidence.own_parts)})" if evidence.own_parts else ""
+    return kind_of(evidence).words(evidence) + again + own
 
 
 def cause_of(evidence: TapEvidence) -> Cause:
     """Return the cause by the first fault model that explains the graph's value."""
     if evidence.seen.shape != evidence.expected.shape:
         return Cause("shape", f"its shape is {evidence.seen.shape}, expected {evidence.expected.shape}")
+    own = (evidence.wrong.get(each.tensor) for each in evidence.own)
+    if (wrong := next((each for each in own if each is not None), None)) is not None:
+        return wrong.cause
     for fault_model in kind_of(evidence).faults:
         if cause := fault_model(evidence):
             return cause

@@ -21,7 +21,7 @@ from txport.bundles.ports import IDS, NEXT_IDS, PRESENT_LENGTHS, Graph
 from txport.errors import ParityError
 from txport.models.facts import StateTensor
 from txport.models.parts import NORM_TYPES
-from txport.proof.bisect.calls import WATCHED, Record, calls_of
+from txport.proof.bisect.calls import Record, calls_of
 
 Array = NDArray[Any]
 
@@ -41,6 +41,11 @@ class Holder:
     name: str
     part: nn.Module
     attribute: str
+
+    @property
+    def tensor(self) -> str:
+        """The model's name of the weight or table."""
+        return f"{self.name}.{self.attribute}".removeprefix(".")
 
     @property
     def is_main(self) -> bool:
@@ -92,7 +97,7 @@ def find_taps(
     """Return every tap of a graph, in the order of computation.
 
     `table` states how its initializers are stored; `record` has the calls of the model's parts in the same run. Raises
-    `ParityError` for a weight of the model that no kind of part covers.
+    `ParityError` for a weight that is packed with others of unknown parts.
     """
     order = _order_of(graph)
     holders = holders_of(model)
@@ -100,8 +105,6 @@ def find_taps(
     for value in graph.graph.initializers.values():
         stored = table.get(str(value.name), Stored((str(value.name),)))
         held = [holders[name] for name in stored.weights if name in holders]
-        for each in (each for some in held for each in some):
-            require_covered(each)
         if held and len(held) < len(stored.weights):
             unknown = next(name for name in stored.weights if name not in holders)
             raise ParityError(f"no part covers {unknown}, which {value.name} packs with weights of the model")
@@ -149,14 +152,6 @@ def holders_of(model: nn.Module) -> dict[str, list[Holder]]:
                 names[f"{name}.{own}".removeprefix(".")] = id(tensor)
                 found.setdefault(id(tensor), []).append(Holder(name, part, own))
     return {name: found[key] for name, key in names.items()}
-
-
-def require_covered(holder: Holder) -> None:
-    """Raise `ParityError` for a part of an unknown type."""
-    if not isinstance(holder.part, WATCHED):
-        what = f"{holder.name}.{holder.attribute}".removeprefix(".")
-        kind = type(holder.part).__name__
-        raise ParityError(f"no part covers {what}, a weight of {kind}: give this kind of part words and faults")
 
 
 def _taps_of_weight(

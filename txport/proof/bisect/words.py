@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from torch import nn
@@ -72,7 +73,7 @@ def _convolution(place: Place) -> str:
 
 
 def _plain(place: Place) -> str:
-    return place.attribute.replace("_", " ")
+    return place.attribute.replace("feed_forward", "feed-forward").replace("_", " ")
 
 
 def _always(words: str) -> Callable[[Place], str]:
@@ -119,6 +120,12 @@ def path_to(model: nn.Module, name: str) -> list[Place]:
     return found
 
 
+def common_parent(one: str, other: str) -> str:
+    """Return the name of the innermost module that contains two modules: `a.b.c` and `a.b.d` -> `a.b`."""
+    pairs = zip(one.split("."), other.split("."), strict=False)
+    return ".".join(own for own, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 def name_of_sublayer(model: nn.Module, residual: str) -> str:
     """Return the name of the sublayer that a residual of a layer contains."""
     holder, _, _ = residual.rpartition(".")
@@ -139,7 +146,7 @@ def _layer(path: Sequence[Place]) -> tuple[str, Sequence[Place]]:
     """Return the layer, such as `decoder layer 1`, and the rest of the path; layers count from 0, as in names."""
     first = path[0]
     stack = first.parent.stack_of(first.attribute) if isinstance(first.parent, Model) else None
-    at = max((at for at, place in enumerate(path) if isinstance(place.parent, nn.ModuleList)), default=0)
+    at = next((at for at, place in enumerate(path) if isinstance(place.parent, nn.ModuleList)), 0)
     if at:
         layers = path[at - 1].attribute if stack is None else stack.side
         return f"{layers} layer {path[at].attribute}", path[at + 1 :]
@@ -157,11 +164,16 @@ def describe(model: nn.Module, modules: Sequence[str]) -> str:
     if not path:
         return modules[0]
     layer, rest = _layer(path)
-    phrases = [phrase(place) for place in rest]
+    phrases = list[str]()
+    for place in rest:
+        if place.attribute.isdigit() and phrases:  # of a list: `experts 3`
+            phrases[-1] += f" {place.attribute}"
+        else:
+            phrases.append(phrase(place))
     others = [phrase(way[-1]) for way in (path_to(model, name) for name in modules[1:]) if way]
     if phrases and others:
         phrases[-1] = " and ".join([phrases[-1], *others])
-    return ", ".join(each for each in (layer, *phrases) if each)
+    return ", ".join(dict.fromkeys(each for each in (layer, *phrases) if each))
 
 
 def describe_state(tensor: StateTensor) -> str:

@@ -139,7 +139,10 @@ def compare_epsilons(role: str, bundle: Bundle, model: Model) -> Iterator[Compar
     """Compare the epsilon of each norm in a graph with its module's: large values hide a wrong one in the outputs."""
     named = ((name, each) for name, each in model.named_modules() if isinstance(each, NORM_TYPES))
     norms = {f"{name}.weight": (name, each) for name, each in named}
+    own = {name for name, _ in model.named_parameters(remove_duplicate=False)} - norms.keys()
     for weight, epsilon in graph_epsilons(bundle.file(role)):
+        if weight in own:  # of a norm of the architecture's own: the outputs show its epsilon
+            continue
         if weight not in norms:
             note = f"has an epsilon of {epsilon:g}, and is the weight of no norm of the checkpoint"
             yield wrong(weight, note, case=WEIGHTS, runtime=role, step=0, kind=WEIGHTS)

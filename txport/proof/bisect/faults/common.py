@@ -120,12 +120,16 @@ def wrong_sum(evidence: Evidence, parts: Mapping[str, Array]) -> Cause | None:
         return None
     matrix = np.stack([value.astype(np.float64).ravel() for value in known.values()], axis=1)
     seen, right = (np.linalg.lstsq(matrix, each.ravel(), rcond=None)[0] for each in (evidence.seen, evidence.expected))
-    if not evidence.explains(matrix @ seen):
+    is_sum = np.abs(matrix @ right - evidence.expected.ravel()).max(initial=0.0) <= evidence.allowed
+    if not is_sum or not evidence.explains(matrix @ seen):
         return None
-    words, ratio = max(zip(known, seen / right, strict=True), key=lambda each: abs(each[1] - 1))
+    ratios = np.divide(seen, right, out=np.ones_like(seen), where=np.abs(right) > NOTHING)
+    ratio = max(ratios, key=lambda each: abs(each - 1))
+    wrong = [words for words, each in zip(known, ratios, strict=True) if abs(each - ratio) < NOTHING]
+    words = f"{' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'}"
     if abs(ratio) < NOTHING:
-        return Cause("sum", f"{words} is not added")
-    return Cause("scale", f"{words} is scaled by {ratio:.6g} of what it should be")
+        return Cause("sum", f"{words} not added")
+    return Cause("scale", f"{words} scaled by {ratio:.6g} of what it should be")
 
 
 def no_bias(evidence: Evidence) -> Cause | None:

@@ -175,6 +175,51 @@ def _without(core: DotProduct, given: Attended) -> Iterator[tuple[str, Attended]
         yield "relative positions are not applied", given.replace(core=altered(core, **dict.fromkeys(there)))
 
 
+def other_bias(evidence: Evidence) -> Cause | None:
+    """A position bias that is scaled, that one head lacks, or that other heads have."""
+    given = read_by(evidence)
+    core = given.core
+    if not isinstance(core, DotProduct) or core.bias is None or given.distances is None:
+        return None
+    bias = core.bias(given.distances)
+    shape = (-1, core.heads, given.value.shape[-1])  # of the result: (B x T, N, H)
+    errors = np.abs(evidence.seen - evidence.expected).reshape(shape).max((0, 2))
+    wrong = np.flatnonzero(errors > evidence.allowed).tolist()
+
+    def attended_with(other: Tensor) -> Array:
+        return attend(given.replace(core=altered(core, bias=Constant(other))))
+
+    for what, other in _of_heads(bias, wrong):
+        if evidence.explains(attended_with(other)):
+            return Cause("position", f"{what} (a part of {type(core.bias).__name__})")
+    factor = fitted(evidence, lambda factor: attended_with(bias * factor), 1 / 64, 64)
+    if not evidence.explains(attended_with(bias * factor)):
+        return None
+    return Cause("position", f"the position bias is scaled by {factor:.4g} of what it should be")
+
+
+def _of_heads(bias: Tensor, wrong: list[int]) -> Iterator[tuple[str, Tensor]]:
+    """Yield biases (..., N, T, S) in which the heads that are wrong have no bias, or those of each other."""
+    without = bias.clone()
+    without[..., wrong, :, :] = 0
+    yield f"the position bias of the heads {wrong} is not added", without
+    turned = bias.clone()
+    turned[..., wrong, :, :] = bias[..., wrong[::-1], :, :]
+    yield f"the heads {wrong} have each other's position bias, in reverse order", turned
+
+
+class Constant(nn.Module):
+    """A position bias that is the same for all distances that it receives."""
+
+    def __init__(self, bias: Tensor) -> None:
+        super().__init__()
+        self.bias = bias
+
+    def forward(self, distances: Tensor) -> Tensor:
+        """See `RelativeBias.forward`."""
+        return self.bias
+
+
 class ChangedDistances(nn.Module):
     """A relative position part that receives changed distances."""
 
@@ -202,7 +247,7 @@ def _of_others(core: DotProduct, given: Attended) -> Iterator[tuple[str, Attende
             who = "" if len(some) == len(parts) else f" for {some[0].replace('_', ' ')}"
             changed = {name: ChangedDistances(_wide(parts[name]), change) for name in some}
             yield words + who, given.replace(core=altered(core, **changed))
-    if core.bias is not None:
+    if isinstance(core.bias, RelativeBias):
         yield from ((words, given.replace(core=altered(core, bias=bias))) for words, bias in _buckets(core.bias))
     vectors = [name for name, part in parts.items() if isinstance(part, RelativeVectors)]
     for words, clipped in _clipped({name: parts[name] for name in vectors}):
