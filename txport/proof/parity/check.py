@@ -206,8 +206,9 @@ def _compare(
     report.about["ran"][label] = runtime.placement()
     if reference is not None and not isinstance(reference, ByProduct):
         graphs = within(progress, 0, 0.8)
+        encoded: set[bytes] = set()
         for case in counted(graphs, truth.cases, lambda case: f"comparing graphs on {label}, case {case.name}"):
-            report.tensors.extend(compare_graphs(case, label, runtime, reference, tolerance, seed))
+            report.tensors.extend(compare_graphs(case, label, runtime, reference, tolerance, seed, encoded))
     progress(Stage(f"comparing whole runs on {label}", 0.8))
     truth.compare(report, label, runtime, tolerance)
     if not (bundle.manifest.single and isinstance(truth, GeneratorTruth)):

@@ -36,6 +36,7 @@ Ids = Sequence[Sequence[int]]
 Computed = TypeVar("Computed")
 HALVES = {"fp16": torch.half, "bf16": torch.bfloat16}
 NO_FORMS: Mapping[str, Form] = {}
+NOISES = 1 << 18  # numbers that are rounded with one piece of random bits
 LACKING = 29  # mantissa bits that float64 has and float32 lacks
 COMPUTING: ContextVar[Any] = ContextVar("COMPUTING", default=None)  # the computation and its draw; None: exact
 REMEMBERED = 16  # batches of targets: more than there are cases
@@ -58,6 +59,7 @@ class Rounding(TorchFunctionMode):
         super().__init__()
         self._dtype = dtype
         self._generator = torch.Generator().manual_seed(draw) if draw else None
+        self._noise = torch.randint(0, 1 << LACKING, (2 * NOISES,), generator=self._generator) if draw else None
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
         """See `TorchFunctionMode`."""
@@ -77,10 +79,16 @@ class Rounding(TorchFunctionMode):
         return torch.where(torch.rand(x.shape, generator=self._generator, dtype=x.dtype) < chance, other, nearest)
 
     def _rounded_at_random(self, x: Tensor) -> Tensor:
-        """Round to float32 at random in fewer passes: add random bits below float32's last bit, then truncate."""
-        noise = torch.randint(0, 1 << LACKING, x.shape, generator=self._generator)
-        bits = noise.add_(x.view(torch.int64)).bitwise_and_(-1 << LACKING)
-        return bits.view(torch.float64).to(torch.float32)
+        """Round to float32 at random in fewer passes: add random bits below float32's last bit, then truncate.
+
+        The bits are drawn once, and used from a random place on: drawing takes longer than most computations.
+        """
+        assert self._noise is not None
+        bits = x.contiguous().view(torch.int64).flatten().clone()
+        pieces = torch.split(bits, NOISES)
+        for piece, start in zip(pieces, torch.randint(NOISES, (len(pieces),), generator=self._generator), strict=True):
+            piece.add_(self._noise[start : start + len(piece)]).bitwise_and_(-1 << LACKING)
+        return bits.view(torch.float64).view(x.shape).to(torch.float32)
 
 
 class Jitter(TorchFunctionMode):
@@ -198,8 +206,10 @@ class Exact:
         The error is relative to what is `reproduced`.
         """
         if isinstance(self.model.facts.reads, Features) and len(sources) > 1:  # which take much memory
-            pairs = zip(sources, targets, strict=True)
-            return [error for pair in pairs for error in self.rounding_errors(*([each] for each in pair), draws=draws)]
+            pairs = [([source], [target]) for source, target in zip(sources, targets, strict=True)]
+            if draws == 1:  # of a large model: the error of one source is as much chance as that of another
+                return self.rounding_errors(*pairs[0], draws=draws) * len(pairs)
+            return [error for pair in pairs for error in self.rounding_errors(*pair, draws=draws)]
         right = self.logits(sources, targets)
         errors = [0.0] * len(sources)
         for found in islice(self.draws(partial(one_pass, sources=sources, targets=targets)), draws):

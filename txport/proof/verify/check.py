@@ -263,11 +263,13 @@ def _unlike_alone(golden: Golden, runtime: Runtime, manifest: Manifest) -> Itera
     """
     facts = manifest.facts
     ends = range(0, facts.writes.size, UNEVEN)
-    rows = 2 if isinstance(facts.reads, Features) else 4  # each row has a cache of all features
+    is_heard = isinstance(facts.reads, Features)  # each row has a cache of all features, so a source has one row
     searches: dict[str, dict[str, Any]] = {
-        "samples": {"do_sample": True, "nbest": min(rows, 3), "seed": 0, "eos_token_id": ends},
-        "beam groups": {"beams": rows, "beam_groups": 2, "diversity_penalty": 0.5, "nbest": rows},
+        "samples": {"do_sample": True, "nbest": 1 if is_heard else 3, "seed": 0, "eos_token_id": ends},
+        "beam groups": {"beams": 4, "beam_groups": 2, "diversity_penalty": 0.5, "nbest": 4},
     }
+    if is_heard:
+        del searches["beam groups"]
     for name, how in searches.items():
         options = SearchOptions(max_new_tokens=min(SPOKEN, golden.longest), **how)
         together = generate(runtime, golden.given(facts), facts, options)
