@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import inspect
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
@@ -169,7 +170,7 @@ class Model(Encoder):
         prefix = whole("prefix_tokens", prefix_tokens, 0)
         if self.facts.ability and (given := [*options, *(["prefix_tokens"] if prefix else [])]):
             raise UnsupportedError(f"{given[0]} needs a generating model; this model is encoder-only")
-        chosen = None if self.facts.ability else self._options(options, [])
+        chosen = None if self.facts.ability else self._options(options, [], self.warm)
         lengths = lengths_from(source_tokens, self.facts, chosen)
         warm(self.runtime, self.facts, chosen, batch_size, lengths, prefix, self.workers)
 
@@ -220,7 +221,7 @@ class Model(Encoder):
         if errors not in ("raise", "return"):
             raise UnsupportedError(f"errors must be 'raise' or 'return', got {quoted(errors)}")
         begins = [self._begin(prefix) for prefix in listed("prefixes", many("prefixes", prefixes))]
-        chosen = self._options(options, begins)
+        chosen = self._options(options, begins, self.generate_iter)
         self._require_continuous(continuous, batch_tokens)
         texts = many("texts", texts)
         pairs = zip(texts, repeat(begins[0])) if isinstance(prefixes, str) else paired(texts, begins, "prefixes")
@@ -258,7 +259,7 @@ class Model(Encoder):
         """Raise the error that `generate` with these options raises for a text; nothing is generated."""
         self._require_text()
         require_unknown(unknown)
-        self._request(text, unknown, switch("special", special), self._options(options, []))
+        self._request(text, unknown, switch("special", special), self._options(options, [], self.check))
 
     def truncate(self, text: str, *, unknown: Unknown = "auto", special: bool = False, **options: Any) -> str:
         """Return the longest beginning of a text that `generate` with these options takes; of a prompt, the end.
@@ -270,7 +271,7 @@ class Model(Encoder):
         require_unknown(unknown)
         if isinstance(self.tokenizer, TokenizerPair) and isinstance(self.tokenizer.source, ChatReader):
             raise UnsupportedError("a chat can't be truncated; shorten its messages")
-        how = (switch("special", special), self._options(options, []))
+        how = (switch("special", special), self._options(options, [], self.truncate))
         keeps_end = self.facts.task == "causal"
         part, error = text, self._long(text, unknown, *how)
         if error is None:
@@ -333,7 +334,8 @@ class Model(Encoder):
         told = Told(self.facts, language, task, timestamps, fallback, no_speech_threshold)
         batch_size, _ = sizes(batch_size)
         find: Find = lambda requests, how: self._find(requests, how, None)  # noqa: E731
-        return Transcriber(self.facts, self.tokenizer, find, self._options(options, []), told).run(audio, batch_size)
+        chosen = self._options(options, [], self.transcribe_iter)
+        return Transcriber(self.facts, self.tokenizer, find, chosen, told).run(audio, batch_size)
 
     def _require_text(self) -> None:
         if isinstance(self.facts.reads, Features):
@@ -349,7 +351,7 @@ class Model(Encoder):
         self._require_text()
         require_unknown(unknown)
         start = self._begin(prefix)
-        chosen = self._options(options, [start])
+        chosen = self._options(options, [start], self.stream)
         if chosen.nbest > 1:
             raise UnsupportedError(f"only one hypothesis can be streamed, got nbest {chosen.nbest}")
         if not (source := self._request(text, unknown, switch("special", special), chosen)):
@@ -375,7 +377,7 @@ class Model(Encoder):
         batch_size, batch_tokens = sizes(batch_size, batch_tokens)
         begins = None if prefixes is None else [token_ids("a prefix", each) for each in listed("prefixes", prefixes)]
         require_many("sources", sources)
-        chosen = self._options(options, begins or [])
+        chosen = self._options(options, begins or [], self.search)
         self._require_continuous(continuous, batch_tokens)
 
         def begin_batch(batch: list[GenerationRequest]) -> Callable[[], list[list[Found]]]:
@@ -478,12 +480,14 @@ class Model(Encoder):
             return functools.partial(generate_at_once, self.runtime, sources, options, prefixes)
         return begin(self._numbers, sources, self.facts, options, prefixes)
 
-    def _options(self, options: dict[str, Any], prefixes: Ids) -> SearchOptions:
+    def _options(self, options: dict[str, Any], prefixes: Ids, method: Callable[..., Any]) -> SearchOptions:
+        """Return the options of a search; raise `UnsupportedError` for others, with those that `method` takes."""
         require_ability(self.facts, "generate")
         known = [entry.name for entry in dataclasses.fields(SearchOptions)]
-        for name in options:
-            if name not in known:
-                raise UnsupportedError(f"unknown option {name!r}; supported: {', '.join(known)}")
+        if (strange := next((name for name in options if name not in known), None)) is not None:
+            arguments = inspect.signature(method).parameters.values()
+            known = [each.name for each in arguments if each.default is not each.empty] + known
+            raise UnsupportedError(f"unknown option {strange!r}; supported: {', '.join(known)}")
         chosen = chosen_options(self.defaults, options)
         if chosen.stop:
             chosen = dataclasses.replace(chosen, stop=Stops(chosen.stop, self._spelling))
