@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from txport.bundles.original import NOT_COMPARED
+from txport.bundles.original import NOT_COMPARED, TEXTS
 from txport.errors import CheckpointError, ParityError, UnavailableError, UnsupportedError
 from txport.importing.against.batches import Reach
 from txport.importing.against.hold import hold, memory_for, require_original
+from txport.importing.against.texts import compare_texts
 from txport.importing.against.verdict import Verdict
 from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint
@@ -52,10 +53,13 @@ def compare_original(checkpoint: Checkpoint, against: str | None, *, trust_code:
     except (CheckpointError, UnavailableError) as error:
         if against is not None:
             raise
-        return {NOT_COMPARED: str(error).replace(str(folder), folder.name)}
-    if not verdict.passed:
-        raise ParityError("; ".join(_difference(verdict, checkpoint.name, folder, chosen)))
-    return verdict.record()
+        record = {NOT_COMPARED: str(error).replace(str(folder), folder.name)}
+    else:
+        if not verdict.passed:
+            raise ParityError("; ".join(_difference(verdict, checkpoint.name, folder, chosen)))
+        record = verdict.record()
+    texts = compare_texts(checkpoint, folder) if chosen == TRANSFORMERS else {}
+    return record | {TEXTS: texts} if texts else record
 
 
 def _hold(checkpoint: Checkpoint, folder: Path, against: str) -> Verdict:
