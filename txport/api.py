@@ -111,7 +111,7 @@ class Model(Encoder):
         The checkpoint's chat template makes the prompt. `template_options` are its variables: `enable_thinking`,
         `tools` as a list of JSON schemas, `documents`, and others. With `continue_final_message`, the output continues
         the last message; by default, it does if that is the model's own (`assistant`). Raises `UnsupportedError` for a
-        model without a template, and for options that are no variables.
+        model without a template, and for options that the template does not read.
         """
         if self._chat is None:
             raise UnsupportedError("this model has no chat template; pass plain prompts")
@@ -120,6 +120,8 @@ class Model(Encoder):
         continues = None if continue_final_message is None else switch("continue_final_message", continue_final_message)
         model = copy.copy(self)
         reader = dataclasses.replace(self._chat, options=options, continues=continues)
+        if options:
+            reader.require_read()
         model.tokenizer = TokenizerPair(reader, self.tokenizer)
         return model
 
