@@ -90,8 +90,10 @@ def test_what_transformers_can_not_load_is_an_error_if_it_is_asked_for(monkeypat
 
     folder = FOLDER / "llama"
     monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", fail)
-    reason = f"transformers {transformers.__version__} can't load llama: RuntimeError: no such layer"
-    assert record_of(folder) == {NOT_COMPARED: reason}
+    saved, here = json.loads((folder / CONFIG).read_text())["transformers_version"], transformers.__version__
+    reason = f"transformers {here} can't load llama: RuntimeError: no such layer"
+    way = f"transformers {saved} saved the folder and {here} is installed: install transformers {saved}"
+    assert record_of(folder) == {NOT_COMPARED: f"{reason}; {way}"}
     with pytest.raises(CheckpointError, match="no such layer"):
         compare_original(load_checkpoint(str(folder)), "transformers")
 

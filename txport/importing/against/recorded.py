@@ -53,7 +53,8 @@ def compare_original(checkpoint: Checkpoint, against: str | None, *, trust_code:
     except (CheckpointError, UnavailableError) as error:
         if against is not None:
             raise
-        record = {NOT_COMPARED: str(error).replace(str(folder), folder.name)}
+        advice = _other_version(folder, chosen) if isinstance(error, CheckpointError) else ()
+        record = {NOT_COMPARED: "; ".join([str(error).replace(str(folder), folder.name), *advice])}
     else:
         if not verdict.passed:
             raise ParityError("; ".join(_difference(verdict, checkpoint.name, folder, chosen)))
@@ -75,7 +76,12 @@ def _difference(verdict: Verdict, name: str, folder: Path, against: str) -> Iter
     yield f"{name} as it was read does not compute what {verdict.original} does: {outputs or 'its outputs differ'}"
     if verdict.parting is not None:
         yield from (f"{word} {text}" for word, text in verdict.parting.lines())
+    yield from _other_version(folder, against)
+    yield f"against='{NO_ORIGINAL}' exports it without this comparison"
+
+
+def _other_version(folder: Path, against: str) -> Iterator[str]:
+    """Yield the way out if another version of transformers saved the folder than the one that runs it."""
     saved = read_config(folder / CONFIG).get("transformers_version") if against == TRANSFORMERS else None
     if saved is not None and saved != (here := version_of(TRANSFORMERS)):
         yield f"transformers {saved} saved the folder and {here} is installed: install transformers {saved}"
-    yield f"against='{NO_ORIGINAL}' exports it without this comparison"
