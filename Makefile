@@ -39,7 +39,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# What the graphs of every family say, beside two versions of transformers: about ten minutes on two cores.
+# What the graphs of every family say, beside two versions of transformers: a few minutes on two cores.
 agreement: $(INSTALLED) $(HF)/.installed $(HF4)/.installed
 	$(BIN)/python -m tests.agreement
 

@@ -150,6 +150,19 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str, model
         model.generate("bad", **options)
 
 
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [
+        ("generate", "prefixes, .*source_language, target_language, errors, max_new_tokens"),
+        ("search", "prefixes, batch_"),
+        ("stream", "prefix, unknown, special, max_new_tokens"),
+    ],
+)
+def test_an_unknown_option_is_told_with_all_that_a_method_takes(method: str, own: str, model: txport.Model) -> None:
+    with pytest.raises(UnsupportedError, match=f"unknown option 'target'; supported: {own}"):
+        getattr(model, method)("bad", target="deu_Latn")
+
+
 def test_prefixes_are_looked_at_before_any_text(model: txport.Model) -> None:
     def unread() -> Iterator[Any]:
         raise AssertionError("a text was read first")

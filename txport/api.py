@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import inspect
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
@@ -110,7 +111,7 @@ class Model(Encoder):
         The checkpoint's chat template makes the prompt. `template_options` are its variables: `enable_thinking`,
         `tools` as a list of JSON schemas, `documents`, and others. With `continue_final_message`, the output continues
         the last message; by default, it does if that is the model's own (`assistant`). Raises `UnsupportedError` for a
-        model without a template, and for options that are no variables.
+        model without a template, and for options that the template does not read.
         """
         if self._chat is None:
             raise UnsupportedError("this model has no chat template; pass plain prompts")
@@ -119,6 +120,8 @@ class Model(Encoder):
         continues = None if continue_final_message is None else switch("continue_final_message", continue_final_message)
         model = copy.copy(self)
         reader = dataclasses.replace(self._chat, options=options, continues=continues)
+        if options:
+            reader.require_read()
         model.tokenizer = TokenizerPair(reader, self.tokenizer)
         return model
 
@@ -169,7 +172,7 @@ class Model(Encoder):
         prefix = whole("prefix_tokens", prefix_tokens, 0)
         if self.facts.ability and (given := [*options, *(["prefix_tokens"] if prefix else [])]):
             raise UnsupportedError(f"{given[0]} needs a generating model; this model is encoder-only")
-        chosen = None if self.facts.ability else self._options(options, [])
+        chosen = None if self.facts.ability else self._options(options, [], self.warm)
         lengths = lengths_from(source_tokens, self.facts, chosen)
         warm(self.runtime, self.facts, chosen, batch_size, lengths, prefix, self.workers)
 
@@ -220,7 +223,7 @@ class Model(Encoder):
         if errors not in ("raise", "return"):
             raise UnsupportedError(f"errors must be 'raise' or 'return', got {quoted(errors)}")
         begins = [self._begin(prefix) for prefix in listed("prefixes", many("prefixes", prefixes))]
-        chosen = self._options(options, begins)
+        chosen = self._options(options, begins, self.generate_iter)
         self._require_continuous(continuous, batch_tokens)
         texts = many("texts", texts)
         pairs = zip(texts, repeat(begins[0])) if isinstance(prefixes, str) else paired(texts, begins, "prefixes")
@@ -258,7 +261,7 @@ class Model(Encoder):
         """Raise the error that `generate` with these options raises for a text; nothing is generated."""
         self._require_text()
         require_unknown(unknown)
-        self._request(text, unknown, switch("special", special), self._options(options, []))
+        self._request(text, unknown, switch("special", special), self._options(options, [], self.check))
 
     def truncate(self, text: str, *, unknown: Unknown = "auto", special: bool = False, **options: Any) -> str:
         """Return the longest beginning of a text that `generate` with these options takes; of a prompt, the end.
@@ -270,7 +273,7 @@ class Model(Encoder):
         require_unknown(unknown)
         if isinstance(self.tokenizer, TokenizerPair) and isinstance(self.tokenizer.source, ChatReader):
             raise UnsupportedError("a chat can't be truncated; shorten its messages")
-        how = (switch("special", special), self._options(options, []))
+        how = (switch("special", special), self._options(options, [], self.truncate))
         keeps_end = self.facts.task == "causal"
         part, error = text, self._long(text, unknown, *how)
         if error is None:
@@ -333,7 +336,8 @@ class Model(Encoder):
         told = Told(self.facts, language, task, timestamps, fallback, no_speech_threshold)
         batch_size, _ = sizes(batch_size)
         find: Find = lambda requests, how: self._find(requests, how, None)  # noqa: E731
-        return Transcriber(self.facts, self.tokenizer, find, self._options(options, []), told).run(audio, batch_size)
+        chosen = self._options(options, [], self.transcribe_iter)
+        return Transcriber(self.facts, self.tokenizer, find, chosen, told).run(audio, batch_size)
 
     def _require_text(self) -> None:
         if isinstance(self.facts.reads, Features):
@@ -349,7 +353,7 @@ class Model(Encoder):
         self._require_text()
         require_unknown(unknown)
         start = self._begin(prefix)
-        chosen = self._options(options, [start])
+        chosen = self._options(options, [start], self.stream)
         if chosen.nbest > 1:
             raise UnsupportedError(f"only one hypothesis can be streamed, got nbest {chosen.nbest}")
         if not (source := self._request(text, unknown, switch("special", special), chosen)):
@@ -375,7 +379,7 @@ class Model(Encoder):
         batch_size, batch_tokens = sizes(batch_size, batch_tokens)
         begins = None if prefixes is None else [token_ids("a prefix", each) for each in listed("prefixes", prefixes)]
         require_many("sources", sources)
-        chosen = self._options(options, begins or [])
+        chosen = self._options(options, begins or [], self.search)
         self._require_continuous(continuous, batch_tokens)
 
         def begin_batch(batch: list[GenerationRequest]) -> Callable[[], list[list[Found]]]:
@@ -478,12 +482,14 @@ class Model(Encoder):
             return functools.partial(generate_at_once, self.runtime, sources, options, prefixes)
         return begin(self._numbers, sources, self.facts, options, prefixes)
 
-    def _options(self, options: dict[str, Any], prefixes: Ids) -> SearchOptions:
+    def _options(self, options: dict[str, Any], prefixes: Ids, method: Callable[..., Any]) -> SearchOptions:
+        """Return the options of a search; raise `UnsupportedError` for others, with those that `method` takes."""
         require_ability(self.facts, "generate")
         known = [entry.name for entry in dataclasses.fields(SearchOptions)]
-        for name in options:
-            if name not in known:
-                raise UnsupportedError(f"unknown option {name!r}; supported: {', '.join(known)}")
+        if (strange := next((name for name in options if name not in known), None)) is not None:
+            arguments = inspect.signature(method).parameters.values()
+            known = [each.name for each in arguments if each.default is not each.empty] + known
+            raise UnsupportedError(f"unknown option {strange!r}; supported: {', '.join(known)}")
         chosen = chosen_options(self.defaults, options)
         if chosen.stop:
             chosen = dataclasses.replace(chosen, stop=Stops(chosen.stop, self._spelling))

@@ -279,7 +279,7 @@ def parity(
         from txport.proof.metrics import metric_of
         from txport.proof.parity.check import check
         from txport.proof.parity.quality import require_targets
-    require_targets(texts, metric)
+    require_targets(texts, metric, bundle.manifest.facts.labels)
     measure = metric_of(metric)
     seed = whole("seed", seed, 0, MOST_SEED)
     cases = whole("cases", cases, 0, MOST_CASES)

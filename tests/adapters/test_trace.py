@@ -9,6 +9,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tests.adapters.modules import (
     ALIBI,
@@ -81,6 +82,22 @@ def test_code_that_holds_for_some_lengths_only_is_refused(
     assert told in str(found.value)
     assert capfd.readouterr() == ("", "")  # PyTorch would tell of it on many lines
     assert "\n" not in str(found.value)
+
+
+@torch.compiler.nested_compile_region
+def gated(model: Any, x: Tensor) -> Tensor:
+    return F.glu(torch.cat([x, model.mix(x)], -1), -1)
+
+
+@torch.compiler.nested_compile_region
+def nested(model: Any, x: Tensor) -> Tensor:
+    return F.softplus(gated(model, x)) + F.hardswish(gated(model, 2 * x))
+
+
+def test_nested_functions_become_operators_of_the_graph() -> None:
+    model = traced(seeded(Tagger), encoder_of(lambda model, ids, mask: nested(model, model.words(ids))))
+    assert not model.functions
+    assert {node.domain for node in model.graph} == {""}
 
 
 def test_a_weight_with_the_name_of_a_port_is_refused() -> None:

@@ -11,14 +11,21 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
+import onnxruntime
 
 from tests.agreement.asked import INPUTS
-from tests.agreement.cells import Cell, chosen, found_of, version_of
+from tests.agreement.cells import Cell, chosen, found_of, version_in
+from tests.instruction_sets import describe_processor
+from tests.pages import split_page, write_table
+from txport.system.packages import version_of
 
+PAGE = Path(__file__).parents[2] / "docs" / "hugging-face.md"
+TABLE = "agreement"
 PYTHONS = (".venv-hf/bin/python", ".venv-hf4/bin/python")
 
 
@@ -27,33 +34,46 @@ PYTHONS = (".venv-hf/bin/python", ".venv-hf4/bin/python")
 @click.option("--python", "pythons", multiple=True, default=PYTHONS, show_default=True,
               help="A Python that has a version of transformers.  [repeatable]")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), help="Models at once.  [default: one a core]")
-def main(families: tuple[str, ...], pythons: tuple[str, ...], jobs: int) -> None:
+@click.option("--write-docs", is_flag=True, help="Replace the table of docs/hugging-face.md by this one.")
+def main(families: tuple[str, ...], pythons: tuple[str, ...], jobs: int, write_docs: bool) -> None:
     """Compare, print a table and what differs, and exit with 1 if anything does."""
+    if write_docs:
+        split_page(PAGE, TABLE)
     with tempfile.TemporaryDirectory(prefix="agreement-") as place:
-        versions = [version_of(python, Path(place) / str(number)) for number, python in enumerate(pythons)]
+        versions = [version_in(python, Path(place) / str(number)) for number, python in enumerate(pythons)]
         names = chosen(versions[0].models, families)
         cells = found_of(versions, names, jobs)
-    print_table(cells)
+    lines = [describe(), "", *table(cells)]
+    click.echo("\n".join(lines))
     for cell in cells:
         for line in cell.lines():
             click.echo(line)
+    if write_docs:
+        write_table(PAGE, TABLE, lines)
     sys.exit(any(cell.differences for cell in cells))
 
 
-def print_table(cells: Sequence[Cell]) -> None:
+def describe() -> str:
+    """The packages and the machine that the graphs ran on."""
+    tools = f"ONNX Runtime {onnxruntime.__version__}, PyTorch {version_of('torch')}"
+    return f"{tools}, {describe_processor()}, {datetime.now(UTC):%Y-%m-%d}"
+
+
+def table(cells: Sequence[Cell]) -> Iterator[str]:
     """A row for each type of model: the inputs that agree, of all of its models."""
     columns = list(dict.fromkeys((cell.version.name, cell.target) for cell in cells))
-    kinds = sorted({cell.version.models[cell.model] for cell in cells})
-    click.echo(f"| `model_type` | {' | '.join(f'{version} {target}' for version, target in columns)} |")
-    click.echo("|---" * (1 + len(columns)) + "|")
-    for kind in kinds:
-        row = []
-        for column in columns:
-            own = [c for c in cells if (c.version.name, c.target) == column and c.version.models[c.model] == kind]
-            ties = sum(len({each.number for each in cell.ties}) for cell in own)
-            told = f"{sum(cell.agreeing for cell in own)} of {INPUTS * len(own)}"
-            row.append(told + (f" ({ties} near-tie{'s' * (ties > 1)})" if ties else ""))
-        click.echo(f"| {kind} | {' | '.join(row)} |")
+    yield f"| `model_type` | models | {' | '.join(f'{version} {target}' for version, target in columns)} |"
+    yield "|---" * (2 + len(columns)) + "|"
+    for kind in sorted({cell.kind for cell in cells}):
+        rows = [[c for c in cells if (c.version.name, c.target, c.kind) == (*column, kind)] for column in columns]
+        yield f"| `{kind}` | {len(rows[0])} | {' | '.join(map(agreeing, rows))} |"
+
+
+def agreeing(cells: Sequence[Cell]) -> str:
+    """How many inputs agree, and how many of them are near-ties."""
+    told = f"{sum(cell.agreeing for cell in cells)} of {INPUTS * len(cells)}"
+    ties = sum(len({each.number for each in cell.ties}) for cell in cells)
+    return told + (f" ({ties} near-tie{'s' * (ties > 1)})" if ties else "")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,11 @@ class Cell:
         return replace(self, differences=tuple(compare(self.version.folder / self.model, self.target)))
 
     @property
+    def kind(self) -> str:
+        """The `model_type`."""
+        return self.version.models[self.model]
+
+    @property
     def agreeing(self) -> int:
         return INPUTS - len({each.number for each in self.differences})
 
@@ -71,7 +76,7 @@ def ask(python: str, folder: str, *arguments: str, given: Any = None) -> str:
     return done.stdout
 
 
-def version_of(python: str, folder: Path) -> Version:
+def version_in(python: str, folder: Path) -> Version:
     told = json.loads(ask(python, str(folder), "--models"))
     return Version(told["version"], told["models"], python, folder)
 

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import txport
 from tests.architectures.seeded import bundle_of
@@ -667,6 +669,21 @@ def test_special_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
     config = config_of(folder).to_dict()
     assert (config["mask_id"], config["cls_id"], config["sep_id"]) == (6, 7, 4)
+
+
+@pytest.mark.parametrize(("end", "is_said"), [(2, False), (3, True)])
+def test_an_end_of_turn_that_does_not_end_generation_is_said(
+    end: int, is_said: bool, copied: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = {f"w{id_}": id_ for id_ in range(24) if id_ != end} | {"<|im_end|>": end}
+    tokenizer = Tokenizer(WordLevel(words))
+    tokenizer.add_special_tokens(["<|im_end|>"])
+    tokenizer.save(str(copied / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+    (copied / "tokenizer_config.json").write_text(json.dumps(settings))
+    load_checkpoint(str(copied))
+    assert ("<|im_end|> (id 3), the tokenizer's end token, is not among the end tokens of" in caplog.text) == is_said
+    assert ("`txport run --eos-token '<|im_end|>'`" in caplog.text) == is_said  # as a shell reads it
 
 
 def test_a_model_without_a_head_has_no_bias_of_the_output(tmp_path: Path) -> None:

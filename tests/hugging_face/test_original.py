@@ -11,11 +11,13 @@ import pytest
 import transformers
 
 from tests.families.folders import FOLDER, NEWEST, whole
-from txport.bundles.original import NOT_COMPARED, describe_original, require_record
+from tests.hugging_face.record_tokenizers import FOLDER as TOKENIZERS
+from txport.bundles.original import NOT_COMPARED, TEXTS, describe_original, require_record
 from txport.errors import CheckpointError, ParityError
 from txport.importing.against import recorded
 from txport.importing.against.batches import BEYOND
 from txport.importing.against.recorded import compare_original
+from txport.importing.against.texts import LINES
 from txport.models.checkpoint import load_checkpoint
 from txport.models.names import CONFIG
 from txport.system import memory
@@ -88,8 +90,10 @@ def test_what_transformers_can_not_load_is_an_error_if_it_is_asked_for(monkeypat
 
     folder = FOLDER / "llama"
     monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", fail)
-    reason = f"transformers {transformers.__version__} can't load llama: RuntimeError: no such layer"
-    assert record_of(folder) == {NOT_COMPARED: reason}
+    saved, here = json.loads((folder / CONFIG).read_text())["transformers_version"], transformers.__version__
+    reason = f"transformers {here} can't load llama: RuntimeError: no such layer"
+    way = f"transformers {saved} saved the folder and {here} is installed: install transformers {saved}"
+    assert record_of(folder) == {NOT_COMPARED: f"{reason}; {way}"}
     with pytest.raises(CheckpointError, match="no such layer"):
         compare_original(load_checkpoint(str(folder)), "transformers")
 
@@ -105,3 +109,42 @@ def test_a_folder_of_other_names_can_not_be_run(tmp_path: Path) -> None:
     reason = record_of(folder)[NOT_COMPARED]
     assert reason.startswith(f"{folder.name} lacks ")
     assert str(FOLDER) not in reason
+
+
+def with_tokenizer(name: str, kind: str, folder: Path) -> Path:
+    """Save a small seeded model of a type, with a recorded tokenizer."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TOKENIZERS / name)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "max_position_embeddings": 32}
+    sizes |= {"num_key_value_heads": 1, "intermediate_size": 16} if kind == "qwen2" else {}
+    sizes |= {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    config = transformers.AutoConfig.for_model(kind, **sizes)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+def test_the_tokens_of_a_folder_are_those_of_its_tokenizer(kind: str, tmp_path: Path) -> None:
+    record = record_of(with_tokenizer(kind, kind, tmp_path))
+    assert (record[TEXTS]["lines"], record[TEXTS]["differing"]) == (len(LINES), [])
+    assert describe_original(record).endswith(f"; the tokens of its {record[TEXTS]['name']} in {len(LINES)} lines")
+
+
+def test_other_tokens_are_said_with_the_way_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = with_tokenizer("gpt2", "qwen2", tmp_path)  # of which transformers 5 replaces the pre-tokenizer
+    record = record_of(folder)
+    assert "OTHER TOKENS than its Qwen2Tokenizer in " in describe_original(record)
+    assert f"from_pretrained('{folder}').save_pretrained('{folder}')" in caplog.text
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    assert record_of(folder)[TEXTS]["differing"] == []
+
+
+def test_a_tokenizer_that_transformers_can_not_load_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("no such tokenizer")
+
+    folder = with_tokenizer("gpt2", "gpt2", tmp_path)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
+    assert describe_original(record_of(folder)).endswith("; tokens not compared: ValueError: no such tokenizer")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import click
 
+from tests.pages import split_page, write_table
 from tests.sizes.folders import write_folder
 from tests.sizes.measure import Usage, measure
 from tests.sizes.shapes import SHAPES, Shape
@@ -35,7 +36,7 @@ from txport.proof.proven import write
 write(load_checkpoint(sys.argv[1]), Path(sys.argv[2]), target=sys.argv[3], precision=sys.argv[4])
 """
 PAGE = Path(__file__).parents[2] / "docs" / "sizes.md"
-BEGIN, END = "<!-- sizes -->", "<!-- /sizes -->"
+TABLE = "sizes"
 HEAD = (
     "| model | target, precision | | s | processor s | memory, GB | without mapped files, GB | |",
     "|---|---|---|---|---|---|---|---|",
@@ -70,7 +71,7 @@ def main(
     if strange := set(names) - set(SHAPES):
         raise click.UsageError(f"unknown name {min(strange)}; there are {', '.join(SHAPES)}")
     if write_docs:
-        _split_page()
+        split_page(PAGE, TABLE)
     lines = [_describe_machine(), "", *HEAD]
     click.echo("\n".join(lines))
     has_failed = False
@@ -82,8 +83,7 @@ def main(
             lines.append(line)
             has_failed |= verdict.is_failure
     if write_docs:
-        before, after = _split_page()
-        PAGE.write_text("\n".join([f"{before}{BEGIN}", *lines, f"{END}{after}"]), encoding="utf-8")
+        write_table(PAGE, TABLE, lines)
     sys.exit(has_failed)
 
 
@@ -164,15 +164,6 @@ def _describe_machine() -> str:
     ]
     instructions = ", ".join(found["instructions"])
     return f"Measured on {found['cores']} cores of {found['cpu']} ({', '.join(numbers)}; {instructions})."
-
-
-def _split_page() -> tuple[str, str]:
-    """Return what is before and after the table in the page."""
-    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise click.ClickException(f"{PAGE} has no lines {BEGIN} and {END}")
-    return before, after
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def test_samples_that_are_none_are_refused(model: txport.Model, audio: Any, mess
         ({"alignment": "hard"}, "alignment can't be given for audio"),
         ({"timestamps": 3}, "timestamps must"),
         ({"max_length": 4}, "max_length 4 leaves no room behind the 4 tokens of a prompt"),
-        ({"size": 4}, "unknown option 'size'"),
+        ({"size": 4}, "unknown option 'size'; supported: language, task,"),
     ],
 )
 def test_options_that_mean_nothing_for_audio_are_refused(

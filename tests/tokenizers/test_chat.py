@@ -21,6 +21,7 @@ from tests.tokenizers.test_agreement import CHATTING, chat_reader, tokenizers
 from txport.cli.commands import cli
 from txport.errors import BundleError, TextError, UnavailableError, UnsupportedError
 from txport.models.checkpoint import load_checkpoint
+from txport.models.names import CHAT_TEMPLATE
 from txport.models.tokenizers import chat
 from txport.models.tokenizers.chat import ChatReader, chat_line, messages_of, require_options
 from txport.models.tokenizers.usage import MAX_LENGTH
@@ -304,16 +305,49 @@ def test_a_conversation_that_ends_with_the_model_is_continued() -> None:
         silent.prompt([*asked, {"role": "assistant", "content": "I am"}])
 
 
-def test_commands_give_variables_to_a_template(chatting: Path) -> None:
-    run = ["run", str(chatting), "--max-new-tokens", "2", "Hello"]
-    for options, message in (
+@pytest.fixture(scope="module")
+def switching(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose template reads `enable_thinking` and `tools`."""
+    folder = tmp_path_factory.mktemp("switching")
+    grown(folder / "model", "llama", "llama-new", tokenizers("llama-new")[0].size)
+    (folder / "model" / CHAT_TEMPLATE).write_text(SWITCHED)
+    return bundle_of(load_checkpoint(str(folder / "model")), folder / "bundle").path
+
+
+@pytest.mark.parametrize(
+    ("written", "options"),
+    [
+        ("enable_thinking=false", {"enable_thinking": False}),
+        ("enable_thinking=False", {"enable_thinking": False}),
+        ("enable_thinking=True", {}),
+        ("thinking=None", {}),
+        ('tools=[{"name": "add"}]', {"tools": [{"name": "add"}]}),
+        ("documents=[]", {}),
+    ],
+)
+def test_commands_give_variables_to_a_template(written: str, options: dict[str, Any], switching: Path) -> None:
+    run = ["run", str(switching), "--max-new-tokens", "4", "--chat", "--json", "Hello"]
+    said = json.loads(CliRunner().invoke(cli, [*run, "--template-option", written]).stdout)
+    model = txport.load(switching)
+    plain = model.reading_chats().tokenizer.source
+    prompt = dataclasses.replace(plain, options=options).encode("Hello")
+    assert said["hypotheses"][0]["tokens"] == [*model.search([prompt], max_new_tokens=4)[0][0].tokens]
+    assert (prompt == plain.encode("Hello")) == (options == {})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         (["--template-option", "a=1"], "--template-option needs --chat"),
         (["--chat", "--template-option", "a"], "must be NAME=VALUE, got 'a'"),
         (["--chat", "--template-option", "messages=[]"], "a template has no option 'messages'"),
+        (["--chat", "--template-option", "thinking=1"], "'thinking'; its options: documents, enable_thinking, tools"),
+        (["--chat", "--template-option", "tools=[1"], "--template-option tools has a value that is not JSON"),
         (["--chat", "--parse-special"], "remove --parse-special"),
-    ):
-        assert message in str(CliRunner().invoke(cli, [*run, *options]).exception)
-    assert CliRunner().invoke(cli, [*run, "--chat", "--template-option", "enable_thinking=false"]).exit_code == 0
+    ],
+)
+def test_options_that_no_template_reads_are_refused(options: list[str], message: str, switching: Path) -> None:
+    assert message in str(CliRunner().invoke(cli, ["run", str(switching), "Hello", *options]).exception)
 
 
 def test_variables_of_a_template_have_two_names(chatting: Path) -> None:

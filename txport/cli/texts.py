@@ -11,7 +11,7 @@ import click
 
 from txport.cli.guard import echo
 from txport.cli.options import F, is_given
-from txport.errors import UnsupportedError, quoted
+from txport.errors import UnsupportedError, brief, quoted
 from txport.models.facts import Facts
 from txport.models.tokenizers.base import Tokenizer, TokenizerPair, Unknown
 from txport.models.tokenizers.languages import LanguageReader
@@ -19,6 +19,7 @@ from txport.models.tokenizers.languages import LanguageReader
 LANGUAGES = {"source_language": "--source-language", "target_language": "--target-language"}
 FLAGS = {**LANGUAGES, "as_chat": "--chat", "template_options": "--template-option"}
 SPECIAL = {"special_tokens": "--special-tokens"}
+LITERALS = {"True": True, "False": False, "None": None}  # of Python; as texts, all would be true for a template
 SHOWN = 5  # tokens that a note names
 
 
@@ -68,14 +69,16 @@ def told(model: Any, options: dict[str, Any]) -> Any:
 
 
 def _template_option(given: str) -> tuple[str, Any]:
-    """Return name and value of a variable of the template; the value is JSON, or else a text."""
+    """Return name and value of a variable of the template; the value is JSON or a literal of Python, or else a text."""
     name, equals, value = given.partition("=")
     if not equals:
         raise UnsupportedError(f"--template-option must be NAME=VALUE, got {quoted(given)}")
     try:
         return name, json.loads(value)
-    except (ValueError, RecursionError):
-        return name, value
+    except (ValueError, RecursionError) as error:
+        if value.lstrip().startswith(("[", "{")):
+            raise UnsupportedError(f"--template-option {name} has a value that is not JSON: {brief(error)}") from error
+        return name, LITERALS.get(value, value)
 
 
 def between(model: Any, options: dict[str, Any]) -> Any:

@@ -23,7 +23,7 @@ from txport.models.architectures.gpt2 import GPT2, GPT2Config
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.proof.metrics import METRICS, References, Score, matches, metric_of
 from txport.proof.parity.check import check
-from txport.proof.parity.quality import Quality, compare_quality, generated
+from txport.proof.parity.quality import Quality, compare_quality, generated, require_targets
 from txport.proof.parity.tolerances import tolerance_of
 from txport.proof.parity.truth import generation as module
 
@@ -228,3 +228,14 @@ def test_texts_are_drawn_by_seed_with_all_their_targets() -> None:
     assert all(len(targets) == 2 for targets in drawn.values())
     assert set(drawn) != set(draw_texts(pairs, 10, 4))
     assert len(draw_texts(pairs, 1000, 0)) == 50
+
+
+def test_a_target_that_is_no_label_of_a_classifier_is_refused() -> None:
+    labels = ("no", "perhaps", "yes")
+    texts = {"a": ["yes"], "b": ["no", "LABEL_2"]}
+    with pytest.raises(UnsupportedError, match=r"'LABEL_2' is no label of the model; its labels are no, perhaps, yes$"):
+        require_targets(texts, "accuracy", labels)
+    require_targets({"a": ["yes"], "b": ["no"]}, "accuracy", labels)
+    require_targets(texts, lambda references, outputs: 0.0, labels)
+    with pytest.raises(UnsupportedError, match=r"are 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, \.\.\.$"):
+        require_targets(texts, "f1", [str(number) for number in range(11)])

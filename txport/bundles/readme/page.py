@@ -83,15 +83,13 @@ def _how(manifest: Manifest) -> Iterator[str]:
     if manifest.weightless:
         yield "**The graphs have no weights, so nothing can run them.** They show what an export would be."
         return
-    runtime = " --runtime cuda-stand-in" if manifest.target == "cuda" else ""
-    provider = " --provider cuda" if manifest.target == "cuda" else ""
-    yield (
-        f"With txport, `txport run FOLDER{provider}` runs the bundle, and `txport verify FOLDER{runtime}` checks that "
-        "it is whole and computes what PyTorch computed."
-    )
+    checks = "checks that it is whole and computes what PyTorch computed."
     if manifest.target == "cuda":
+        verify = "`txport verify FOLDER --runtime cuda-stand-in`"
+        yield f"With txport, `txport run FOLDER --provider cuda` runs the bundle, and {verify} {checks}"
         yield "Without, a program keeps caches in the device's memory by `io_binding` and `OrtValue`."
         return
+    yield f"With txport, `txport run FOLDER` runs the bundle, and `txport verify FOLDER` {checks}"
     what = {"encode": "what it makes of one text", "causal": "greedy search for one prompt"}
     yield (
         f"Without, this is {what.get(manifest.facts.task, 'greedy search for one source')}, in Python with NumPy and "

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from txport.bundles.original import NOT_COMPARED
+from txport.bundles.original import NOT_COMPARED, TEXTS
 from txport.errors import CheckpointError, ParityError, UnavailableError, UnsupportedError
 from txport.importing.against.batches import Reach
 from txport.importing.against.hold import hold, memory_for, require_original
+from txport.importing.against.texts import compare_texts
 from txport.importing.against.verdict import Verdict
 from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint
@@ -52,10 +53,14 @@ def compare_original(checkpoint: Checkpoint, against: str | None, *, trust_code:
     except (CheckpointError, UnavailableError) as error:
         if against is not None:
             raise
-        return {NOT_COMPARED: str(error).replace(str(folder), folder.name)}
-    if not verdict.passed:
-        raise ParityError("; ".join(_difference(verdict, checkpoint.name, folder, chosen)))
-    return verdict.record()
+        advice = _other_version(folder, chosen) if isinstance(error, CheckpointError) else ()
+        record = {NOT_COMPARED: "; ".join([str(error).replace(str(folder), folder.name), *advice])}
+    else:
+        if not verdict.passed:
+            raise ParityError("; ".join(_difference(verdict, checkpoint.name, folder, chosen)))
+        record = verdict.record()
+    texts = compare_texts(checkpoint, folder) if chosen == TRANSFORMERS else {}
+    return record | {TEXTS: texts} if texts else record
 
 
 def _hold(checkpoint: Checkpoint, folder: Path, against: str) -> Verdict:
@@ -71,7 +76,12 @@ def _difference(verdict: Verdict, name: str, folder: Path, against: str) -> Iter
     yield f"{name} as it was read does not compute what {verdict.original} does: {outputs or 'its outputs differ'}"
     if verdict.parting is not None:
         yield from (f"{word} {text}" for word, text in verdict.parting.lines())
+    yield from _other_version(folder, against)
+    yield f"against='{NO_ORIGINAL}' exports it without this comparison"
+
+
+def _other_version(folder: Path, against: str) -> Iterator[str]:
+    """Yield the way out if another version of transformers saved the folder than the one that runs it."""
     saved = read_config(folder / CONFIG).get("transformers_version") if against == TRANSFORMERS else None
     if saved is not None and saved != (here := version_of(TRANSFORMERS)):
         yield f"transformers {saved} saved the folder and {here} is installed: install transformers {saved}"
-    yield f"against='{NO_ORIGINAL}' exports it without this comparison"

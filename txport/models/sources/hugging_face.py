@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -99,9 +100,8 @@ def _warn_of_end(folder: Path, facts: Facts) -> None:
     if facts.task == "causal" and id_ is not None and id_ not in facts.writes.ends:
         ends = ", ".join(map(str, facts.writes.ends))
         what = f"{token} (id {id_}), the tokenizer's end token, is not among the end tokens of generation ({ends})"
-        logger.warning(
-            "%s: %s; outputs go on after it unless `txport run --eos-token %s` ends them", folder, what, token
-        )
+        how = f"`txport run --eos-token {shlex.quote(token or '')}`"
+        logger.warning("%s: %s; outputs go on after it unless %s ends them", folder, what, how)
 
 
 def _special_tokens(folder: Path) -> dict[str, int] | None:

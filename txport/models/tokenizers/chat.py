@@ -58,6 +58,15 @@ class ChatReader:
         """See `Tokenizer.unknown`."""
         return self.inner.unknown
 
+    def require_read(self) -> None:
+        """Raise `UnsupportedError` for an option that the template does not read, unless it is None."""
+        known = self._template.variables
+        if strange := next(
+            (name for name, value in self.options.items() if name not in known and value is not None), ""
+        ):
+            own = ", ".join(sorted(known - {*RESERVED, *self.chat.variables})) or "none"
+            raise UnsupportedError(f"the chat template does not read {quoted(strange)}; its options: {own}")
+
     def prompt(self, messages: Sequence[Message]) -> str:
         """Return the prompt of messages, with marks in their content.
 

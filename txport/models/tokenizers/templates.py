@@ -28,7 +28,8 @@ DEADLINE = "the deadline"  # a variable whose name no template can write
 class ChatTemplate:
     """A template and what its text says of it; raises `BundleError` if it can't be used.
 
-    `sought` has the texts that it searches messages for; `changes_texts` is whether it may change what messages say.
+    `variables` has the names that it reads, and `sought` the texts that it searches messages for; `changes_texts` is
+    whether it may change what messages say.
     """
 
     def __init__(self, template: str) -> None:
@@ -37,8 +38,9 @@ class ChatTemplate:
             parsed = sandbox.parse(template)
             self._template = sandbox.from_string(template)
             self.changes_texts = changes_texts(parsed)
+            self.variables = meta.find_undeclared_variables(parsed) - sandbox.globals.keys()
             called = {call.node.name for call in parsed.find_all(nodes.Call) if isinstance(call.node, nodes.Name)}
-            unknown = sorted((called & meta.find_undeclared_variables(parsed)) - sandbox.globals.keys())
+            unknown = sorted(called & self.variables)
         except (TemplateError, SyntaxError, *RAISED) as error:
             raise BundleError(f"the chat template can't be used: {brief(error)}") from error
         if unknown:

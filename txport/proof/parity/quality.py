@@ -22,6 +22,7 @@ from txport.search.options import SearchOptions
 BATCH = 64
 GROUPS = 20  # of texts, for the standard error of a score
 EXACT = "exact"
+NAMED = 10  # labels that an error names
 Texts = Mapping[str, Sequence[str]]  # text -> its targets
 
 
@@ -72,13 +73,20 @@ class Quality:
         return {**asdict(self), **rounded, "passed": self.passed}
 
 
-def require_targets(texts: Texts | None, metric: str | Score) -> None:
-    """Raise `UnsupportedError` for a text without a target, and for a metric without texts."""
+def require_targets(texts: Texts | None, metric: str | Score, labels: Sequence[str] = ()) -> None:
+    """Raise `UnsupportedError` for a text without a target, and for a metric without texts.
+
+    It is also raised for a target that is none of a classifier's `labels`, unless the metric is the user's own.
+    """
     if texts is None and metric != EXACT:
         raise UnsupportedError("metric needs texts")
     for text, targets in (texts or {}).items():
         if isinstance(targets, str) or not targets:
             raise UnsupportedError(f"texts: {shorten(text)} needs a list of targets, got {quoted(targets)}")
+        strange = next((each for each in targets if each not in labels), None) if labels else None
+        if strange is not None and isinstance(metric, str):
+            known = ", ".join(labels[:NAMED]) + (", ..." if len(labels) > NAMED else "")
+            raise UnsupportedError(f"texts: {quoted(strange)} is no label of the model; its labels are {known}")
 
 
 def digest_of(texts: Texts) -> str:

@@ -22,6 +22,7 @@ import { specialOf } from "./words.js";
  */
 
 const UNKNOWN = ["auto", "token", "error", "skip"];
+const OF_TEXTS = ["prefix", "unknown", "special", "signal"]; // options beside those of a search
 const FILLS = 5; // tokens for a mask, where nothing else is asked
 const UNFINISHED = /\ufffd+$/; // what a decoder shows of a character whose other bytes are still to come
 
@@ -104,7 +105,7 @@ export class Model {
     const { unknown, special, prefix, ...others } = options;
     const source = this.encode(text, unknown, special);
     const { signal, ...rest } = others;
-    const chosen = this.#chosen(rest);
+    const chosen = this.#chosen(rest, OF_TEXTS);
     const found = await this.#search(source, chosen, this.#begin(prefix), signal);
     const hypotheses = found.map((each) => ({ output: this.#untilStop(source, each.tokens, chosen.stops), ...each }));
     return { input: text, output: hypotheses[0]?.output ?? "", score: hypotheses[0]?.score ?? 0, hypotheses };
@@ -122,7 +123,7 @@ export class Model {
     requireAbility(this.facts, "generate");
     const { unknown, special, prefix, signal, ...others } = options;
     const source = this.encode(text, unknown, special);
-    const chosen = this.#chosen(others);
+    const chosen = this.#chosen(others, OF_TEXTS);
     if (chosen.nbest > 1) throw new UnsupportedError(`only one hypothesis can be streamed, got nbest ${chosen.nbest}`);
     const steps = search(this.#runtime, this.facts, source, chosen, this.#begin(prefix), signal);
     let output = "";
@@ -154,7 +155,7 @@ export class Model {
     requireOptions(options);
     requireAbility(this.facts, "search");
     const { prefix = [], signal, ...others } = options;
-    return this.#search(this.#checked(source), this.#chosen(others), prefix, signal);
+    return this.#search(this.#checked(source), this.#chosen(others, ["prefix", "signal"]), prefix, signal);
   }
 
   /**
@@ -313,9 +314,14 @@ export class Model {
     }
   }
 
-  /** The given options over those of the bundle. @param {import("./index.js").SearchOptions} options */
-  #chosen(options) {
-    const chosen = chosenOptions(this.manifest.generation, options, this.facts);
+  /**
+   * The given options over those of the bundle; `own` are the method's others.
+   *
+   * @param {import("./index.js").SearchOptions} options
+   * @param {string[]} own
+   */
+  #chosen(options, own) {
+    const chosen = chosenOptions(this.manifest.generation, options, this.facts, own);
     if (chosen.stop.length) chosen.stops = new Stops(chosen.stop, this.#reader.spelling);
     return chosen;
   }

@@ -71,14 +71,15 @@ const MOST_ROWS = 4096;
 const GREATEST = 1e9; // of penalties, so that scores stay numbers in fp32
 
 /**
- * The defaults of a bundle, and what differs from them, checked.
+ * The defaults of a bundle, and what differs from them, checked. `own` are the other options of the method.
  *
  * @param {Record<string, any>} bundle
  * @param {SearchOptions} given
  * @param {import("../index.js").Facts} facts
+ * @param {string[]} own
  * @returns {Chosen}
  */
-export function chosenOptions(bundle, given, facts) {
+export function chosenOptions(bundle, given, facts, own) {
   /** @type {Record<string, any>} */
   const options = { ...DEFAULTS };
   for (const [name, value] of [...applied(bundle, given), ...Object.entries(given)]) {
@@ -88,7 +89,8 @@ export function chosenOptions(bundle, given, facts) {
       throw new UnsupportedError(`${name} is for txport in Python; leave it out here`);
     }
     if (!Object.hasOwn(DEFAULTS, name)) {
-      throw new UnsupportedError(`unknown option ${quoted(name)}; supported: ${Object.keys(DEFAULTS).join(", ")}`);
+      const known = [...own, ...Object.keys(DEFAULTS)].join(", ");
+      throw new UnsupportedError(`unknown option ${quoted(name)}; supported: ${known}`);
     }
     options[name] = value;
   }
