@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -16,6 +17,15 @@ UNSAFE_IN_JSON = re.compile(f"[{BEYOND_ASCII}]")  # the others are escaped in an
 SHORT = {9: r"\t", 10: r"\n", 13: r"\r"}
 
 owns_stderr = ContextVar("owns_stderr", default=False)  # of the thread that may move the process's stderr for a moment
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage, from 1,000 % on as a multiple: `24.7 %`, `12.3 times`."""
+    if not math.isfinite(share):
+        return str(share)
+    if abs(share) >= 10:
+        return f"{share:,.0f} times" if 100 <= abs(share) < 1e6 else f"{share:.3g} times"
+    return f"{100 * share:.3g} %"
 
 
 def printable(text: str, keep: str = "") -> str:
