@@ -31,7 +31,8 @@ def questions(left: Match, sizes: Sizes) -> Iterator[str]:
         candidates = [each.name for each in left.given if each.name not in whole and _may_be(each, own, sizes)]
         offered |= set(candidates)
         shape = shape_of(own, sizes)
-        none = "" if shape is None else f" none has its shape, {shape}"
+        has_none = shape is not None and not any(each.shape in (shape, shape[::-1]) for each in left.given)
+        none = f" none has its shape, {shape}" if has_none else ""
         shown = " or ".join(pattern_of(each) for each in candidates[:CANDIDATES])
         question = f"{QUESTION}: which tensor is it?{f' {shown}' if candidates else none}"
         yield from rule(f"rename = {{ pattern = {toml(question)}, to = {toml(own_name(own.name))} }}")
@@ -113,5 +114,9 @@ def _may_be(given: Template, own: Template, sizes: Sizes) -> bool:
 
 def _is_of(given: Template, own: Template) -> bool:
     """Return True if a tensor of the file has as many axes as this one, and its name states no other side or part."""
-    same = given.role.side in ("", own.role.side) and given.role.part in ("", own.role.part)
+    same = (
+        given.role.side in ("", own.role.side)
+        and given.role.part in ("", own.role.part)
+        and given.role.kind == own.role.kind
+    )
     return same and bool(given.numbers) == bool(own.numbers) and len(given.shape) == len(own.shape)
