@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from txport.models.weights.values import Shape
+from txport.models.weights.steps import Shape
 
 LEAST = 3  # minimum number of tensors per layer
 NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d{0,3})(?!\d)")  # of a layer

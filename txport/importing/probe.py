@@ -25,7 +25,7 @@ from txport.models.config import MOST_LAYERS
 from txport.models.facts import Task
 from txport.models.model import Model
 from txport.models.weights.plan import first_names
-from txport.models.weights.values import Shape
+from txport.models.weights.steps import Shape
 from txport.runtimes.inputs import drawn_features
 
 Values = dict[str, Any]

@@ -13,7 +13,7 @@ from txport.importing.written import own_name, pattern_of, rule
 from txport.models.sources.rules import toml, written
 from txport.models.sources.toml import QUESTION
 from txport.models.weights.rules import Split
-from txport.models.weights.values import Shape
+from txport.models.weights.steps import Shape
 
 CANDIDATES = 6  # maximum number in a question
 

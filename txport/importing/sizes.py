@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from txport.importing.likeness import Template
 from txport.importing.match import Pair
 from txport.importing.probe import Place, Product
-from txport.models.weights.values import Shape
+from txport.models.weights.steps import Shape
 
 Fields = tuple[str, ...]
 
