@@ -229,6 +229,16 @@ def test_five_answers_make_a_draft_compute_what_the_original_does(name: str, tmp
     assert found.passed, list(found.lines())
 
 
+def test_a_matrix_with_a_row_for_each_token_is_not_dropped_at_first(tmp_path: Path) -> None:
+    weights = {re.sub(r"\bfc_out\b", "xyz", name): each for name, each in tutorials.tutorial().state_dict().items()}
+    folder = save(tmp_path / "mine", weights, {})
+    write_draft(folder, folder / RULES)
+    text = (folder / RULES).read_text(encoding="utf-8")
+    told = r"rename = { pattern = '^decoder\.xyz\.weight$', to = 'QUESTION: projection.weight if it gives the logits"
+    assert told in text
+    assert 'tied = "target"  # if the tensors that the rules do not name are no weights' in text
+
+
 def test_questions_are_told_whole(tmp_path: Path) -> None:
     questions = [
         'activation = "QUESTION: a or b?; it is often \\"a\\" or \\\\d"',

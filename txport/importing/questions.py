@@ -15,6 +15,8 @@ from txport.models.sources.toml import QUESTION
 from txport.models.weights.rules import Split
 from txport.models.weights.steps import Shape
 
+VOCABULARY = "vocab_size"  # fields of configs end so
+LOGITS = "projection.weight if it gives the logits (then nothing is tied to it); else drop it in place of this rule"
 CANDIDATES = 6  # maximum number in a question
 
 
@@ -37,9 +39,19 @@ def questions(left: Match, sizes: Sizes) -> Iterator[str]:
         question = f"{QUESTION}: which tensor is it?{f' {shown}' if candidates else none}"
         yield from rule(f"rename = {{ pattern = {toml(question)}, to = {toml(own_name(own.name))} }}")
     for given in left.given:
-        if given.name not in offered:
+        if given.name not in offered and _may_give_logits(given, sizes):
+            yield from rule(
+                f"rename = {{ pattern = {toml(pattern_of(given.name))}, to = {toml(f'{QUESTION}: {LOGITS}')} }}"
+            )
+        elif given.name not in offered:
             question = f"{pattern_of(given.name)} if no weight, else a rule for it; its shape is {given.shape}"
             yield from rule(f"drop = {toml(f'{QUESTION}: {question}')}")
+
+
+def _may_give_logits(given: Template, sizes: Sizes) -> bool:
+    """Return True if a matrix outside of layers has a row for each token of a vocabulary."""
+    words = {size for fields, size in sizes.known.items() if len(fields) == 1 and fields[0].endswith(VOCABULARY)}
+    return len(given.shape) == 2 and not given.numbers and given.shape[0] in words
 
 
 def with_groups(split: str, first: str) -> str:
