@@ -12,7 +12,7 @@ from txport.importing.sizes import Sizes, shape_of
 from txport.importing.written import own_name, pattern_of, rule
 from txport.models.sources.rules import toml, written
 from txport.models.sources.toml import QUESTION
-from txport.models.weights.rules import Split
+from txport.models.weights.rules import Rename, Split
 from txport.models.weights.steps import Shape
 
 VOCABULARY = "vocab_size"  # fields of configs end so
@@ -40,9 +40,7 @@ def questions(left: Match, sizes: Sizes) -> Iterator[str]:
         yield from rule(f"rename = {{ pattern = {toml(question)}, to = {toml(own_name(own.name))} }}")
     for given in left.given:
         if given.name not in offered and _may_give_logits(given, sizes):
-            yield from rule(
-                f"rename = {{ pattern = {toml(pattern_of(given.name))}, to = {toml(f'{QUESTION}: {LOGITS}')} }}"
-            )
+            yield from rule(written(Rename(pattern_of(given.name), f"{QUESTION}: {LOGITS}")))
         elif given.name not in offered:
             question = f"{pattern_of(given.name)} if no weight, else a rule for it; its shape is {given.shape}"
             yield from rule(f"drop = {toml(f'{QUESTION}: {question}')}")
