@@ -99,8 +99,9 @@ def _next_command(bundle: str, result: Verification) -> str:
     """Return the command after `verify`: run the bundle, export it again, or find the part that differs."""
     about = result.about
     if result.passed:
-        provider = "" if about["provider"] == "cpu" else f" --provider {about['provider']}"
-        return f"txport run {bundle}{provider}"
+        usual = {"runtime": "ort", "provider": "cpu"}
+        flags = [f" --{name} {about[name]}" for name, value in usual.items() if about[name] != value]
+        return f"txport run {bundle}{''.join(flags)}"
     checkpoint = shlex.quote(about["checkpoint"]["name"])
     if result.is_whole:
         return f"txport parity {bundle} --checkpoint {checkpoint} --bisect"

@@ -141,3 +141,5 @@ def test_where_the_rms_counts_the_description_says_it() -> None:
 )
 def test_large_percentages_are_multiples(share: float, words: str) -> None:
     assert percent(share) == words
+    assert percent(12.34, "its size") == "12.3 times its size"
+    assert percent(0.1234, "its size") == "12.3 % of its size"

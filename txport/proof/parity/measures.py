@@ -89,7 +89,7 @@ class Comparison:
             self.allowed_relative is not None
             and not self.relative / self.allowed_relative < self.max_abs / self.allowed
         ):
-            error = f"{percent(self.relative)} of its size, allowed are {percent(self.allowed_relative)}"
+            error = f"{percent(self.relative, 'its size')}, allowed are {percent(self.allowed_relative)}"
             return f"{where}{self.words} has an error of {error}"
         values = f"is {self.actual:.6g}, expected {self.expected:.6g} (difference {self.max_abs:.3g})"
         return f"{where}{self.words}{list(self.index)} {values}"

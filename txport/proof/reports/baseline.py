@@ -86,7 +86,7 @@ def _grown(old: dict[Key, float], new: dict[Key, float]) -> Iterator[str]:
         if key not in new:
             yield f"{where} was compared in the baseline and is no longer"
         elif new[key] > FLOOR and not new[key] <= FACTOR * before:
-            yield f"{where} uses {percent(new[key])} of its tolerance, in the baseline {percent(before)}"
+            yield f"{where} uses {percent(new[key], 'its tolerance')}, in the baseline {percent(before)}"
 
 
 def _lost_rows(old: Json, new: Json) -> Iterator[str]:

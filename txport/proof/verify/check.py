@@ -30,7 +30,7 @@ from txport.proof.parity.cases import sides
 from txport.proof.parity.tolerances import coarser
 from txport.proof.verify import encoding
 from txport.proof.verify.at_once import SINGLE, check_single_graph
-from txport.proof.verify.gaps import Check, check_of, differences, gap_of, in_turn, limit_of, values_of
+from txport.proof.verify.gaps import ALLOWED, Check, check_of, differences, gap_of, in_turn, limit_of, values_of
 from txport.proof.verify.golden import (
     GREEDY,
     REAL,
@@ -44,6 +44,7 @@ from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 from txport.search.scoring import logits, score
 from txport.system.progress import Progress, Stage, silent
+from txport.system.terminal import percent
 from txport.version import __version__
 
 FILES, EXPORT, PORTS, TOKENIZER, LOGITS, BATCH = "files", "export", "ports", "tokenizer", "logits", "batch"
@@ -217,7 +218,7 @@ def compare_logits(golden: Golden, found: Sequence[Floats], precision: str) -> C
     gaps = [gap_of(stored, values, precision) for stored, values in zip(golden.logits, found, strict=True)]
     worst = max(range(len(gaps)), key=lambda row: (np.isnan(gaps[row][0]), gaps[row][0]))
     share, where = gaps[worst]
-    seen = f"{sum(map(len, golden.targets))} tokens, at worst {share:.2g} of the difference that is allowed"
+    seen = f"{sum(map(len, golden.targets))} tokens, at worst {percent(share, ALLOWED)}"
     kept: dict[str, NDArray[Any]] = {}
     for row, (stored, values) in enumerate(zip(golden.logits, found, strict=True)):
         kept |= values_of(f"source_{row}.{LOGITS}", stored, values)

@@ -17,6 +17,7 @@ from txport.proof.verify.golden import SUMS, TINY, GoldenLogits, fold
 from txport.runtimes.base import Floats
 from txport.system.machine import is_out_of_memory
 
+ALLOWED = "the difference that is allowed"
 ALONE = 1e-5  # change of a logit that the rest of the batch may cause, over the largest logit
 
 
