@@ -100,6 +100,32 @@ def test_nested_functions_become_operators_of_the_graph() -> None:
     assert {node.domain for node in model.graph} == {""}
 
 
+class Recurrent(Tagger):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(16, 16, batch_first=True)
+        self.cell = nn.GRUCell(16, 16)
+
+
+def over_tokens(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    found: Tensor = model.layer(model.words(ids))[0]
+    return found
+
+
+def in_three_steps(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    x = model.words(ids).flatten(0, 1)
+    state = torch.zeros_like(x)
+    for _ in range(3):
+        state = model.cell(x, state)
+    return state.view(*ids.shape, -1)
+
+
+def test_a_recurrent_layer_is_refused_before_the_trace() -> None:
+    with pytest.raises(UnsupportedError, match=r"^layer is an nn\.GRU: PyTorch's exporter writes .*docs/adapters\.md"):
+        adapt(seeded(Recurrent), encoder_of(over_tokens))
+    assert traced(seeded(Recurrent), encoder_of(in_three_steps)).graph.num_nodes() > 0
+
+
 def test_a_weight_with_the_name_of_a_port_is_refused() -> None:
     class Named(Tagger):
         def __init__(self) -> None:

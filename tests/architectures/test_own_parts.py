@@ -18,8 +18,9 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.forms import PLAIN
 from txport.bundles.ports import DECODER, STEP
 from txport.errors import UnsupportedError
+from txport.importing.against.hold import hold_against
 from txport.models import architecture, architectures
-from txport.models.checkpoint import Checkpoint, load_checkpoint
+from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.proof.bisect.culprit import bisect
 from txport.proof.proven import prove, write
 
@@ -143,10 +144,44 @@ def test_a_tensor_that_is_not_registered_is_refused(tmp_path: Path) -> None:
         slopes = bias.slopes
         del bias.slopes
         bias.slopes = slopes.clone()
-    with pytest.raises(UnsupportedError, match=r"shape \(4, 1, 1\) that is neither a parameter nor a buffer"):
+    with pytest.raises(
+        UnsupportedError, match=r"^a constant of part Alibi of the shape \(4, 1, 1\) is neither a parameter nor"
+    ):
         write(checkpoint, tmp_path, target="cpu")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sound_bundle_has_no_culprit(kind: str, bundle_of: Callable[..., Bundle]) -> None:
     assert bisect(bundle_of(kind, "cpu", "int8"), checkpoint_of(kind)) is None
+
+
+ORIGINAL = """
+import torch
+from txport.models.checkpoint import load_checkpoint
+
+def original():
+    return load_checkpoint("preset:mine-{kind}-tiny").model
+
+def other():
+    module = original()
+    for layer in module.decoder:
+        layer.attention.core.bias.slopes = layer.attention.core.bias.slopes.flip(0)
+    return module
+
+def run(module, ids):
+    places = torch.arange(ids.shape[1])[None].expand_as(ids)
+    return module.extend(ids, torch.ones_like(ids).bool(), places, module.empty_state(len(ids))).logits
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_of_one_s_own_is_compared_with_an_original(kind: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "import", checkpoint_of(kind).model)
+    file = tmp_path / "model.py"
+    file.write_text(ORIGINAL.format(kind=kind), encoding="utf-8")
+    found = hold_against(str(tmp_path / "import"), f"{file}:original", trust_code=True)
+    assert found.passed, list(found.lines())
+    if kind == "alibi":
+        found = hold_against(str(tmp_path / "import"), f"{file}:other", trust_code=True)
+        assert found.parting is not None
+        assert (found.parting.where, found.parting.kind) == ("decoder layer 0, self-attention", "unknown")

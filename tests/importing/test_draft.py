@@ -15,10 +15,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from tests.importing import tutorials
 from tests.importing.layouts import HEADS, HYPERPARAMETERS, LAYOUTS, Tensors, fuse, renamed
 from tests.models.test_own_checkpoint import logits_of, tensors_of
 from tests.tiny import tiny_config, tiny_model
 from txport.errors import CheckpointError, ConfigError, OutputError, TxportError
+from txport.importing.against.hold import hold_against
 from txport.importing.draft import write_draft
 from txport.importing.likeness import role_of, templates
 from txport.models.checkpoint import expected_tensors, load_checkpoint
@@ -45,8 +47,9 @@ def answer(file: Path, pattern: str, to: Callable[[re.Match[str]], str]) -> int:
 
 
 def answer_config(file: Path, true: dict[str, Any]) -> int:
-    """Answer what no tensor tells of a config."""
-    return answer(file, r'^(\w+) = "QUESTION.*$', lambda found: f"{found[1]} = {json.dumps(true[found[1]])}")
+    """Answer what no tensor tells of a config, and correct what was assumed."""
+    open_ = r'^(\w+) = (?:"QUESTION.*|.*  # assumed, .*)$'
+    return answer(file, open_, lambda found: f"{found[1]} = {json.dumps(true[found[1]])}")
 
 
 @pytest.mark.parametrize(
@@ -199,9 +202,41 @@ def test_no_answer_is_offered_that_the_sizes_contradict(tmp_path: Path) -> None:
     own_gpt(tmp_path / "own", "qkv", "out")  # of width 32, and 64 tokens
     write_draft(tmp_path / "own", tmp_path / "own" / RULES, "gpt2")
     asked = dict(re.findall(r'^(\w+) = "QUESTION: (.*)"$', (tmp_path / "own" / RULES).read_text(), re.MULTILINE))
-    assert asked["heads"] == "which number?; 1 of size 32"
+    assert asked["heads"] == "which number?; it divides 32"
     assert asked["pad_id"] == asked["eos_id"] == "which number?"
-    assert asked["norm_epsilon"] == "which number?; it is often 1e-05"
+    assert "norm_epsilon" not in asked
+
+
+TUTORIALS = {
+    "tutorial": {"heads": 4, "activation": "relu", "pad_id": 1, "bos_id": 2, "eos_id": 3},
+    "book": {"heads": 4, "activation": "relu", "pad_id": 1, "bos_id": 2, "eos_id": 3},
+}
+
+
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_five_answers_make_a_draft_compute_what_the_original_does(name: str, tmp_path: Path) -> None:
+    """The layouts of two well-known tutorials; no question offers a false answer, and what is assumed is marked."""
+    module = getattr(tutorials, name)()
+    folder = save(tmp_path / name, module.state_dict(), {})
+    told = write_draft(folder, folder / RULES)
+    assert ", 5 questions, " in told[0]
+    text = (folder / RULES).read_text(encoding="utf-8")
+    assert set(re.findall(r'^(\w+) = "QUESTION', text, re.MULTILINE)) == {*TUTORIALS[name]}
+    assert not re.search("^(rename|drop|split).*QUESTION", text, re.MULTILINE)
+    assert text.count("  # assumed, as usual") == int(told[0].split()[-3])
+    answer(folder / RULES, r'^(\w+) = "QUESTION.*$', lambda at: f"{at[1]} = {json.dumps(TUTORIALS[name][at[1]])}")
+    found = hold_against(str(folder), f"{tutorials.__file__}:{name}", trust_code=True)
+    assert found.passed, list(found.lines())
+
+
+def test_a_matrix_with_a_row_for_each_token_is_not_dropped_at_first(tmp_path: Path) -> None:
+    weights = {re.sub(r"\bfc_out\b", "xyz", name): each for name, each in tutorials.tutorial().state_dict().items()}
+    folder = save(tmp_path / "mine", weights, {})
+    write_draft(folder, folder / RULES)
+    text = (folder / RULES).read_text(encoding="utf-8")
+    told = r"rename = { pattern = '^decoder\.xyz\.weight$', to = 'QUESTION: projection.weight if it gives the logits"
+    assert told in text
+    assert 'tied = "target"  # if the tensors that the rules do not name are no weights' in text
 
 
 def test_questions_are_told_whole(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -13,8 +14,11 @@ from txport.models.weights.rules import (
     Concat,
     Constant,
     Drop,
+    Multiply,
+    Pad,
     Permute,
     Rename,
+    Reshape,
     Rule,
     Settle,
     Shift,
@@ -83,6 +87,10 @@ def test_each_rule_makes_of_a_tensor_what_it_says() -> None:
          [whole[[0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]]]),
         ([Squeeze("x"), Rename("x", "y")], {"x": cube}, {"y": (4,)}, [cube.view(4)]),
         ([Shift("x", 1.0), Rename("x", "y")], {"x": cube}, {"y": (1, 4, 1)}, [cube + 1]),
+        ([Multiply("x", 0.5), Rename("x", "y")], {"x": cube}, {"y": (1, 4, 1)}, [cube * 0.5]),
+        ([Reshape("x", (4, -1)), Rename("x", "y")], {"x": whole}, {"y": (4, 6)}, [whole.reshape(4, 6)]),
+        ([Pad("x", 14, 7.0), Rename("x", "y")], {"x": whole}, {"y": (14, 2)},
+         [torch.cat([whole, torch.full((2, 2), 7.0)])]),
         ([Take("x", 2), Rename("x", "y")], {"x": whole}, {"y": (2,)}, [whole[2]]),
         ([Drop("x"), Constant("y|z", 3.0)], {"x": cube}, {"y": (2,)}, [torch.full((2,), 3.0)]),
         ([Tie("y", "x")], {"x": cube}, {"x": (1, 4, 1), "y": (1, 4, 1)}, [cube, cube]),
@@ -121,6 +129,19 @@ def test_everything_that_does_not_fit_is_said_at_once() -> None:
         "'qk' of shape (5, 2) must hold 2 + 2 rows",
     ]
     assert (found.dropped, found.spare, found.used) == (("old",), ("head.w",), {0, 1, 2, 4})
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        (Reshape("x", (5, -1)), r"'x' of shape \(6, 2\) can't have the shape \(5, -1\)"),
+        (Reshape("x", (4, 4)), r"'x' of shape \(6, 2\) can't have the shape \(4, 4\)"),
+        (Pad("x", 4), r"'x' of shape \(6, 2\) must have at most 4 rows"),
+    ],
+)
+def test_a_shape_that_a_rule_can_t_make_is_told(rule: Rule, told: str) -> None:
+    (problem,) = planned([rule, Rename("x", "y")], {"x": numbered(6, 2)}, Holder({"y": (4, 4)})).problems()
+    assert re.search(told, problem)
 
 
 def test_tied_tensors_stand_under_one_name_and_must_be_equal() -> None:

@@ -133,6 +133,21 @@ def without_residual(number: int) -> Edit:
     return edit
 
 
+def without_summand(number: int, arm: int) -> Edit:
+    """One of the two values that a residual sum adds is all that is left of it."""
+
+    def edit(model: ModelProto) -> None:
+        read = {node.input[0] for node in nodes(model, "LayerNormalization")}
+        weights = {tensor.name for tensor in model.graph.initializer}
+        sums = [node for node in nodes(model, "Add") if node.output[0] in read and not weights & {*node.input}]
+        total = sums[number]
+        for node in model.graph.node:
+            node.input[:] = [total.input[1 - arm] if name == total.output[0] else name for name in node.input]
+        model.graph.node.remove(total)
+
+    return edit
+
+
 def logarithm(number: int) -> Edit:
     """NaN for whatever is negative."""
 

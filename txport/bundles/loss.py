@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from txport.system.terminal import percent
+
 LOSS: Mapping[str, type] = {
     "inputs": str,  # what the outputs are of
     "measure": str,  # what `share` is
@@ -40,18 +42,14 @@ def describe_loss(record: Mapping[str, Any], precision: str) -> str:
     """Return a record in one line; "" for a bundle that is not quantised."""
     if not record:
         return ""
-    error = f"numbers differ by {_percent(record['error'])}, at worst {_percent(record['worst_error'])}"
+    error = f"numbers differ by {percent(record['error'])}, at worst {percent(record['worst_error'])}"
     source = f"{record['rows']} {record['inputs']}"
     if record["measure"] == VECTORS:
         cosines = f"1 - cosine to fp32 is {record['share']:.2g}, at worst {record['worst']:.2g}"
         return f"cost of {precision}: {cosines}; {error} ({source})"
-    equal = f"{_percent(1 - record['share'])} of {record['places']} {record['measure']} are those of fp32"
+    equal = f"{percent(1 - record['share'])} of {record['places']} {record['measure']} are those of fp32"
     if record["measure"] != NEXT_TOKENS:
         return f"cost of {precision}: {equal}; {error} ({source})"
     rows = f"{record['equal_rows']} of {record['rows']} rows, and {record['equal_until']:.3g} tokens of a row"
     ratio = f"perplexity x {record['perplexity_ratio']:.4g}"
     return f"cost of {precision}: {equal} ({rows} before the first other one), {ratio}; logits: {error} ({source})"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"

@@ -15,6 +15,7 @@ from txport.bundles.ports import Graph, single_graph
 from txport.errors import UnsupportedError, quoted
 from txport.models.facts import Facts
 from txport.models.names import MANIFEST, TARGET_TOKENIZER, TEXT, TOKENIZER
+from txport.system.terminal import percent
 
 FORMAT = 7
 TARGETS = tuple(CONTRACTS)
@@ -44,11 +45,6 @@ def is_quantised(target: str, precision: str) -> bool:
 def arithmetic_of(target: str, precision: str) -> str:
     """Return the precision of computation: with quantised weights, kernels of the cuda target multiply in fp16."""
     return "fp16" if target == "cuda" and is_quantised(target, precision) else precision
-
-
-def percent(share: float) -> str:
-    """Format a share (0 to 1) as a percentage."""
-    return f"{100 * share:.3g} %"
 
 
 def usual_precision(target: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,7 @@ def show_parity(report: Report) -> None:
 
 
 def show_verification(name: str, result: Verification) -> None:
-    """Print each check, then the verdict with the target, precision, runtime and provider that it applies to."""
+    """Print each check, the verdict with the target, precision, runtime and provider, and the next command."""
     rows = [(check.name, check.verdict, check.detail) for check in result.checks]
     about = result.about
     show(f"Verified {name}", ["check", "verdict", "seen"], rows)
@@ -91,6 +92,20 @@ def show_verification(name: str, result: Verification) -> None:
     where = f"{about['target']} {about['precision']} on {about['runtime']} {about['provider']}"
     echo()
     echo(f"verdict: {'pass' if result.passed else 'FAIL'}; {where}, {result.seconds:.1f} s")
+    echo(f"next: {_next_command(shlex.quote(name), result)}")
+
+
+def _next_command(bundle: str, result: Verification) -> str:
+    """Return the command after `verify`: run the bundle, export it again, or find the part that differs."""
+    about = result.about
+    if result.passed:
+        usual = {"runtime": "ort", "provider": "cpu"}
+        flags = [f" --{name} {about[name]}" for name, value in usual.items() if about[name] != value]
+        return f"txport run {bundle}{''.join(flags)}"
+    checkpoint = shlex.quote(about["checkpoint"]["name"])
+    if result.is_whole:
+        return f"txport parity {bundle} --checkpoint {checkpoint} --bisect"
+    return f"txport export {checkpoint} {bundle} --target {about['target']} --precision {about['precision']} --force"
 
 
 def show_matrix(result: Matrix) -> None:

@@ -7,7 +7,7 @@ import io
 import json
 import random
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
 
@@ -153,6 +153,14 @@ def open_output(path: Path | None) -> Iterator[IO[str]]:
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Write a report as indented JSON."""
     write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays by name to one .npz file, atomically."""
+    import numpy as np
+
+    with open_output(path) as stream:
+        np.savez(stream.buffer, **arrays)  # type: ignore[attr-defined]  # of a file
 
 
 def write_text(path: Path, text: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from txport.errors import UnsupportedError
@@ -20,7 +20,7 @@ NOWHERE = "meta"  # PyTorch's device of tensors without values
 FEW = 1 << 22  # weights with more elements have no values in examples
 FORMS_PAGE = "docs/architectures.md lists the functions that have one"
 UNREGISTERED = (
-    "that is neither a parameter nor a buffer of its module, nor computed of these by functions with a form: register "
+    "is neither a parameter nor a buffer of its module, nor computed of these by functions with a form: register "
     "it with register_buffer(name, tensor, persistent=False)"
 )
 Pair = tuple[int, int]
@@ -264,7 +264,8 @@ class Tracer(TorchFunctionMode):
         """Return a weight of the module as a named initializer, any other tensor as a constant."""
         if id(tensor) not in self._weights:
             if tensor.dtype.is_floating_point and tensor.numel() > 1 and bool((tensor != tensor.flatten()[0]).any()):
-                raise UnsupportedError(f"a tensor of the shape {tuple(tensor.shape)} {UNREGISTERED}")
+                what = f"a constant of {_calling_part()} of the shape {tuple(tensor.shape)}"
+                raise UnsupportedError(f"{what} {UNREGISTERED}")
             return self.constant(array_of(tensor))
         if id(tensor) not in self.initializers:
             name = self._weights[id(tensor)]
@@ -291,6 +292,17 @@ def _name_of(function: Any) -> str:
     if name == "__get__":  # of an attribute, such as `Tensor.T`
         return str(function.__self__.__name__)
     return name.strip("_") if name.startswith("_") else name
+
+
+def _calling_part() -> str:
+    """Return the innermost part of the model that runs, in words."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        part = frame.f_locals.get("self")
+        if isinstance(part, nn.Module):
+            return f"part {type(part).__name__}"
+        frame = frame.f_back
+    return "the model"
 
 
 def array_of(tensor: Tensor) -> np.ndarray:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from txport.errors import CheckpointError, ConfigError, OutputError
-from txport.importing.likeness import templates
+from txport.importing.likeness import Template, templates
 from txport.importing.match import Match, Pair, match
-from txport.importing.probe import Variant, asked, closest, decided, dims_of, layer_fields, task_of
+from txport.importing.probe import Variant, closest, decided, dims_of, layer_fields, open_fields, task_of
 from txport.importing.questions import questions, with_groups
 from txport.importing.sizes import Sizes, solve, turned
 from txport.importing.written import own_name, pattern_of, rule
@@ -25,7 +25,7 @@ from txport.models.sources.pickles import read_pickle
 from txport.models.sources.rules import toml, written
 from txport.models.sources.source import read_safetensors, read_weights
 from txport.models.sources.toml import QUESTION
-from txport.models.weights.rules import Rename, Rule, Split, Transpose, Unstack
+from txport.models.weights.rules import Constant, Rename, Rule, Split, Transpose, Unstack
 from txport.models.weights.values import Weights
 from txport.system.documents import DocumentError, read_json
 from txport.system.files import staged_file
@@ -33,7 +33,10 @@ from txport.system.places import resolve
 from txport.system.terminal import one_line
 
 DIFFERING = 20  # maximum number of differing names in an error
+BIAS = "bias"
 NEAR_ZERO = 0.5  # a lower mean weight of norms is nearer to 0 than to 1
+ASSUMED = "  # assumed, as usual: no tensor tells it"
+UNSURE = "  # if the tensors that the rules do not name are no weights"
 HYPERPARAMETERS = (CONFIG, "hparams.json", "params.json", "hyperparameters.json")
 SYNONYMS = {  # field of our configs -> names in configs of other programs
     "heads": "num_heads n_head n_heads nhead num_attention_heads attention_heads encoder_attention_heads",
@@ -132,8 +135,9 @@ def write_draft(source: Path, file: Path, name: str | None = None, at: str = "")
         stream.write("\n".join(lines) + "\n")
     rules = lines.count("[[rule]]")
     questions = sum(QUESTION in line and not line.startswith("#") for line in lines)
+    assumed = sum(line.endswith(ASSUMED) for line in lines)
     return [
-        f"{file}  {draft.variant.architecture}, {rules} rules, {questions} questions",
+        f"{file}  {draft.variant.architecture}, {rules} rules, {questions} questions, {assumed} values assumed",
         f"answer the questions in it, then: txport import {folder}" if questions else f"then: txport import {folder}",
     ]
 
@@ -184,14 +188,19 @@ def _config(folder: Path, draft: Draft, sizes: Sizes) -> Iterator[str]:
         if field not in known and value in choices.get(field, () if isinstance(value, str) else (value,))
     }
     derived = _derived(draft, sizes, {**known, **from_config})
-    left = dict(asked(variant, {**known, **from_config, **dict.fromkeys(derived)}, sizes.known))
+    told = {**known, **from_config, **dict.fromkeys(derived)}
+    left = {each.field: each for each in open_fields(variant, told, sizes.known)}
+    unsure = UNSURE if draft.match.given else ""
+    chosen = decided(variant)
     for each in dataclasses.fields(kind):
         if each.name in known:
-            yield f"{each.name} = {json.dumps(known[each.name])}"
+            yield f"{each.name} = {json.dumps(known[each.name])}{unsure if each.name in chosen else ''}"
         elif each.name in from_config:
             yield f"{each.name} = {json.dumps(from_config[each.name])}  # as the config beside the weights says"
+        elif each.name in left and left[each.name].usual is not None:
+            yield f"{each.name} = {json.dumps(left[each.name].usual)}{ASSUMED}"
         elif each.name in left:
-            yield f"{each.name} = {json.dumps(f'{QUESTION}: {left[each.name]}')}"
+            yield f"{each.name} = {json.dumps(f'{QUESTION}: {left[each.name].question}')}"
 
 
 def _derived(draft: Draft, sizes: Sizes, known: Mapping[str, Any]) -> set[str]:
@@ -239,7 +248,29 @@ def _rules(draft: Draft, sizes: Sizes) -> Iterator[str]:
             yield from rule(text, pair.why)
     yield from _copied(draft)
     yield from _transposes(draft.match.pairs, lie)
-    yield from questions(draft.match, sizes)
+    absent = _absent(draft.match)
+    for own in absent:
+        pattern = pattern_of(own.name).replace(r"(\d+)", r"\d+")
+        yield from rule(written(Constant(pattern)), "the file has none, which is the same as 0")
+    left = tuple(each for each in draft.match.own if each not in absent)
+    yield from questions(dataclasses.replace(draft.match, own=left), sizes)
+
+
+def _absent(match: Match) -> list[Template]:
+    """Return the biases of the model, beside weights that are paired, that no unpaired tensor of the file may be."""
+    weights = {own.name for pair in match.pairs for own in pair.own}
+
+    def may_be(one: Template, own: Template) -> bool:
+        is_alike = one.role.kind == BIAS and bool(one.numbers) == bool(own.numbers)
+        return is_alike and one.role.side in ("", own.role.side)
+
+    return [
+        each
+        for each in match.own
+        if each.role.kind == BIAS
+        and f"{each.name.removesuffix(BIAS)}weight" in weights
+        and not any(may_be(one, each) for one in match.given)
+    ]
 
 
 def _ordered(pairs: Sequence[Pair]) -> list[Pair]:

@@ -30,7 +30,8 @@ from txport.models.sources.fitting import fitted
 from txport.models.sources.native import ARCHITECTURE
 from txport.models.sources.source import Source, read_source
 from txport.models.weights.plan import Piece, Plan
-from txport.models.weights.values import Shape, Weights
+from txport.models.weights.steps import Shape
+from txport.models.weights.values import Weights
 from txport.system.documents import DocumentError, read_json, read_text
 from txport.system.files import require_folder
 from txport.system.places import require_possible, told

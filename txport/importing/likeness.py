@@ -8,16 +8,23 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from txport.models.weights.values import Shape
+from txport.models.weights.steps import Shape
 
 LEAST = 3  # minimum number of tensors per layer
 NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d{0,3})(?!\d)")  # of a layer
 ALIKE = 0.7  # minimum share of the tensors of layers that all layers have
 Stack = tuple[str, tuple[int, ...]]  # the prefix before the numbers of layers, and the numbers
 
-CROSS = r"(encoder|enc_?dec|src|source|cross|multihead)[._]?(attn|attention)|encdecattention|xattn|crossattn"
+CROSS = (
+    r"(encoder|enc_?dec|enc|src|source|cross|multihead)[._]?(attn|attention)|encdecattention|xattn|crossattn"
+    r"|(attn|attention)_?2(?!\d)"
+)
+# A last linear layer that is named for its place alone: `decoder.fc_out`, `dense`.
+LAST = re.compile(
+    r"((decoder|dec)[._/])?(fc_out|out|dense|linear|output|out_proj|proj|fc)[._/](weight|bias|kernel|w|b)"
+)
 PHRASES = ((CROSS, "cross"), (r"layer_?norm|rms_?norm", "norm"), (r"feed_?forward|dense_?relu_?dense", "ffn"))
-IDIOMS = ((r"in_proj", "inproj"), (r"c_attn", "attn_qkv"), (r"c_fc", "fc_up"))
+IDIOMS = ((r"in_proj", "inproj"), (r"(?<![a-z])c_attn", "attn_qkv"), (r"(?<![a-z])c_fc", "fc_up"))
 NUMBERED = r"(?:fc|linear|lin|dense|w)[._]?([12])\b"  # the linear layers of a feed-forward
 WORDS = {
     "encoder": "encoder enc source src",
@@ -155,7 +162,8 @@ def role_of(name: str, shape: Shape = ()) -> Role:
     kind = (last or ["weight"])[0]
     number = (numbers or [0])[-1]
     if not is_layered:
-        part = next((each for each in ("positions", "embedding", "projection") if each in own), "")
+        named = (each for each in ("positions", "embedding", "projection") if each in own)
+        part = next(named, "projection" if LAST.fullmatch(name) else "")
         return Role(side, part, "norm" if "norm" in own else "", kind, number)
     has_ffn = "ffn" in own or bool({"inner", "outer", "gate"} & own) or bool(re.search(r"\bw_?[123]\b", behind))
     is_fused = "qkv" in own and not has_ffn and ("qkv" in behind.lower() or _is_thrice(shape))

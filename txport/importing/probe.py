@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,7 @@ from txport.models.config import MOST_LAYERS
 from txport.models.facts import Task
 from txport.models.model import Model
 from txport.models.weights.plan import first_names
-from txport.models.weights.values import Shape
+from txport.models.weights.steps import Shape
 from txport.runtimes.inputs import drawn_features
 
 Values = dict[str, Any]
@@ -36,7 +35,7 @@ Product = tuple[int, tuple[str, ...]]  # a factor, and the config fields that it
 UNSEEN = ("dropout",)  # fields that only matter in training
 HEADS = ("heads", "key_heads")
 SIZE = "head_size"
-USUAL = (32, 64, 128)  # usual head sizes
+NORM = "norm"  # a norm after the last layer is usual for norms before sublayers only
 
 
 @dataclass(frozen=True)
@@ -142,10 +141,17 @@ def layer_fields(name: str) -> dict[str, str]:
     return {side: field for field in counting for side in ("encoder", "decoder") if field.startswith(side)}
 
 
-def asked(
-    variant: Variant, known: Mapping[str, Any], products: Mapping[tuple[str, ...], int]
-) -> Iterator[tuple[str, str]]:
-    """Yield the config fields that don't follow from tensors, each with a question about its value.
+@dataclass(frozen=True)
+class Open:
+    """A config field that does not follow from tensors: a question about its value, and its usual value."""
+
+    field: str
+    question: str
+    usual: Any = None
+
+
+def open_fields(variant: Variant, known: Mapping[str, Any], products: Mapping[tuple[str, ...], int]) -> Iterator[Open]:
+    """Yield the config fields that don't follow from tensors.
 
     `known` are the known fields, `products` the known products of fields. Fields that change neither the outputs of a
     model nor its facts are left out.
@@ -157,28 +163,31 @@ def asked(
     for each in dataclasses.fields(kind):
         if each.name in known or each.name in UNSEEN:
             continue
-        if any(
-            _matters(variant, each.name, other) for other in others.get(each.name, _nearby(base.get(each.name, [])))
-        ):
+        values = others.get(each.name, _nearby(base.get(each.name, [])))
+        if any(_matters(variant, each.name, other) for other in values):
             words = ("true", "false") if each.name in _yes_or_no(variant.architecture) else ("which number",)
             kinds = choices.get(each.name, words)
-            yield each.name, f"{' or '.join(kinds)}?{_hint(variant, each, known, products)}"
+            around = {fields: size for fields, size in products.items() if len(fields) > 1 and each.name in fields}
+            whole = next((size for fields, size in around.items() if SIZE in fields), None)
+            whole = known.get("d_model") if whole is None and each.name == HEADS[0] else whole
+            divisor = f"; it divides {whole}" if each.name in HEADS and whole is not None else ""
+            is_told = any(_changes_shapes(variant, each.name, other) for other in values)
+            is_contradicted = is_told and base.get(each.name) != each.default  # sizes were found with the value in base
+            usual = None if is_contradicted or divisor else _usual(variant, each, known, around)
+            yield Open(each.name, f"{' or '.join(kinds)}?{divisor}", usual)
 
 
-def _hint(
-    variant: Variant, field: dataclasses.Field[Any], known: Mapping[str, Any], products: Mapping[tuple[str, ...], int]
-) -> str:
-    """Return a frequent value of a field as a hint, if it fits the known values: its default, or usual head sizes."""
-    around = {fields: size for fields, size in products.items() if len(fields) > 1 and field.name in fields}
-    if field.name in HEADS:
-        whole = next((size for fields, size in around.items() if SIZE in fields), None)
-        whole = known.get("d_model") if whole is None and field.name == HEADS[0] else whole
-        usual = [size for size in USUAL if whole is not None and whole % size == 0]
-        if whole is not None:
-            return f"; {' or '.join(f'{whole // size} of size {size}' for size in usual)}" if usual else ""
+def _usual(
+    variant: Variant, field: dataclasses.Field[Any], known: Mapping[str, Any], around: Mapping[tuple[str, ...], int]
+) -> Any:
+    """Return the usual value of a field that no tensor tells, if it fits the known values; None if there is none."""
     value = field.default
-    if value is dataclasses.MISSING or any(not value or size % value for size in around.values()):
-        return ""
+    if _is_of_training(field.name) or value is dataclasses.MISSING:
+        return None
+    if field.name == NORM and known.get("final_norm") is not False:
+        return None
+    if any(not value or size % value for size in around.values()):
+        return None
     own = {name: each for name, each in known.items() if each is not None}
     try:
         architecture.find(variant.architecture).config.from_dict(
@@ -186,8 +195,19 @@ def _hint(
         )
     except ConfigError as error:
         if re.search(rf"\b{field.name}\b", str(error)):
-            return ""
-    return f"; it is often {json.dumps(value)}"
+            return None
+    return value
+
+
+def _is_of_training(field: str) -> bool:
+    """True for fields whose values differ from one training to the next: special tokens, and the activation."""
+    return field.endswith(("_id", "_ids")) or field == "activation"
+
+
+def _changes_shapes(variant: Variant, field: str, value: Any) -> bool:
+    """Return True if the shapes of a model's tensors depend on a field, whose usual value they may contradict."""
+    model = _built(variant.architecture, {**_base(variant.architecture), **dict(variant.values), field: value})
+    return model is not None and {(n, tuple(t.shape)) for n, t in model.named_parameters()} != {*variant.shapes}
 
 
 def _nearby(value: Any) -> tuple[Any, ...]:

@@ -12,9 +12,11 @@ from txport.importing.sizes import Sizes, shape_of
 from txport.importing.written import own_name, pattern_of, rule
 from txport.models.sources.rules import toml, written
 from txport.models.sources.toml import QUESTION
-from txport.models.weights.rules import Split
-from txport.models.weights.values import Shape
+from txport.models.weights.rules import Rename, Split
+from txport.models.weights.steps import Shape
 
+VOCABULARY = "vocab_size"  # fields of configs end so
+LOGITS = "projection.weight if it gives the logits (then nothing is tied to it); else drop it in place of this rule"
 CANDIDATES = 6  # maximum number in a question
 
 
@@ -31,14 +33,23 @@ def questions(left: Match, sizes: Sizes) -> Iterator[str]:
         candidates = [each.name for each in left.given if each.name not in whole and _may_be(each, own, sizes)]
         offered |= set(candidates)
         shape = shape_of(own, sizes)
-        none = "" if shape is None else f" none has its shape, {shape}"
+        has_none = shape is not None and not any(each.shape in (shape, shape[::-1]) for each in left.given)
+        none = f" none has its shape, {shape}" if has_none else ""
         shown = " or ".join(pattern_of(each) for each in candidates[:CANDIDATES])
         question = f"{QUESTION}: which tensor is it?{f' {shown}' if candidates else none}"
         yield from rule(f"rename = {{ pattern = {toml(question)}, to = {toml(own_name(own.name))} }}")
     for given in left.given:
-        if given.name not in offered:
+        if given.name not in offered and _may_give_logits(given, sizes):
+            yield from rule(written(Rename(pattern_of(given.name), f"{QUESTION}: {LOGITS}")))
+        elif given.name not in offered:
             question = f"{pattern_of(given.name)} if no weight, else a rule for it; its shape is {given.shape}"
             yield from rule(f"drop = {toml(f'{QUESTION}: {question}')}")
+
+
+def _may_give_logits(given: Template, sizes: Sizes) -> bool:
+    """Return True if a matrix outside of layers has a row for each token of a vocabulary."""
+    words = {size for fields, size in sizes.known.items() if len(fields) == 1 and fields[0].endswith(VOCABULARY)}
+    return len(given.shape) == 2 and not given.numbers and given.shape[0] in words
 
 
 def with_groups(split: str, first: str) -> str:
@@ -113,5 +124,9 @@ def _may_be(given: Template, own: Template, sizes: Sizes) -> bool:
 
 def _is_of(given: Template, own: Template) -> bool:
     """Return True if a tensor of the file has as many axes as this one, and its name states no other side or part."""
-    same = given.role.side in ("", own.role.side) and given.role.part in ("", own.role.part)
+    same = (
+        given.role.side in ("", own.role.side)
+        and given.role.part in ("", own.role.part)
+        and given.role.kind == own.role.kind
+    )
     return same and bool(given.numbers) == bool(own.numbers) and len(given.shape) == len(own.shape)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from txport.importing.likeness import Template
 from txport.importing.match import Pair
 from txport.importing.probe import Place, Product
-from txport.models.weights.values import Shape
+from txport.models.weights.steps import Shape
 
 Fields = tuple[str, ...]
 
@@ -52,9 +52,11 @@ def solve(pairs: Sequence[Pair], dims: Mapping[Place, Product]) -> Sizes:
 
 
 def _orient(sizes: Sizes, pair: Pair) -> None:
-    """Decide whether a matrix is transposed and add its sizes; a square one is skipped."""
+    """Decide whether a matrix is transposed and add its sizes; of a square one, only its sizes."""
     shape = pair.given.shape
     if shape[0] == shape[1]:
+        if _agrees(sizes, pair, shape):
+            _learn(sizes, pair, shape)
         return
     fits = [each for each in (shape, shape[::-1]) if _agrees(sizes, pair, each)]
     if len(fits) == 1:

@@ -12,7 +12,6 @@ import numpy as np
 from txport import runtimes
 from txport.bundles.bundle import Bundle, seal
 from txport.bundles.forms import PLAIN
-from txport.bundles.manifest import percent
 from txport.errors import ParityError
 from txport.exporters.weights import holding
 from txport.models.checkpoint import Checkpoint
@@ -28,6 +27,7 @@ from txport.proof.parity.replay import Reference
 from txport.proof.parity.weights import first_names
 from txport.proof.proven import prove, write
 from txport.proof.reports.report import Report
+from txport.system.terminal import percent
 
 Errors = dict[str, float]
 

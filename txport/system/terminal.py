@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -16,6 +17,15 @@ UNSAFE_IN_JSON = re.compile(f"[{BEYOND_ASCII}]")  # the others are escaped in an
 SHORT = {9: r"\t", 10: r"\n", 13: r"\r"}
 
 owns_stderr = ContextVar("owns_stderr", default=False)  # of the thread that may move the process's stderr for a moment
+
+
+def percent(share: float, of: str = "") -> str:
+    """Return a share as a percentage, from 1,000 % on as a multiple: `24.7 % of its size`, `12.3 times its size`."""
+    if abs(share) < 10 or not math.isfinite(share):
+        part = f"{100 * share:.3g} %" if math.isfinite(share) else str(share)
+        return part + (f" of {of}" if of else "")
+    count = f"{share:,.0f}" if 100 <= abs(share) < 1e6 else f"{share:.3g}"
+    return f"{count} times" + (f" {of}" if of else "")
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from txport.bundles.ports import LOGITS
 from txport.proof.parity.measures import Comparison, compare, to_dict, ulps
+from txport.system.terminal import percent
 
 Array = NDArray[Any]
 FLOATS = st.floats(-1e6, 1e6, width=32)
@@ -125,3 +126,20 @@ def test_where_the_rms_counts_the_description_says_it() -> None:
     every = compare("case", "ort", 3, "x", expected, expected * np.float32(1.2), math.inf, rms=0.15)
     assert not every.passed
     assert every.describe() == "ort, case case, step 3: x has an error of 20 % of its size, allowed are 15 %"
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (0.247, "24.7 %"),
+        (9.99, "999 %"),
+        (10, "10 times"),
+        (12345.6, "12,346 times"),
+        (3e27, "3e+27 times"),
+        (np.inf, "inf"),
+    ],
+)
+def test_large_percentages_are_multiples(share: float, words: str) -> None:
+    assert percent(share) == words
+    assert percent(12.34, "its size") == "12.3 times its size"
+    assert percent(0.1234, "its size") == "12.3 % of its size"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -385,6 +386,27 @@ def test_the_command_shows_every_check(bundle: Bundle) -> None:
     assert (done.exit_code, done.stderr) == (0, "")
     assert all(f"{name} " in done.stdout for name in NAMES)
     assert "verdict: pass; portable fp32 on ort cpu, " in done.stdout
+    assert done.stdout.endswith(f"next: txport run {bundle.path}\n")
+
+
+def test_the_compared_values_can_be_kept(bundle: Bundle, tmp_path: Path) -> None:
+    assert run(bundle.path, "--save", tmp_path / "values.npz").exit_code == 0
+    golden = load_golden(bundle)
+    with np.load(tmp_path / "values.npz") as values:
+        for row, (source, target) in enumerate(zip(golden.sources, golden.targets, strict=True)):
+            own = f"source_{row}"
+            assert source
+            assert np.array_equal(values[f"{own}.logits.token_ids"], golden.logits[row].ids)
+            expected, actual = values[f"{own}.logits.expected"], values[f"{own}.logits.actual"]
+            assert len(expected) == len(target)
+            np.testing.assert_allclose(actual, expected, atol=1e-3)
+            assert values[f"{own}.beam_4.expected"].tolist() == list(golden.found["beam 4"][row].tokens)
+
+
+def test_the_command_that_follows_a_failure_depends_on_what_failed(copied: Path) -> None:
+    edit_graph(copied, ENCODER, renamed("attention_mask", "mask"))
+    done = run(copied)
+    assert re.search(r"\nnext: txport export \S+ \S+ --target portable --precision fp32 --force\n$", done.stdout)
 
 
 def test_the_command_prints_json_and_fails_by_its_exit_code(copied: Path) -> None:

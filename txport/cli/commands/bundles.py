@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from txport.bundles.loss import AUTO_LOSS, AUTO_LOSS_OF_VECTORS, describe_loss
-from txport.bundles.manifest import AUTO_LIMIT, MOST_IN_FP32, PRECISIONS, STAND_IN, STOOD_IN, TARGETS, percent
+from txport.bundles.manifest import AUTO_LIMIT, MOST_IN_FP32, PRECISIONS, STAND_IN, STOOD_IN, TARGETS
 from txport.bundles.original import describe_original
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
@@ -17,6 +17,7 @@ from txport.cli.outputs import OUTPUT, OUTPUT_FOLDER, command, in_flags
 from txport.cli.progress import shown, verbose_option
 from txport.errors import UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
+from txport.system.terminal import percent
 
 
 @command()
@@ -179,8 +180,11 @@ def _kernels(bundle: Any) -> dict[str, Any]:
 @provider_option
 @threads_option
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--save", type=OUTPUT, help="Write the expected and the actual values to this .npz file of NumPy.")
 @verbose_option
-def verify(bundle: str, runtime: str, provider: str, threads: int | None, as_json: bool, verbose: bool) -> None:
+def verify(
+    bundle: str, runtime: str, provider: str, threads: int | None, as_json: bool, save: Path | None, verbose: bool
+) -> None:
     """Check that BUNDLE is whole and computes here what PyTorch computed; exit 1 if not.
 
     For the machine that it was deployed to: it takes a second or two and needs neither PyTorch nor the checkpoint,
@@ -196,6 +200,8 @@ def verify(bundle: str, runtime: str, provider: str, threads: int | None, as_jso
     with shown(verbose) as progress:
         path = find_path(bundle, progress=progress)
         result = in_flags(check(path, runtime=runtime, provider=provider, threads=threads, progress=progress))
+    if save:
+        textio.write_arrays(save, result.values)
     if as_json:
         textio.print_json(result.to_dict(), indent=2)
     else:

@@ -22,8 +22,9 @@ from txport.importing.against.watching import Seen, Watched
 from txport.models.model import Model
 from txport.models.parts import NORM_TYPES, Attention, FeedForward, GatedFeedForward
 from txport.models.weights.plan import Plan, first_names
+from txport.models.weights.steps import Shape
 from txport.models.weights.streamed import reader_of
-from txport.models.weights.values import Filled, Shape, Weights
+from txport.models.weights.values import Filled, Weights
 from txport.proof.bisect.calls import PartCall, Record, calls_of
 from txport.proof.bisect.faults.evidence import last_map
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from txport.errors import CheckpointError, TxportError, brief
+from txport.errors import CheckpointError, TxportError, UnsupportedError, brief
 from txport.models.adapters.adapter import DIGIT, Adapter, AdapterConfig, StepInputs
 from txport.models.facts import Owner, StateTensor
 from txport.models.model import Decoded, Memory, Model, picked
@@ -50,14 +50,18 @@ class Adapted(Model):
 
     @torch.inference_mode()
     def probe(self) -> None:
-        """Run all functions of the adapter once, in the dtype of the weights; raise `CheckpointError` if one fails."""
+        """Run all functions of the adapter once, in the dtype of the weights.
+
+        Raises `CheckpointError` if one fails, and `UnsupportedError` if the module calls a recurrent layer of PyTorch.
+        """
         ids = torch.zeros(2, 4, dtype=torch.long)
-        if self.facts.task == "causal":
-            self.extend(ids, torch.ones_like(ids).bool(), torch.arange(4).expand(2, 4), self.empty_state(2))
-        elif self.facts.task == "encode":
-            self.infer(ids, torch.ones_like(ids).bool())
-        else:
-            self(ids, torch.tensor([4, 4]), ids)
+        with _without_recurrence(self.module):
+            if self.facts.task == "causal":
+                self.extend(ids, torch.ones_like(ids).bool(), torch.arange(4).expand(2, 4), self.empty_state(2))
+            elif self.facts.task == "encode":
+                self.infer(ids, torch.ones_like(ids).bool())
+            else:
+                self(ids, torch.tensor([4, 4]), ids)
 
     def named_parameters(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """See `nn.Module`."""
@@ -240,6 +244,23 @@ class Adapted(Model):
     def class_name(self) -> str:
         """The name of the module's class."""
         return type(self.module).__name__
+
+
+@contextlib.contextmanager
+def _without_recurrence(module: nn.Module) -> Iterator[None]:
+    """Raise `UnsupportedError` where a module calls `nn.GRU`, `nn.LSTM` or `nn.RNN` in this context."""
+
+    def refuse(name: str, part: nn.Module) -> None:
+        what = f"{name} is an nn.{type(part).__name__}: PyTorch's exporter writes a recurrent layer for one length only"
+        raise UnsupportedError(f"{what}; docs/adapters.md says what can be exported")
+
+    layers = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.RNNBase)]
+    handles = [part.register_forward_pre_hook(lambda part, _, name=name: refuse(name, part)) for name, part in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextlib.contextmanager

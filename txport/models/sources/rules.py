@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, get_args, get_origin, get_type_hints
 
 from txport.errors import ConfigError, quoted
-from txport.models.weights.rules import Permute, Rule, Settle, Split
+from txport.models.weights.rules import Pad, Permute, Reshape, Rule, Settle, Split
 
 KINDS: tuple[type[Any], ...] = get_args(Rule)
 OPERATIONS = {each.__name__.lower(): each for each in KINDS if each is not Settle}
@@ -98,5 +98,9 @@ def _require_sound(operation: str, rule: Rule) -> None:
             raise ConfigError(f"{operation}.order must be the numbers of the {len(rule.view)} axes of its view")
         if rule.view.count(-1) > 1 or any(size < 1 for size in rule.view if size != -1):
             raise ConfigError(f"{operation}.view must be sizes, one of which may be -1, got {quoted(rule.view)}")
+    if isinstance(rule, Reshape) and (rule.shape.count(-1) > 1 or any(size < 1 for size in rule.shape if size != -1)):
+        raise ConfigError(f"{operation}.shape must be sizes, one of which may be -1, got {quoted(rule.shape)}")
+    if isinstance(rule, Pad) and rule.rows < 1:
+        raise ConfigError(f"{operation}.rows must be at least 1")
     if getattr(rule, "row", 0) < 0:
         raise ConfigError(f"{operation}.row must be at least 0")

@@ -17,8 +17,11 @@ from txport.models.weights.rules import (
     Concat,
     Constant,
     Drop,
+    Multiply,
+    Pad,
     Permute,
     Rename,
+    Reshape,
     Rule,
     Settle,
     Shift,
@@ -31,23 +34,22 @@ from txport.models.weights.rules import (
     Unstack,
 )
 from txport.models.weights.split_sizes import sized
-from txport.models.weights.values import (
+from txport.models.weights.steps import (
     Dims,
-    Filled,
-    Joined,
-    Made,
     MisfitError,
+    Padded,
     Part,
     Permuted,
     Plus,
-    Read,
+    Reshaped,
     Row,
     Shape,
     Squeezed,
     Step,
+    Times,
     Transposed,
-    Value,
 )
+from txport.models.weights.values import Filled, Joined, Made, Read, Value
 
 MOST_PIECES, LONGEST_NAME, MOST_STEPS = 100, 1000, 40
 MOST_LAYERS = 1 << 10  # in one tensor
@@ -248,7 +250,7 @@ def _changed(rule: Rule, piece: Piece) -> Sequence[Piece]:
     return [piece if step is None else piece.step(step)]
 
 
-def _step(rule: Transpose | Permute | Squeeze | Shift | Take, dims: Dims) -> Step | None:
+def _step(rule: Transpose | Permute | Squeeze | Shift | Multiply | Reshape | Pad | Take, dims: Dims) -> Step | None:
     """Return the step of a rule for a tensor of this shape; None if it does nothing."""
     match rule:
         case Transpose():
@@ -257,6 +259,12 @@ def _step(rule: Transpose | Permute | Squeeze | Shift | Take, dims: Dims) -> Ste
             return Row(row) if len(dims) == 2 and dims[0] is not None and row < dims[0] else None
         case Shift(_, by):
             return Plus(by)
+        case Multiply(_, by):
+            return Times(by)
+        case Reshape(_, shape):
+            return Reshaped(shape)
+        case Pad(_, rows, value):
+            return Padded(rows, value)
         case Permute(_, view, order, axis):
             return Permuted(view, order, axis)
         case Squeeze():

@@ -97,6 +97,31 @@ class Shift:
 
 
 @dataclass(frozen=True)
+class Multiply:
+    """Multiplies a tensor with this pattern in its name by a number, such as a scale that the module applies."""
+
+    pattern: str
+    by: float
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """Gives a tensor with this pattern in its name another shape, in the order of its numbers; one size may be -1."""
+
+    pattern: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pad:
+    """Adds rows of one number after those of a tensor with this pattern in its name, up to the number `rows`."""
+
+    pattern: str
+    rows: int
+    value: float = 0.0
+
+
+@dataclass(frozen=True)
 class Take:
     """Takes one row of a matrix with this pattern in its name; does nothing if the tensor has no such row."""
 
@@ -142,6 +167,9 @@ Rule = (
     | Permute
     | Squeeze
     | Shift
+    | Multiply
+    | Reshape
+    | Pad
     | Take
     | Spare
     | Constant

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from txport.models.weights.values import Dims, Joined, Made, Part, Shape, Value
+from txport.models.weights.steps import Dims, Part, Shape
+from txport.models.weights.values import Joined, Made, Value
 
 Whole = tuple[Value, int, int]  # the value that is split, the axis, and the number of groups
 

@@ -27,6 +27,7 @@ from txport.models.weights.plan import first_names
 from txport.proof.bisect.evidence import TapEvidence
 from txport.proof.bisect.faults.common import weight_cause
 from txport.proof.bisect.faults.evidence import WrongWeight
+from txport.proof.bisect.faults.norms import EPSILON, epsilon_cause
 from txport.proof.bisect.kinds import cause_of, place_of
 from txport.proof.bisect.matrices import badly_quantised, describe_rounding, linear_inputs, roundings
 from txport.proof.bisect.nodes import guilty_node
@@ -41,7 +42,7 @@ from txport.proof.parity.exact import Exact
 from txport.proof.parity.measures import Comparison, finite
 from txport.proof.parity.replay import Reference
 from txport.proof.parity.tolerances import tolerance_of
-from txport.proof.parity.weights import weighted
+from txport.proof.parity.weights import compare_epsilons, compare_own_epsilons, weighted
 
 # Maximum distance of a quantised weight from the checkpoint's, in steps of its grid: half a step from rounding; in 4
 # bits the largest weight of a block may be clipped. `badly_quantised` checks the grid itself.
@@ -161,7 +162,8 @@ def _bisect_outputs(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int
     if wrong := wrong_weights(bundle, checkpoint):
         first, *others = wrong.values()
         also = tuple(each.name for each in others)
-        return Culprit("", f"the weight {first.name}", first.cause.kind, first.cause.what, also=also)
+        where = first.name if first.cause.kind == EPSILON else f"the weight {first.name}"
+        return Culprit("", where, first.cause.kind, first.cause.what, also=also)
     reference = Reference(exact_of(bundle, checkpoint), bundle.manifest)
     cases, _ = cases_of(bundle, checkpoint, seed, more)
     name, provider = runtimes.home(bundle.manifest.target)
@@ -197,7 +199,7 @@ def _running(
 
 
 def wrong_weights(bundle: Bundle, checkpoint: Checkpoint) -> dict[str, WrongWeight]:
-    """Return the weights and tables that differ from the checkpoint's, by the model's names, in the model's order."""
+    """Return the weights, tables and epsilons that differ from the checkpoint's, by the model's names."""
     model = checkpoint.outline
     tables = dict(model.named_buffers())
     first = first_names(model) | {name: name for name in tables}
@@ -211,7 +213,21 @@ def wrong_weights(bundle: Bundle, checkpoint: Checkpoint) -> dict[str, WrongWeig
             limit = 0.0 if held.quantized is None else OWN_STEPS[held.quantized.form.bits] * steps(held.quantized)
             if held.values.shape != expected.shape or not np.all(np.abs(held.values - expected) <= limit):
                 wrong[name] = WrongWeight(held.name, weight_cause(held.name, held.values, expected))
-    return {name: wrong[name] for name in first.values() if name in wrong}
+    return {name: wrong[name] for name in first.values() if name in wrong} | _wrong_epsilons(bundle, model)
+
+
+def _wrong_epsilons(bundle: Bundle, model: Model) -> dict[str, WrongWeight]:
+    """Return the epsilons of norms that differ from the model's, by the names of the norms and `epsilon`."""
+    found: dict[str, WrongWeight] = {}
+    for role in weighted(bundle.manifest):
+        if isinstance(model, Adapted):
+            compared = compare_own_epsilons(role, bundle, model)
+        else:
+            compared = compare_epsilons(role, bundle, model)
+        for each in compared:
+            if not each.passed and not each.note:
+                found[each.tensor] = WrongWeight(each.tensor, epsilon_cause(each.actual, each.expected))
+    return found
 
 
 def _explain(findings: list[Finding], model: Model, wrong: Mapping[str, WrongWeight]) -> Culprit:

@@ -18,16 +18,24 @@ from txport.models.model import Model
 from txport.models.parts import Embedding, Frames, Residual
 from txport.models.weights.streamed import stay
 from txport.proof.bisect.calls import PartCall, Record, is_own
-from txport.proof.bisect.faults.evidence import Evidence, WrongWeight, last_map
+from txport.proof.bisect.faults.evidence import Cause, Evidence, WrongWeight, last_map
 from txport.proof.bisect.isolation import Span, span_before
 from txport.proof.bisect.probe import Finding
 from txport.proof.bisect.taps import IN, OUT, PORT, Holder, Tap, holders_of
-from txport.proof.bisect.words import common_parent, describe
+from txport.proof.bisect.words import common_parent, describe, name_of_sublayer
 
 Array = NDArray[Any]
 
 PORT_KIND = Port  # of graph outputs without state
 INPUT_KIND = Tap  # of inputs of parts
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A residual sum of which one summand is lost: the place of the sum, and the cause."""
+
+    where: str
+    cause: Cause
 
 
 @dataclass(frozen=True)
@@ -125,6 +133,32 @@ class TapEvidence(Evidence):
         around = [self.model.get_submodule(common_parent(*pair)) for pair in combinations(ends, 2)]
         parts = (*(each.part for each in self.own), *(each for each in around if is_own(each)))
         return tuple(dict.fromkeys(type(each).__name__ for each in parts))
+
+    def sublayer_of(self, call: PartCall) -> str | None:
+        """Return the name of the sublayer that ends with this call (last linear layer or result norm), or None."""
+        if call.parent is not None:
+            return call.parent.name if call.part is last_map(call.parent.part) else None
+        name, _, _ = call.name.rpartition(".")
+        around = self.model.get_submodule(name)
+        part = self.model.get_submodule(call.name)  # the call may be of a copy
+        is_last = isinstance(around, Residual) and around.result_norm is part
+        return name_of_sublayer(self.model, name) if is_last else None
+
+    @cached_property
+    def lost(self) -> Lost | None:
+        """The residual sum of PyTorch of which the graph computes only one summand; None if it computes both."""
+        if self.finding.tap.side == OUT or self.seen.shape != self.expected.shape:
+            return None
+        for call in (each for calls in self.record.values() for each in calls):
+            name = self.sublayer_of(call) if call.result.numel() == self.seen.size else None
+            if name is not None:
+                where = f"{describe(self.model, [name])}, residual sum"
+                gave = call.gave.reshape(self.seen.shape)
+                if self.explains(self.expected - gave):
+                    return Lost(where, Cause("sum", f"what {describe(self.model, [call.name])} gives is not added"))
+                if self.explains(gave):
+                    return Lost(where, Cause("sum", "the residual is not added"))
+        return None
 
     @cached_property
     def call(self) -> PartCall | None:

@@ -15,7 +15,6 @@ from torch import nn
 from txport.errors import ParityError
 from txport.models.facts import StateTensor
 from txport.models.parts import NORM_TYPES, Attention, Embedding, FeedForward, Frames, GatedFeedForward, Residual
-from txport.proof.bisect.calls import PartCall
 from txport.proof.bisect.evidence import INPUT_KIND, PORT_KIND, TapEvidence
 from txport.proof.bisect.faults.attention import (
     other_cache,
@@ -36,13 +35,13 @@ from txport.proof.bisect.faults.common import (
     wrong_weight,
 )
 from txport.proof.bisect.faults.embeddings import moved, wrong_positions, wrong_summand
-from txport.proof.bisect.faults.evidence import Cause, last_map
+from txport.proof.bisect.faults.evidence import Cause
 from txport.proof.bisect.faults.feed_forward import exchanged, other_activation
 from txport.proof.bisect.faults.frames import no_channel_bias, other_bend, other_frames, other_places, wrong_table
-from txport.proof.bisect.faults.norms import epsilon, other_affine, other_norm
+from txport.proof.bisect.faults.norms import epsilon, other_affine, other_norm, wrong_epsilon
 from txport.proof.bisect.faults.positions import other_bias, other_cached_turn, other_distances, other_turn
 from txport.proof.bisect.taps import OUT
-from txport.proof.bisect.words import describe, describe_state, name_of_sublayer
+from txport.proof.bisect.words import describe, describe_state
 
 FaultModel = Callable[[TapEvidence], Cause | None]
 
@@ -81,19 +80,8 @@ def _frames(evidence: TapEvidence) -> str:
 def _sum(evidence: TapEvidence) -> str:
     """Describe a residual sum by the last sublayer that it adds."""
     calls = [evidence.call_at(tap) for tap in evidence.reads if tap.side == OUT]
-    ends = [found for call in calls if call is not None and (found := _sublayer(evidence, call))]
+    ends = [found for call in calls if call is not None and (found := evidence.sublayer_of(call))]
     return f"{describe(evidence.model, [ends[-1]])}, residual sum" if ends else _itself(evidence)
-
-
-def _sublayer(evidence: TapEvidence, call: PartCall) -> str | None:
-    """Return the name of the sublayer that ends with this call (last linear layer or result norm); None otherwise."""
-    if call.parent is not None:
-        return call.parent.name if call.part is last_map(call.parent.part) else None
-    name, _, _ = call.name.rpartition(".")
-    around = evidence.model.get_submodule(name)
-    part = evidence.model.get_submodule(call.name)  # the call may be of a copy
-    is_last = isinstance(around, Residual) and around.result_norm is part
-    return name_of_sublayer(evidence.model, name) if is_last else None
 
 
 def _input(evidence: TapEvidence) -> str:
@@ -105,7 +93,7 @@ def _cache(evidence: TapEvidence) -> str:
     return describe_state(evidence.finding.tap.state)
 
 
-_norm = Kind(_itself, (wrong_weight, not_finite, other_affine, other_norm, epsilon, multiple))
+_norm = Kind(_itself, (wrong_weight, wrong_epsilon, not_finite, other_affine, other_norm, epsilon, multiple))
 _feed_forward = Kind(_activation, (not_finite, other_activation, exchanged, multiple))
 KINDS: Mapping[type, Kind] = {
     nn.Linear: Kind(_itself, (wrong_weight, not_finite, no_bias, multiple)),
@@ -153,7 +141,8 @@ def place_of(evidence: TapEvidence) -> str:
     """Describe the position of a tap, and name the parts of the user's own that compute the value."""
     again = f" (call {evidence.finding.tap.nth + 1})" if evidence.finding.tap.nth else ""
     own = f" (a part of {' and '.join(evidence.own_parts)})" if evidence.own_parts else ""
-    return kind_of(evidence).words(evidence) + again + own
+    where = evidence.lost.where if evidence.lost is not None else kind_of(evidence).words(evidence)
+    return where + again + own
 
 
 def cause_of(evidence: TapEvidence) -> Cause:
@@ -163,6 +152,8 @@ def cause_of(evidence: TapEvidence) -> Cause:
     own = (evidence.wrong.get(each.tensor) for each in evidence.own)
     if (wrong := next((each for each in own if each is not None), None)) is not None:
         return wrong.cause
+    if evidence.lost is not None:
+        return evidence.lost.cause
     for fault_model in kind_of(evidence).faults:
         if cause := fault_model(evidence):
             return cause

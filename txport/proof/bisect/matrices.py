@@ -25,6 +25,7 @@ from txport.models.weights.plan import first_names
 from txport.models.weights.streamed import MOST_ROOM
 from txport.proof.bisect.calls import recording
 from txport.proof.parity.weights import COARSE, finest
+from txport.system.terminal import percent
 
 Array = NDArray[Any]
 
@@ -89,12 +90,12 @@ def _middle(one: Rounding, found: Sequence[Rounding]) -> float:
 def describe_rounding(bad: Rounding, found: Sequence[Rounding]) -> str:
     """Describe the error of a matrix, next to the worst of the others."""
     others = [each for each in found if each is not bad]
-    beside = f"; the worst of the others, {others[0].name}, by {others[0].error:.2%}" if others else ""
+    beside = f"; the worst of the others, {others[0].name}, by {percent(others[0].error)}" if others else ""
     if bad.coarseness > COARSE:
         why = f"{bad.coarseness:.3g} times what {bad.form.describe()} leave"
     else:
         why = f"a few large weights leave too few steps of {bad.form.describe()} to the rest"
-    return f"rounding {bad.name} changes its product by {bad.error:.2%}, {why}{beside}"
+    return f"rounding {bad.name} changes its product by {percent(bad.error)}, {why}{beside}"
 
 
 def linear_inputs(model: Model, calls: Iterable[object]) -> dict[str, Array]:

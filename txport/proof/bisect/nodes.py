@@ -31,7 +31,7 @@ MASK_VALUES = (0.0, 1.0, MASKED)
 
 def guilty_node(evidence: TapEvidence) -> str:
     """Describe the first wrong node of a part, or its last node: operator, name and scalar attributes."""
-    if not evidence.span.nodes:
+    if not evidence.span.nodes or evidence.lost is not None:
         return ""
     known = [_sorted(each) for each in _known(evidence)]
     values = _run(evidence)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.bundles.ports import LOGITS
+from txport.bundles.ports import IDS, LOG_PROBS, LOGITS
 from txport.proof.masks import bound_of, cut_off
+from txport.system.terminal import percent
 
 Array = NDArray[Any]
 
@@ -18,6 +19,7 @@ WEIGHTS, GRAPH, FORCED, INFERRED = "weights", "graph", "teacher-forced", "whole 
 RUNS = (FORCED, INFERRED)  # kinds that compare whole runs
 WHOLE = -1  # the step of a comparison over all positions of the targets
 TOP = 10
+WORDS = {LOG_PROBS: "log-probs of the best tokens", IDS: "log-probs of the tokens that the graph chose"}
 FORMAT = 1  # version of the format of a report as JSON
 
 
@@ -65,6 +67,11 @@ class Comparison:
         return self.badness <= 1
 
     @property
+    def words(self) -> str:
+        """The tensor by what it is: the port's name, or words for the results of a selection of tokens."""
+        return WORDS.get(self.tensor, self.tensor)
+
+    @property
     def place(self) -> str:
         """The call of a graph, or the position in a target, in words."""
         if self.kind == INFERRED:
@@ -82,10 +89,10 @@ class Comparison:
             self.allowed_relative is not None
             and not self.relative / self.allowed_relative < self.max_abs / self.allowed
         ):
-            error = f"{100 * self.relative:.3g} % of its size, allowed are {100 * self.allowed_relative:.3g} %"
-            return f"{where}{self.tensor} has an error of {error}"
+            error = f"{percent(self.relative, 'its size')}, allowed are {percent(self.allowed_relative)}"
+            return f"{where}{self.words} has an error of {error}"
         values = f"is {self.actual:.6g}, expected {self.expected:.6g} (difference {self.max_abs:.3g})"
-        return f"{where}{self.tensor}{list(self.index)} {values}"
+        return f"{where}{self.words}{list(self.index)} {values}"
 
 
 def compare(

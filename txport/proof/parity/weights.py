@@ -86,17 +86,22 @@ def _compare_adapted(bundle: Bundle, model: Adapted) -> Iterator[Comparison]:
     """
     dtype = np.dtype(bundle.manifest.dtype)
     own = _tensors_of(model)
-    norms = {f"{name}.weight": (name, each) for name, each in model.module.named_modules() if hasattr(each, "eps")}
     for role in weighted(bundle.manifest):
         for name, values in graph_weights(bundle.file(role)).items():
             if name in own:
                 expected = own[name].astype(dtype) if own[name].dtype.kind == "f" else own[name]
                 yield compare(WEIGHTS, role, 0, name, expected, values, 0.0, kind=WEIGHTS)
-        for weight, epsilon in graph_epsilons(bundle.file(role)):
-            name, norm = norms.get(weight, ("", None))
-            if norm is not None and norm.eps is not None:
-                expected, found = (np.array([each], np.float32) for each in (norm.eps, epsilon))
-                yield compare(WEIGHTS, role, 0, f"{name}.epsilon", expected, found, 0.0, kind=WEIGHTS)
+        yield from compare_own_epsilons(role, bundle, model)
+
+
+def compare_own_epsilons(role: str, bundle: Bundle, model: Adapted) -> Iterator[Comparison]:
+    """Compare the epsilon of each norm of a user's module that is in a graph."""
+    norms = {f"{name}.weight": (name, each) for name, each in model.module.named_modules() if hasattr(each, "eps")}
+    for weight, epsilon in graph_epsilons(bundle.file(role)):
+        name, norm = norms.get(weight, ("", None))
+        if norm is not None and norm.eps is not None:
+            expected, found = (np.array([each], np.float32) for each in (norm.eps, epsilon))
+            yield compare(WEIGHTS, role, 0, f"{name}.epsilon", expected, found, 0.0, kind=WEIGHTS)
 
 
 def _tensors_of(model: Adapted) -> dict[str, Array]:

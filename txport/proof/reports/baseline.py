@@ -23,6 +23,7 @@ from txport.errors import TextError, UnsupportedError, quoted
 from txport.proof.parity.measures import FORMAT
 from txport.proof.parity.quality import EXACT
 from txport.system.documents import DocumentError, read_json
+from txport.system.terminal import percent
 
 FACTOR = 3.0
 FLOOR = 0.1
@@ -85,7 +86,7 @@ def _grown(old: dict[Key, float], new: dict[Key, float]) -> Iterator[str]:
         if key not in new:
             yield f"{where} was compared in the baseline and is no longer"
         elif new[key] > FLOOR and not new[key] <= FACTOR * before:
-            yield f"{where} uses {100 * new[key]:.3g} % of its tolerance, in the baseline {100 * before:.3g} %"
+            yield f"{where} uses {percent(new[key], 'its tolerance')}, in the baseline {percent(before)}"
 
 
 def _lost_rows(old: Json, new: Json) -> Iterator[str]:

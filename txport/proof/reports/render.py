@@ -8,8 +8,6 @@ import xml.etree.ElementTree as ET  # used only for writing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from txport.bundles.loss import describe_loss
 from txport.bundles.original import RECORDED
 from txport.proof.parity.measures import RUNS, WEIGHTS, Comparison, badness
@@ -17,7 +15,7 @@ from txport.proof.parity.quality import Quality
 from txport.proof.parity.tokens import TokenComparison
 from txport.proof.reports.report import Broken, Part, Report
 from txport.system.markdown import code, line, plain
-from txport.system.terminal import printable
+from txport.system.terminal import percent, printable
 
 COLUMNS = ("case", "runtime", "largest difference", "of allowed", "where", "rows equal", "verdict")
 UNMEASURED = "not measured; `txport parity --quality FILE`, lines of a text, a tab and its target, measures it"
@@ -81,7 +79,7 @@ def rows(report: Report) -> list[tuple[str, ...]]:
 def _row(part: Part) -> tuple[str, ...]:
     worst = part.worst
     says_little = worst is None or (worst.case == WEIGHTS and worst.passed)  # rounding uses the whole tolerance
-    share = "" if worst is None or says_little else _percent(100 * worst.badness)
+    share = "" if worst is None or says_little else _of_allowed(worst)
     return (
         part.case,
         part.runtime,
@@ -96,11 +94,14 @@ def _row(part: Part) -> tuple[str, ...]:
 def _place(worst: Comparison) -> str:
     if worst.case == WEIGHTS:
         return worst.tensor if not worst.passed else "bit for bit" if not worst.allowed else "within its bits"
-    return f"{worst.tensor}, {worst.place}"
+    return f"{worst.words}, {worst.place}"
 
 
-def _percent(value: float) -> str:
-    return f"{value:.0f} %" if np.isfinite(value) else str(value)
+def _of_allowed(worst: Comparison) -> str:
+    """Return the share of the tolerance that an error uses."""
+    if not worst.allowed and worst.max_abs and worst.allowed_relative is None:
+        return "none is allowed"
+    return percent(float(f"{worst.badness:.2f}"))
 
 
 def _count(tokens: Iterable[TokenComparison]) -> str:

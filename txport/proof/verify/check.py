@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle, damage
@@ -29,7 +30,7 @@ from txport.proof.parity.cases import sides
 from txport.proof.parity.tolerances import coarser
 from txport.proof.verify import encoding
 from txport.proof.verify.at_once import SINGLE, check_single_graph
-from txport.proof.verify.gaps import Check, check_of, differences, gap_of, in_turn, limit_of
+from txport.proof.verify.gaps import ALLOWED, Check, check_of, differences, gap_of, in_turn, limit_of, values_of
 from txport.proof.verify.golden import (
     GREEDY,
     REAL,
@@ -43,6 +44,7 @@ from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 from txport.search.scoring import logits, score
 from txport.system.progress import Progress, Stage, silent
+from txport.system.terminal import percent
 from txport.version import __version__
 
 FILES, EXPORT, PORTS, TOKENIZER, LOGITS, BATCH = "files", "export", "ports", "tokenizer", "logits", "batch"
@@ -67,15 +69,26 @@ class Verification:
         return all(check.verdict != "fail" for check in self.checks)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the files, the ports and the tokenizer are those that were exported."""
+        return all(check.verdict != "fail" for check in self.checks if check.name in FIRST)
+
+    @property
     def wrong(self) -> str:
         """Describe the first failed check in one line."""
         first = next(check for check in self.checks if check.verdict == "fail")
         return f"{first.name}: {first.detail}"
 
+    @property
+    def values(self) -> dict[str, NDArray[Any]]:
+        """The expected and actual values of all checks, by name: docs/verify.md describes them."""
+        return {name: array for check in self.checks for name, array in check.values.items()}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the verification as JSON values."""
         verdict = "pass" if self.passed else "fail"
-        checks = [asdict(check) for check in self.checks]
+        kept = ("name", "verdict", "detail")
+        checks = [{name: getattr(check, name) for name in kept} for check in self.checks]
         return {"verdict": verdict, **self.about, "seconds": round(self.seconds, 3), "checks": checks}
 
 
@@ -205,8 +218,13 @@ def compare_logits(golden: Golden, found: Sequence[Floats], precision: str) -> C
     gaps = [gap_of(stored, values, precision) for stored, values in zip(golden.logits, found, strict=True)]
     worst = max(range(len(gaps)), key=lambda row: (np.isnan(gaps[row][0]), gaps[row][0]))
     share, where = gaps[worst]
-    seen = f"{sum(map(len, golden.targets))} tokens, at worst {share:.2g} of the difference that is allowed"
-    return Check(LOGITS, "pass", seen) if share <= 1 else Check(LOGITS, "fail", f"{seen}: source {worst}, {where}")
+    seen = f"{sum(map(len, golden.targets))} tokens, at worst {percent(share, ALLOWED)}"
+    kept: dict[str, NDArray[Any]] = {}
+    for row, (stored, values) in enumerate(zip(golden.logits, found, strict=True)):
+        kept |= values_of(f"source_{row}.{LOGITS}", stored, values)
+    if share <= 1:
+        return Check(LOGITS, "pass", seen, kept)
+    return Check(LOGITS, "fail", f"{seen}: source {worst}, {where}", kept)
 
 
 def compare_batches(golden: Golden, together: Sequence[Floats], runtime: Runtime, manifest: Manifest) -> Check:
@@ -301,7 +319,11 @@ def compare_search(name: str, golden: Golden, runtime: Runtime, manifest: Manife
     seen = f"{equal} of {len(pairs)} rows are equal" + (f", {open_} within the noise" if open_ else "")
     for row in sorted(wrong)[:1]:
         seen += f"; source {row}: {_describe_found(actual[row])}, expected {_describe_found(expected[row])}"
-    return Check(name, "fail" if wrong else "pass", seen)
+    kept: dict[str, NDArray[Any]] = {}
+    for row, (one, two) in enumerate(pairs):
+        own = f"source_{row}.{name.replace(' ', '_')}"
+        kept |= {f"{own}.expected": np.array(one.tokens), f"{own}.actual": np.array(two.tokens)}
+    return Check(name, "fail" if wrong else "pass", seen, kept)
 
 
 def _worse(

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import Manifest
@@ -18,7 +20,7 @@ from txport.models.facts import Facts, Output
 from txport.models.names import GOLDEN
 from txport.proof.masks import largest_of
 from txport.proof.parity.cases import Draw
-from txport.proof.verify.gaps import Check, check_of, differences, gap_of, in_turn, limit_of
+from txport.proof.verify.gaps import ALLOWED, Check, check_of, differences, gap_of, in_turn, limit_of, values_of
 from txport.proof.verify.golden import (
     DRAWN,
     IDS,
@@ -40,6 +42,7 @@ from txport.runtimes.base import EncoderRuntime, Floats, Outputs
 from txport.runtimes.encoding import infer
 from txport.system.arrays import read_arrays
 from txport.system.documents import DocumentError
+from txport.system.terminal import percent
 
 OUTPUTS, BATCH = "outputs", "batch"
 NAMES = (OUTPUTS, BATCH)
@@ -151,8 +154,12 @@ def compare_outputs(golden: EncoderGolden, found: Sequence[Outputs], manifest: M
             if np.isnan(share):
                 break
     names = " and ".join(each.name for each in manifest.facts.outputs)
-    seen = f"{names} of {len(found)} sources, at worst {worst:.2g} of the difference that is allowed"
-    return Check(OUTPUTS, "pass", seen) if worst <= 1 else Check(OUTPUTS, "fail", f"{seen}: {where}")
+    seen = f"{names} of {len(found)} sources, at worst {percent(worst, ALLOWED)}"
+    kept: dict[str, NDArray[Any]] = {}
+    for each in manifest.facts.outputs:
+        for row, (stored, one) in enumerate(zip(golden.outputs[each.name], found, strict=True)):
+            kept |= values_of(f"source_{row}.{each.name}", stored, table(each, one))
+    return Check(OUTPUTS, "pass", seen, kept) if worst <= 1 else Check(OUTPUTS, "fail", f"{seen}: {where}", kept)
 
 
 def compare_batches(

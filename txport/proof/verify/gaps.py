@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,16 +17,21 @@ from txport.proof.verify.golden import SUMS, TINY, GoldenLogits, fold
 from txport.runtimes.base import Floats
 from txport.system.machine import is_out_of_memory
 
+ALLOWED = "the difference that is allowed"
 ALONE = 1e-5  # change of a logit that the rest of the batch may cause, over the largest logit
 
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check: the verdict "pass", "fail" or "not run", and the findings or the reason."""
+    """The result of one check: the verdict "pass", "fail" or "not run", and the findings or the reason.
+
+    `values` are the expected and actual values by name, for `verify --save`.
+    """
 
     name: str
     verdict: str
     detail: str
+    values: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False, compare=False)
 
 
 def check_of(name: str, problems: list[str], seen: str) -> Check:
@@ -64,18 +69,30 @@ def gap_of(stored: GoldenLogits, values: Floats, precision: str) -> tuple[float,
     Also return its position, in words. In int8 and int4, compare the RMS. The difference is NaN if a logit is NaN.
     """
     values = cut_off(values, ROOM * stored.largest)
-    best = np.take_along_axis(values, stored.ids, axis=1)
-    expected = np.column_stack([stored.values, stored.sums]).astype(np.float64)
-    actual = np.column_stack([best, fold(values)]).astype(np.float64)
+    count = stored.ids.shape[1]
+    expected, actual = compared(stored, values)
     error = np.abs(actual - expected)
     step, place = np.unravel_index(int(np.argmax(np.nan_to_num(error, nan=np.inf))), error.shape)
     what = _place(stored, values, int(step), int(place))
     where = f"step {step}: {what} is {actual[step, place]:.6g}, expected {expected[step, place]:.6g}"
     tolerance = tolerance_of(precision)
     if tolerance.rms is not None:
-        parts = (error[:, : best.shape[1]], error[:, best.shape[1] :])
+        parts = (error[:, :count], error[:, count:])
         return float(np.max([_rms(part) for part in parts]) / max(stored.rms * tolerance.rms, TINY)), where
     return float(error[step, place] / max(stored.noise, TINY)), where
+
+
+def compared(stored: GoldenLogits, values: Floats) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the expected and actual numbers of one target, (T, K + F): the K likeliest tokens' logits, then F sums."""
+    best = np.take_along_axis(values, stored.ids, axis=1)
+    expected = np.column_stack([stored.values, stored.sums]).astype(np.float64)
+    return expected, np.column_stack([best, fold(values)]).astype(np.float64)
+
+
+def values_of(name: str, stored: GoldenLogits, values: Floats) -> dict[str, NDArray[Any]]:
+    """Return the tokens and the numbers that are compared, named after `name`, for `verify --save`."""
+    expected, actual = compared(stored, values)
+    return {f"{name}.token_ids": stored.ids, f"{name}.expected": expected, f"{name}.actual": actual}
 
 
 def _place(stored: GoldenLogits, values: Floats, step: int, place: int) -> str:

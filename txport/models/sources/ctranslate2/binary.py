@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from txport.errors import CheckpointError, quoted
-from txport.models.weights.values import Shape
+from txport.models.weights.steps import Shape
 
 VERSION = 6
 TYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from txport.errors import ConfigError, quoted
 from txport.models.sources.ctranslate2.binary import SCALE, Binary
-from txport.models.weights.values import Shape
+from txport.models.weights.steps import Shape
 
 ACTIVATIONS = {0: "relu", 1: "gelu_tanh", 2: "silu", 3: "gelu", 5: "tanh"}
 REFUSED = re.compile(  # in names of unsupported variables

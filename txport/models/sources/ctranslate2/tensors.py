@@ -15,7 +15,8 @@ from txport.models.sources.ctranslate2.binary import Binary
 from txport.models.sources.options import NEVER
 from txport.models.sources.source import no_defaults
 from txport.models.weights.rules import Constant, Rename, Rule, Split, Take
-from txport.models.weights.values import Shape, Weights
+from txport.models.weights.steps import Shape
+from txport.models.weights.values import Weights
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from txport.proof.bisect.calls import altered
 from txport.proof.bisect.faults.common import fitted
 from txport.proof.bisect.faults.evidence import Cause, Evidence
 
+EPSILON = "epsilon"
 Normalise = Callable[[Tensor, float], Tensor]
 OWN = {nn.LayerNorm: "LayerNorm", RMSNorm: "RMSNorm", UnbiasedNorm: "UnbiasedNorm"}
 
@@ -49,6 +50,17 @@ def _read(evidence: Evidence) -> tuple[Any, Tensor, Tensor, Tensor | None]:
     x = evidence.call.arguments[0]
     assert x is not None
     return norm, x, norm.weight, getattr(norm, "bias", None)
+
+
+def wrong_epsilon(evidence: Evidence) -> Cause | None:
+    """An epsilon in the graph that is not the model's."""
+    names = (f"{module}.{EPSILON}" for module in evidence.modules)
+    return next((evidence.wrong[name].cause for name in names if name in evidence.wrong), None)
+
+
+def epsilon_cause(found: float, expected: float) -> Cause:
+    """Return the cause for an epsilon `found` in place of the model's."""
+    return Cause(EPSILON, f"epsilon is {found:.2g}, the model's is {expected:.3g}")
 
 
 @torch.inference_mode()
@@ -89,4 +101,4 @@ def epsilon(evidence: Evidence) -> Cause | None:
     found = fitted(evidence, run, 1e-12, 10.0)
     if not evidence.explains(run(found)):
         return None
-    return Cause("epsilon", f"epsilon is {found:.2g}, the model's is {norm.eps:.3g}")
+    return epsilon_cause(found, norm.eps)
