@@ -107,7 +107,7 @@ def test_each_parameter_says_whether_it_is_read_or_written() -> None:
     """The guard of `Command` needs no list of options: it looks at the types of the parameters."""
     paths = [(name, each.name, each.type) for name, each in PARAMETERS if isinstance(each.type, click.Path)]
     assert [each for each in paths if not isinstance(each[2], InputPath | OutputFile | OutputFolder)] == []
-    assert {name for name, _ in WRITING} == {"import", "run", "parity", "matrix", "bench", "inspect"}
+    assert {name for name, _ in WRITING} == {"import", "run", "parity", "matrix", "bench", "inspect", "verify"}
     assert all(isinstance(cli.cli.commands[name], Command) for name, _ in WRITING)
 
 
