@@ -95,7 +95,7 @@ def _add_golden(bundle: Bundle, checkpoint: Checkpoint, exact: Exact) -> None:
     real = [tokenizer.encode(text) for text in bundle.samples[: golden.REAL]]
     size = golden.Size(golden.LONGEST)
     if is_large(checkpoint) and isinstance(checkpoint.facts.reads, Features):  # which all have one length, a long one
-        size = golden.Size(golden.SHORT, golden.FEW, disturbed=1, draws=1)
+        size = golden.Size(golden.BRIEF, golden.FEW, disturbed=1, draws=1)
     elif is_large(checkpoint):
         size = golden.Size(golden.SHORT, disturbed=1, draws=golden.FEW_DRAWS)
     tolerance = tolerance_of(bundle.manifest.arithmetic)

@@ -19,7 +19,7 @@ from txport.search.options import SearchOptions
 Rules = Mapping[str, Any]  # options that are built into a graph
 NO_RULES: Rules = MappingProxyType({})
 
-FEW_TOKENS = 6  # tokens of a search in a large model
+FEW_TOKENS, FEW_HEARD = 6, 4  # tokens of a search in a large model; in one that hears, whose steps take longer
 FEW_CALLS = 2  # calls of a graph after the first in a case of a large model, and one in the cases not in `STEPPED`
 FEW_SOURCES = 2  # of features of a large model, those of its golden outputs: all have one length; two show if rows mix
 STEPPED = ("one row", "padded rows", "every row padded", "longest", "real")
@@ -248,22 +248,23 @@ def lighten(cases: Sequence[Case], facts: Facts) -> tuple[list[Case], list[str]]
     if isinstance(facts.reads, Features):
         dropped = ALIKE
         shared = [drawn_features(facts.reads, number) for number in range(FEW_SOURCES)]  # which are encoded once
-    lighter = [_lightened(case, shared) for case in cases if case.name not in dropped]
+    tokens = FEW_HEARD if shared else FEW_TOKENS
+    lighter = [_lightened(case, shared, tokens) for case in cases if case.name not in dropped]
     unsearched = [case.name for case in lighter if not case.search_tokens]
     silent = [case.name for case in lighter if not case.targets and not case.search_tokens]
-    left_out = [f"search beyond {FEW_TOKENS} tokens, and in the cases {', '.join(unsearched)}"]
+    left_out = [f"search beyond {tokens} tokens, and in the cases {', '.join(unsearched)}"]
     left_out += [f"whole targets in the cases {', '.join(silent)}"] if silent else []
     left_out += [f"the case {case.name}" for case in cases if case.name in dropped]
     left_out.append(
-        f"calls of graphs beyond 1 or {FEW_CALLS} after the first, and whole targets beyond {FEW_TOKENS} tokens"
+        f"calls of graphs beyond 1 or {FEW_CALLS} after the first, and whole targets beyond {tokens} tokens"
     )
     if shared:
         left_out.append(f"more than {FEW_SOURCES} different sources of features")
     return lighter, left_out
 
 
-def _lightened(case: Case, shared: Sequence[Source]) -> Case:
-    targets = tuple(target[:FEW_TOKENS] for target in case.targets)
+def _lightened(case: Case, shared: Sequence[Source], tokens: int) -> Case:
+    targets = tuple(target[:tokens] for target in case.targets)
     steps = case.steps[: FEW_CALLS if case.name in STEPPED else 1]
     case = replace(case, steps=steps, targets=targets)
     if shared:
@@ -271,7 +272,7 @@ def _lightened(case: Case, shared: Sequence[Source]) -> Case:
         case = replace(case, sources=sources, targets=case.targets[: len(sources)])
     if case.places > BRIEF:
         return replace(case, targets=(), search_tokens=0)
-    return replace(case, search_tokens=FEW_TOKENS if case.name in SEARCHED or not case.targets else 0)
+    return replace(case, search_tokens=tokens if case.name in SEARCHED or not case.targets else 0)
 
 
 def brief(cases: Sequence[Case]) -> list[Case]:
