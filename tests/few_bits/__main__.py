@@ -1,0 +1,116 @@
+"""What do few bits cost with real weights? `python -m tests.few_bits FOLDER...` exports each folder and prints a table.
+
+Each bundle of the cpu target is compared with the fp32 bundle of the same folder. A model with a chat template answers
+30 questions, one row at a time, with 48 greedy tokens. An encoder makes vectors of 400 sentences of the docs. Bundles
+are written without proof; random weights have no large inputs, so they hide what few bits cost.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+import txport
+from tests.instruction_sets import describe_processor
+from txport.models.checkpoint import load_checkpoint
+from txport.proof.proven import write
+
+Array = NDArray[np.float64]
+
+QUESTIONS = Path(__file__).with_name("questions.txt")
+DOCS = Path(__file__).parents[2] / "docs"
+TOKENS, SENTENCES, NEAREST = 48, 400, 10
+SHORTEST, LONGEST = 40, 160  # characters of a sentence
+FORMS: tuple[tuple[str, int | None], ...] = (("int8", None), ("int8", 1), ("int4", None), ("int4", 1))
+HEAD = ("| model | precision | size, MB | as in fp32 |", "|---|---|---|---|")
+
+
+@click.command(help=__doc__)
+@click.argument("folders", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+def main(folders: tuple[Path, ...]) -> None:
+    """Print a line for each folder and form."""
+    click.echo("\n".join([f"Measured on {describe_processor()}.", "", *HEAD]))
+    for folder in folders:
+        for line in lines_of(folder):
+            click.echo(line)
+
+
+def lines_of(folder: Path) -> Iterator[str]:
+    """Yield the lines of the table for one folder."""
+    checkpoint = load_checkpoint(str(folder))
+    is_encoder = checkpoint.facts.task == "encode"
+    outputs: Callable[[Any], Any] = vectors_of if is_encoder else answers_of
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch, "fp32")
+        place.mkdir()
+        write(checkpoint, place, target="cpu", precision="fp32")
+        expected = outputs(txport.load(place))
+        for precision, rows in FORMS:
+            place = Path(scratch, f"{precision}-{rows}")
+            place.mkdir()
+            write(checkpoint, place, target="cpu", precision=precision, rows=rows)
+            size = sum(each.stat().st_size for each in place.rglob("*") if each.is_file()) / 1e6
+            actual = outputs(txport.load(place))
+            figures = compare_vectors(expected, actual) if is_encoder else compare_answers(expected, actual)
+            name = precision if rows is None else f"{precision} `--rows {rows}`"
+            yield f"| {folder.name} | {name} | {size:.0f} | {figures} |"
+
+
+def answers_of(model: Any) -> list[tuple[int, ...]]:
+    """Return the greedy tokens of the answer to each question."""
+    encode = model.reading_chats().tokenizer.encode
+    prompts = [encode(question) for question in QUESTIONS.read_text(encoding="utf-8").splitlines()]
+    return [model.search([prompt], max_new_tokens=TOKENS)[0][0].tokens for prompt in prompts]
+
+
+def compare_answers(expected: list[tuple[int, ...]], actual: list[tuple[int, ...]]) -> str:
+    """Describe how many tokens are those of fp32 before the first other one, and how many answers."""
+    rows = list(zip(expected, actual, strict=True))
+    until = [TOKENS if one == other else _until(one, other) for one, other in rows]
+    equal = sum(one == other for one, other in rows)
+    return (
+        f"{np.mean(until):.1f} of {TOKENS} tokens until the first other one; {equal} of {len(rows)} answers are equal"
+    )
+
+
+def _until(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    return next((at for at, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), len(one))
+
+
+def sentences() -> list[str]:
+    """Return plain sentences of the docs."""
+    text = " ".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
+    every = (re.sub(r"\s+", " ", each).strip() for each in re.split(r"(?<=[.!?])\s", text))
+    return [each for each in every if SHORTEST < len(each) < LONGEST and not re.search(r"[|`#*]", each)][:SENTENCES]
+
+
+def vectors_of(model: Any) -> Array:
+    """Return a vector of length 1 for each sentence, (N, D)."""
+    found = np.asarray(model.embed(sentences()), np.float64)
+    unit: Array = found / np.linalg.norm(found, axis=1, keepdims=True)
+    return unit
+
+
+def compare_vectors(expected: Array, actual: Array) -> str:
+    """Describe the angles between the vectors, and the share of the nearest sentences that stay."""
+    costs = 1 - (expected * actual).sum(axis=1)
+    pairs = zip(_nearest(expected), _nearest(actual), strict=True)
+    kept = np.mean([len(one & other) / NEAREST for one, other in pairs])
+    return f"1 - cosine {costs.mean():.5f}, at worst {costs.max():.5f}; {kept:.1%} of the {NEAREST} nearest stay"
+
+
+def _nearest(vectors: Array) -> list[set[int]]:
+    near = vectors @ vectors.T
+    np.fill_diagonal(near, -np.inf)
+    return [set(row) for row in np.argsort(-near, axis=1)[:, :NEAREST].tolist()]
+
+
+if __name__ == "__main__":
+    main()
