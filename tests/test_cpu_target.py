@@ -42,8 +42,7 @@ from txport.proof.parity.check import check
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.replay import Reference
 from txport.runtimes.ort import fused, providers, sessions
-from txport.runtimes.ort.caches import Rows, move
-from txport.runtimes.ort.pool import Hold
+from txport.runtimes.ort.caches import Hold, Rows, move
 from txport.runtimes.slots import seat
 from txport.search.generate import generate
 from txport.search.options import SearchOptions

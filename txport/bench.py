@@ -41,7 +41,7 @@ from txport.runtimes.base import Ints, QueuedRuntime, Runtime, Sizes
 from txport.system import machine
 from txport.system.documents import DocumentError, read_json
 from txport.system.progress import Progress, silent
-from txport.system.signals import ENDING
+from txport.system.terminal import ENDING
 
 WARM_UP = 3
 BANDWIDTH = {

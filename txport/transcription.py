@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 
 from txport.errors import AudioError, UnsupportedError, quoted
 from txport.models.audio.facts import TASKS, Features, Speech
-from txport.models.audio.languages import code_of
 from txport.models.audio.reading import checked, read_audio
 from txport.models.audio.spectrogram import in_blocks, log_mel
-from txport.models.audio.targets import prompt, split
+from txport.models.audio.targets import code_of, prompt, split
 from txport.models.facts import Facts
 from txport.models.tokenizers.base import Tokenizer
 from txport.runtimes.base import Floats, Ints, log_softmax

@@ -20,7 +20,7 @@ from tests.adapters.modules import (
     seeded,
 )
 from txport import adapters
-from txport.bundles.contracts import CONTRACTS
+from txport.bundles.manifest import CONTRACTS
 from txport.errors import UnsupportedError
 from txport.exporters.graphs import PORTABLE
 from txport.exporters.program import trace_program

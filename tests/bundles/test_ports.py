@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.contracts import CONTRACTS
+from txport.bundles.manifest import CONTRACTS
 from txport.bundles.ports import (
     DECODER,
     ENCODER,

@@ -19,7 +19,7 @@ import pytest
 from tests.cli.processes import ENVIRONMENT, start
 from txport.bundles.bundle import Bundle
 from txport.cli import INTERRUPTED
-from txport.system.signals import ENDING
+from txport.system.terminal import ENDING
 
 OURS = re.compile(r"cli/__init__\.py\", line \d+, in main|^txport: ", re.MULTILINE)
 GOES_ON = "Failed checking if argv[0] is an import path entry"  # CPython's own, from before it opens our program

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 import txport
 from tests.tiny import tiny_config, tiny_facts, tiny_model
-from txport.bundles.contracts import CONTRACTS
 from txport.bundles.device_ports import flat_dims
-from txport.bundles.manifest import Manifest
+from txport.bundles.manifest import CONTRACTS, Manifest
 from txport.bundles.ports import (
     ADMIT_ROWS,
     ENCODER,

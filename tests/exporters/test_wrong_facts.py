@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from tests.tiny import tiny_config, tiny_model
-from txport.bundles.contracts import CONTRACTS
+from txport.bundles.manifest import CONTRACTS
 from txport.bundles.ports import PREFILL, STEP
 from txport.errors import UnsupportedError
 from txport.exporters.check import GraphError

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from txport.bundles.contracts import CONTRACTS
+from txport.bundles.manifest import CONTRACTS
 from txport.models.facts import INPUTS, LENGTH, CrossAttention, Facts, Output, StateTensor, Tokens, by_layer, key_values
 
 SIDE = Tokens(size=11, longest=7, pad=0, start=1, ends=(2,))

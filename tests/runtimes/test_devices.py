@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tests.runtimes.device_graphs import counter, counting, session_of, tensor
 from txport.bundles.ports import ENCODER
 from txport.errors import RunError
-from txport.runtimes.ort.cuda.device import CAPTURE_RUNS, ENCODE_QUEUE, MAIN, bind, stored, unstored
+from txport.runtimes.ort.cuda.device import CAPTURE_RUNS, ENCODE_QUEUE, MAIN, Threads, bind, stored, unstored
 from txport.runtimes.ort.cuda.host import HostDevice
-from txport.runtimes.ort.cuda.threads import Threads
 from txport.runtimes.ort.cuda.workspace import (
     Workspace,
     batch_bucket,

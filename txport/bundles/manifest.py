@@ -9,15 +9,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from txport.bundles.contracts import CONTRACTS
+from txport.bundles.device_ports import CUDA
 from txport.bundles.forms import Form, Stored
-from txport.bundles.ports import Graph, single_graph
+from txport.bundles.ports import CPU, PORTABLE, Contract, Graph, single_graph
 from txport.errors import UnsupportedError, quoted
-from txport.models.facts import Facts
+from txport.models.facts import Facts, Task
 from txport.models.names import MANIFEST, TARGET_TOKENIZER, TEXT, TOKENIZER
 from txport.system.terminal import percent
 
 FORMAT = 7
+CONTRACTS: dict[str, dict[Task, Contract]] = {"portable": PORTABLE, "cpu": CPU, "cuda": CUDA}
 TARGETS = tuple(CONTRACTS)
 # precision -> NumPy dtype of caches and logits, and of weights that are not quantised.
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "float32", "int4": "float32"}

@@ -44,7 +44,7 @@ def _leave_at_interrupts() -> None:
     """Make the signals of `ENDING` end the process at once until a command begins: there is nothing to undo."""
     import signal
 
-    from txport.system.signals import ENDING
+    from txport.system.terminal import ENDING
 
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:

@@ -8,7 +8,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from txport.system.signals import ENDING
+from txport.system.terminal import ENDING
 
 SOON = 0.02  # seconds
 

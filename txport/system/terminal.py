@@ -1,4 +1,4 @@
-"""Text for a terminal: control characters are escaped, and stderr of native code can be held back."""
+"""Text for a terminal: control characters are escaped, and stderr of native code can be held back; signals."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import re
+import signal
 from collections.abc import Iterator
 from contextvars import ContextVar
 
@@ -14,6 +15,8 @@ BEYOND_ASCII = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udf
 UNSAFE = re.compile(f"[\0-\x1f{BEYOND_ASCII}]")
 BREAKING = re.compile("[\t-\r\x1c-\x1e\x85\u2028\u2029]")  # tabs, and what ends a line for str.splitlines
 UNSAFE_IN_JSON = re.compile(f"[{BEYOND_ASCII}]")  # the others are escaped in any JSON
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")  # Ctrl-C, kill, a terminal that is closed, Ctrl-\
+ENDING = tuple(signal.Signals[name] for name in SIGNALS if hasattr(signal, name))  # those that this system has
 SHORT = {9: r"\t", 10: r"\n", 13: r"\r"}
 
 owns_stderr = ContextVar("owns_stderr", default=False)  # of the thread that may move the process's stderr for a moment

@@ -23,8 +23,7 @@ from txport.models.facts import Facts, Tokens
 from txport.models.model import Model, Side
 from txport.models.parts import NORMS, Attention, DotProduct, Embedding, FeedForward, Frames, Layer, Residual
 from txport.models.stacks import EncoderDecoder, seq2seq_facts
-from txport.models.weights.published import LAYERS
-from txport.models.weights.rules import Constant, Rename
+from txport.models.weights.rules import FAIRSEQ_LAYERS, Constant, Rename
 
 FRAMES_A_PLACE = 2
 
@@ -226,7 +225,7 @@ WEIGHTS = (
     Rename(r"^encoder\.embed_positions\.weight$", "source_embedding.positions"),
     Rename(r"^decoder\.embed_positions\.weight$", "target_embedding.positions"),
     Rename(r"^decoder\.embed_tokens\.", "target_embedding.tokens."),
-    *LAYERS,
+    *FAIRSEQ_LAYERS,
     Constant(r"(en|de)coder\.\d+\.(cross_)?attention\.key\.bias"),
 )
 

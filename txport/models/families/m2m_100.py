@@ -11,8 +11,7 @@ from typing import Any
 from txport.errors import ConfigError, quoted
 from txport.models.families.marian import ALIASES, CLASSES, COMMON, LAYERS, OFF, UNUSED, common
 from txport.models.family import Family, Published
-from txport.models.weights.published import SINUSOIDS
-from txport.models.weights.rules import Rule
+from txport.models.weights.rules import FAIRSEQ_SINUSOIDS, Rule
 
 DEFAULTS = {
     **COMMON,
@@ -43,7 +42,7 @@ def config(values: Published) -> dict[str, Any]:
 
 
 WEIGHTS: tuple[Rule, ...] = (
-    *SINUSOIDS,
+    *FAIRSEQ_SINUSOIDS,
     *LAYERS,
 )
 FAMILY = Family(

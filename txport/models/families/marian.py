@@ -7,8 +7,7 @@ from typing import Any
 from txport.errors import ConfigError, quoted
 from txport.models.family import ACTIVATIONS, Family, Published
 from txport.models.keys import NOTHING
-from txport.models.weights import published
-from txport.models.weights.rules import Drop, Rename, Rule, Take
+from txport.models.weights.rules import FAIRSEQ_LAYERS, FAIRSEQ_SINUSOIDS, Drop, Rename, Rule, Take
 
 CLASSES = "ForConditionalGeneration|MTModel"
 ALIASES = {"hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads"}
@@ -88,10 +87,10 @@ LAYERS: tuple[Rule, ...] = (
     Rename(r"^(shared|lm_head|(encoder|decoder)\.embed_tokens)\.", "projection."),
     Rename(r"^encoder\.layernorm_embedding\.", "source_embedding.norm."),
     Rename(r"^decoder\.layernorm_embedding\.", "target_embedding.norm."),
-    *published.LAYERS,
+    *FAIRSEQ_LAYERS,
 )
 WEIGHTS: tuple[Rule, ...] = (
-    *published.SINUSOIDS,
+    *FAIRSEQ_SINUSOIDS,
     *LAYERS,
 )
 UNUSED = {

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from txport.errors import ConfigError, quoted
-from txport.models.audio.languages import code_of
+from txport.models.audio.targets import code_of
 from txport.models.family import ACTIVATIONS, Family, Published
 from txport.models.keys import OTHER_HEAD, TRAINING
 

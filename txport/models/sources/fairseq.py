@@ -26,8 +26,7 @@ from txport.models.sources.namespaces import (
 )
 from txport.models.sources.options import reading
 from txport.models.sources.source import Format, Source
-from txport.models.weights.published import LAYERS
-from txport.models.weights.rules import Drop, Rename, Rule, Split
+from txport.models.weights.rules import FAIRSEQ_LAYERS, Drop, Rename, Rule, Split
 
 START, PAD, END = 0, 1, 2  # its dictionaries begin with these; the decoder starts from the end token
 OFFSET = PAD + 1  # rows of a position table that no token uses
@@ -182,7 +181,7 @@ WEIGHTS: tuple[Rule, ...] = (
     Rename(r"^decoder\.embed_positions\.weight$", "target_embedding.positions"),
     Rename(r"^encoder\.layernorm_embedding\.", "source_embedding.norm."),
     Rename(r"^decoder\.layernorm_embedding\.", "target_embedding.norm."),
-    *LAYERS,
+    *FAIRSEQ_LAYERS,
     Rename(r"^(encoder\.\d+)\.layer_norms\.0\.", rf"\1.{NORMS[0]}."),
     Rename(r"^(encoder\.\d+)\.layer_norms\.1\.", rf"\1.{NORMS[2]}."),
     *(Rename(rf"^(decoder\.\d+)\.layer_norms\.{number}\.", rf"\1.{norm}.") for number, norm in enumerate(NORMS)),

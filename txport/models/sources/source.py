@@ -17,8 +17,7 @@ from txport.models.config import Config, read_config
 from txport.models.facts import Facts
 from txport.models.generation import NO_DEFAULTS, Defaults, search_defaults
 from txport.models.names import CONFIG, GENERATION, PICKLES, weight_files
-from txport.models.sources.kinds import kind_of
-from txport.models.sources.pickles import read_pickle
+from txport.models.sources.pickles import kind_of, read_pickle
 from txport.models.weights.rules import Rule
 from txport.models.weights.values import Weights
 

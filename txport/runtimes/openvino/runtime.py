@@ -18,7 +18,6 @@ from txport.bundles.ports import DECODER, PAST_SOURCE, SELECT, SOURCE, UNNAMED, 
 from txport.errors import BundleError, LoadError, UnavailableError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.openvino.library import openvino
-from txport.runtimes.openvino.parts import Model, part
 from txport.runtimes.portable import PortableRuntime
 from txport.system.cores import cores
 from txport.system.machine import is_out_of_memory
@@ -258,3 +257,40 @@ def load(
 ) -> GraphRuntime:
     """Start a bundle on OpenVINO's CPU plugin; `threads` is the number per worker."""
     return PortableRuntime(OpenVinoEngine(bundle, threads, precision, workers), bundle.manifest)
+
+
+# ------------------------------------------------------------------------------------------------ parts of a graph
+
+Model = Any  # openvino has no types
+Node = Any
+
+
+def part(model: Model, outputs: Sequence[str], known: Mapping[str, str]) -> Model:
+    """Return a graph with the given outputs of a model and only the inputs that they need.
+
+    `known` maps outputs to inputs with equal values, which replace them as inputs of nodes. The model does not change.
+    """
+    copied = model.clone()
+    inputs = {name: each for each in copied.inputs for name in each.get_names()}
+    results = {name: each.get_node() for each in copied.outputs for name in each.get_names()}
+    for name, same in known.items():
+        results[name].input(0).get_source_output().replace(inputs[same])
+    kept = [results[name] for name in outputs]
+    read = _parameters(kept)
+    return openvino.Model(kept, [each for each in copied.get_parameters() if each.get_name() in read], "part")
+
+
+def _parameters(results: Sequence[Node]) -> set[str]:
+    """Return the names of the parameters that the results depend on."""
+    pending = list(results)
+    seen = set[str]()
+    found = set[str]()
+    while pending:
+        node = pending.pop()
+        if node.get_name() in seen:
+            continue
+        seen.add(node.get_name())
+        if node.get_type_name() == "Parameter":
+            found.add(node.get_name())
+        pending += [each.get_source_output().get_node() for each in node.inputs()]
+    return found

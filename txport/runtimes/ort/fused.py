@@ -38,10 +38,9 @@ from txport.bundles.ports import (
 from txport.models.facts import Owner
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, running, scores
 from txport.runtimes.encoding import outputs_of
-from txport.runtimes.ort.caches import FusedState, Rows, Source, move, pick_sources
+from txport.runtimes.ort.caches import FusedState, Hold, Pool, Rows, Source, move, pick_sources
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.placement import placement
-from txport.runtimes.ort.pool import Hold, Pool
 from txport.runtimes.ort.sessions import Sessions, may_saturate, session_ports
 from txport.runtimes.slots import seat
 

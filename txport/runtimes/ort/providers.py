@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib.metadata
+import os
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
 from txport.errors import UnavailableError, UnsupportedError
 from txport.runtimes import PROVIDERS
-from txport.runtimes.ort.forks import watched
 from txport.runtimes.ort.nvidia import problems, rtx
 from txport.runtimes.ort.nvidia.driver import Device, query_driver
 from txport.runtimes.ort.nvidia.failures import explain
@@ -139,3 +141,26 @@ def start(name: str) -> str | None:
         known = explain(error, name) if name in NVIDIA else None
         return str(known or error).splitlines()[0]
     return None
+
+
+# ------------------------------------------------------------------------------------------------ sessions after `fork`
+
+# A process made by `fork` has none of the threads of a session, for which the session's destructor waits forever.
+_sessions: WeakSet[Any] = WeakSet()
+
+
+def watched(session: Any) -> Any:
+    """Return a session, which children of this process will never destroy: not at exit, deletion or replacement."""
+    _sessions.add(session)
+    return session
+
+
+def _keep() -> None:
+    """Keep the inherited sessions until the process ends; no reference that Python clears at exit would do that."""
+    for session in _sessions:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+    _sessions.clear()  # children of this process inherit the count
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_keep)

@@ -8,8 +8,7 @@ from typing import Any
 
 from txport.errors import ConfigError, quoted
 from txport.models.sources.options import read_strings
-from txport.models.tokenizers.trainers.languages import forced_in
-from txport.models.tokenizers.trainers.texts import Files, texts_of
+from txport.models.tokenizers.trainers.texts import Files, forced_in, texts_of
 from txport.models.tokenizers.trainers.words import Side, Words, numbered
 from txport.system.documents import read_text
 

@@ -19,15 +19,15 @@ from txport.models.names import (
     TEXT,
     TOKENIZER,
 )
+from txport.models.tokenizers.assemble import Slots, Vocabulary
 from txport.models.tokenizers.convert import CLASSES, as_they_are, of_class
 from txport.models.tokenizers.file import FOREIGN, FileTokenizer
-from txport.models.tokenizers.sentencepiece import read_pieces
-from txport.models.tokenizers.settings import Settings
+from txport.models.tokenizers.pieces import made_of, set_apart, users_of
+from txport.models.tokenizers.sentencepiece import BYTE_SCORE, CONTROL, UNKNOWN, Pieces, read_pieces
+from txport.models.tokenizers.settings import Added, Settings
 from txport.models.tokenizers.trainers.by_merges import by_bytes, by_codes
-from txport.models.tokenizers.trainers.by_pieces import by_pieces
-from txport.models.tokenizers.trainers.languages import languages_of
 from txport.models.tokenizers.trainers.words import Around, Side, Words
-from txport.models.tokenizers.usage import Usage, write_usage
+from txport.models.tokenizers.usage import Languages, Usage, write_usage
 
 Files = dict[str, Path | str]
 PAIRS = (("source.spm", "target.spm"), ("src.spm", "tgt.spm"), ("source.model", "target.model"))
@@ -153,3 +153,58 @@ def _pair(folder: Path, pairs: Iterable[tuple[str, str]], shared: Iterable[str])
             raise CheckpointError(f"{folder / there[0]} is there, but not {lacks}; add it, or take {there[0]} away")
     path = next((folder / name for name in shared if (folder / name).is_file()), None)
     return None if path is None else (path, path)
+
+
+# ------------------------------------------------------------------------------------------------ pieces
+
+
+def by_pieces(side: Side, found: Pieces, around: Around, *, reads: bool) -> str:
+    """Return the `tokenizer.json` of one side; only if it `reads` texts must it split them as the trainer does."""
+    scores = {piece.text: piece.score for piece in found.pieces}
+    slots: Slots = {id_: (token, scores.get(token, BYTE_SCORE)) for token, id_ in side.ids.items()}
+    users = {each.text: each for each in users_of(found, found.adds_prefix)}
+    if lacking := users.keys() - side.ids.keys():
+        raise CheckpointError(f"{found.path} has a piece {quoted(min(lacking))} of its user, {side.place} has none")
+    special = {*around.special, *(piece.text for piece in found.pieces if piece.kind in (CONTROL, UNKNOWN))}
+    whole = {**{token: Added(token) for token in special}, **users}
+    added = {id_: whole[token] for token, id_ in side.ids.items() if token in whole}
+    words = Vocabulary(slots, added, {"unk_token": side.unknown})
+    set_apart(words, found, reads=reads)
+    return made_of(found, words, [*around.before], [*around.after]).text
+
+
+# ------------------------------------------------------------------------------------------------ languages
+
+FORCED = (  # forms of language tokens
+    re.compile(r"__([a-z]{2,3})__"),  # of M2M-100
+    re.compile(r"__([a-z]{3}_[A-Z][a-z]{3})__"),  # of NLLB, by fairseq
+    re.compile(r"([a-z]{3}_[A-Z][a-z]{3})"),  # of NLLB
+    re.compile(r"\[?([a-z]{2}_[A-Z]{2})\]?"),  # of mBART-50
+)
+ENGLISH = ("en", "eng_Latn", "en_XX")  # default source languages
+TOLD = re.compile(r">>([^<>\s]+)<<")  # the target language, before a source of Marian's
+
+
+def languages_of(words: Words, pieces: Collection[str] | None) -> Languages | None:
+    """Return the languages of a checkpoint's vocabularies; None if there are none.
+
+    Sources begin with their language's token if the trainer adds one; other tokens around them are kept. The default
+    source language is English, or else the first language. `pieces` are the tokens that are cut from texts: none of
+    them is assumed to be a language token. If `pieces` is None, likely language tokens are ignored.
+    """
+    told = {match[1]: match[0] for token in words.source.ids if (match := TOLD.fullmatch(token))}
+    told = {name: token for name, token in told.items() if token not in (pieces or ())}
+    if told and not words.languages:
+        return Languages(tokens=told, before=words.before, after=words.after, target="source")
+    likely = [] if pieces is None else [token for token in words.likely_languages if token not in pieces]
+    if not (found := words.languages or forced_in(likely)):
+        return None
+    source = next((name for name in ENGLISH if name in found), next(iter(found)))
+    return Languages(tokens=found, before=(*words.before, None), after=words.after, source=source)
+
+
+def forced_in(tokens: Iterable[str]) -> dict[str, str]:
+    """Return the names and tokens of languages among these tokens; {} if there is at most one."""
+    tokens = list(tokens)
+    found = ({match[1]: match[0] for token in tokens if (match := each.fullmatch(token))} for each in FORCED)
+    return next((each for each in found if len(each) > 1), {})

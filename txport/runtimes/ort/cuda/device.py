@@ -8,7 +8,9 @@ There are two queues: one encodes sources, the other does everything else. Queue
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -214,3 +216,42 @@ def unstored(content: NDArray[np.uint8], tensor: Tensor) -> Array:
         return (content.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(tensor.shape)
     array = content.view(tensor.dtype).reshape(tensor.shape)
     return array.astype(np.float32) if tensor.dtype == "float16" else array.copy()
+
+
+# ------------------------------------------------------------------------------------------------ threads
+
+# ONNX Runtime stores captured graphs per thread, for the lifetime of the session. If each new thread ran graphs, it
+# would capture all shapes again, and their memory would never be freed.
+
+
+class Threads:
+    """The thread that creates this object runs its own graphs; one worker thread runs those of all other threads."""
+
+    def __init__(self) -> None:
+        self._here = threading.local()  # not by thread id, because ids are reused
+        self._lock = threading.Lock()
+        self._here.is_first = True
+        self._ours: ThreadPoolExecutor | None = None
+        self._captured: tuple[set[int], set[int]] = set(), set()
+
+    @property
+    def captured(self) -> set[int]:
+        """The graphs captured on the thread that runs this thread's graphs."""
+        return self._captured[self._is_first]
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Run `work` on the thread for it, and wait until it is done, even if the wait is interrupted."""
+        if self._is_first:
+            work()
+            return
+        with self._lock:
+            self._ours = self._ours or ThreadPoolExecutor(1, "txport-device")
+        future = self._ours.submit(work)
+        try:
+            future.result()
+        finally:
+            wait((future,))
+
+    @property
+    def _is_first(self) -> bool:
+        return getattr(self._here, "is_first", False)

@@ -22,11 +22,11 @@ from txport.runtimes.ort.cuda.device import (
     Binding,
     Block,
     Tensor,
+    Threads,
     adopted,
     stored,
     unstored,
 )
-from txport.runtimes.ort.cuda.threads import Threads
 from txport.runtimes.ort.nvidia.failures import explain
 from txport.runtimes.ort.nvidia.options import CUDA
 from txport.runtimes.ort.onnx_runtime import ort

@@ -30,11 +30,11 @@ from txport.runtimes.ort.cuda.device import (
     Binding,
     Block,
     Tensor,
+    Threads,
     adopted,
     stored,
     unstored,
 )
-from txport.runtimes.ort.cuda.threads import Threads
 
 CPU = 1  # DLPack's device type
 Clock = list[int]  # number of work items per queue
