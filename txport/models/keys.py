@@ -31,6 +31,7 @@ TOKENS = "the tokenizer and generation_config.json say it"
 UNUSED: Mapping[str, str] = {
     **dict.fromkeys(("architectures", "model_type", "transformers_version", "_name_or_path", "name_or_path"), ORIGIN),
     **dict.fromkeys(("_attn_implementation_autoset", "attn_implementation", "_attn_implementation"), MEMORY),
+    "_model_name_or_path": ORIGIN,  # transformers writes it for a model that it read from a GGUF file
     **dict.fromkeys(("auto_map", "_commit_hash", "is_llama_config", "unsloth_version", "unsloth_fixed"), ORIGIN),
     **dict.fromkeys(("torch_dtype", "dtype", "use_bfloat16"), PRECISION),
     **dict.fromkeys(("initializer_range", "initializer_factor", "init_std", "init_xavier_std"), STARTING),
