@@ -14,7 +14,7 @@ WORDS := transformer attention onnx pronunciation
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test check format agreement bench bench-peers examples gpu clean no-npm
+.PHONY: run test check format agreement bench bench-peers examples hostile gpu clean no-npm
 
 run: $(INSTALLED)
 	$(BIN)/txport run g2p-en $(WORDS)
@@ -49,6 +49,9 @@ bench: $(INSTALLED)
 # Beside CTranslate2, Optimum and PyTorch, which live in an environment of their own.
 bench-peers: $(INSTALLED) $(PEERS)/.installed
 	$(BIN)/python -m benchmarks.peers --peers-python $(PEERS)/bin/python
+
+hostile: $(INSTALLED)
+	$(BIN)/python -m tests.hostile
 
 # Those for which this machine has what they need; it says which it passes over.
 examples: $(INSTALLED) $(HEADERS)/.installed

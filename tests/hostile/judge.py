@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 
 from tests.hostile.case import Command, Place
 
+ORIGINS = ("home/cache", "home/cache/txport", "home/cache/txport/origins")
 MOST_MEMORY = 1_000_000_000  # bytes that a process may hold on any hostile input
 SKIPPED = re.compile(
     r"txport: (\d+ of \d+ texts have no character of the vocabulary; their output is empty"
@@ -145,9 +146,10 @@ def _faults(lines: list[str]) -> Iterator[str]:
 
 
 def _outside(command: Command, ended: Ended, place: Place) -> Iterator[Breach]:
-    """Only OUT may change; a command that fails leaves nothing half-made there either."""
+    """Only OUT may change, and where `export` notes its checkpoint; a command that fails leaves nothing half-made."""
+    noted = ORIGINS if command.name == "export" else ()
     for path in sorted(ended.before.keys() | ended.after.keys()):
-        if ended.before.get(path) != ended.after.get(path):
+        if ended.before.get(path) != ended.after.get(path) and not (path in noted or path.startswith(noted[-1:])):
             how = "added" if path not in ended.before else "removed" if path not in ended.after else "changed"
             yield Breach("files outside", f"{path} was {how}")
     yield from (Breach("files outside", f"{path} was opened to write, moved or removed") for path in ended.written)
