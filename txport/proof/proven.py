@@ -17,7 +17,7 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Task
 from txport.models.names import GOLDEN
 from txport.models.tokenizers.load import load_tokenizer
-from txport.proof.parity.check import Report, check, exact_of, fitting_threads, is_large
+from txport.proof.parity.check import Report, check, exact_of, fitting_threads, is_large, size_of
 from txport.proof.parity.exact import Exact, Ids, largest_difference
 from txport.proof.parity.tolerances import Tolerance, tolerance_of
 from txport.proof.verify import encoding, golden
@@ -27,6 +27,8 @@ from txport.runtimes.encoding import infer
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.options import require_defaults
 from txport.system.progress import Progress, Stage, silent, within
+
+SLOW = 500_000_000  # parameters of a model whose golden outputs have fewer tokens: PyTorch reads all for each of them
 
 
 def write(checkpoint: Checkpoint, folder: Path, *, original: Mapping[str, Any] | None = None, **how: Any) -> Bundle:
@@ -97,7 +99,8 @@ def _add_golden(bundle: Bundle, checkpoint: Checkpoint, exact: Exact) -> None:
     if is_large(checkpoint) and isinstance(checkpoint.facts.reads, Features):  # which all have one length, a long one
         size = golden.Size(golden.BRIEF, golden.FEW, disturbed=1, draws=1)
     elif is_large(checkpoint):
-        size = golden.Size(golden.SHORT, disturbed=1, draws=golden.FEW_DRAWS)
+        longest = golden.BRIEF if size_of(checkpoint) > SLOW else golden.SHORT
+        size = golden.Size(longest, disturbed=1, draws=golden.FEW_DRAWS)
     tolerance = tolerance_of(bundle.manifest.arithmetic)
     RECORDERS[checkpoint.facts.task](bundle, exact, tolerance, real, size)
 

@@ -35,7 +35,7 @@ Arrays = dict[str, NDArray[Any]]
 
 REAL = 4  # samples of the bundle that become sources
 DRAWN = (1, 5, 11, 30)  # lengths of the other sources, which are random
-LONGEST, SHORT, BRIEF = 16, 6, 4  # maximum tokens of a target; of a large model; of a large model that hears
+LONGEST, SHORT, BRIEF = 16, 6, 4  # maximum tokens of a target; of a large model; of a very large one, or one that hears
 LIKELIEST = 8
 SUMS = 128
 GREEDY, BEAM = "greedy", "beam 4"
