@@ -11,6 +11,7 @@ from txport.bundles.original import describe_original
 from txport.bundles.ports import GENERATE
 from txport.bundles.readme import settings, tables
 from txport.bundles.readme.loop import loop
+from txport.bundles.readme.one_run import one_run
 from txport.bundles.readme.steps import around, notes, numbers, steps
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
@@ -103,6 +104,7 @@ def _how(manifest: Manifest) -> Iterator[str]:
             f"`{manifest.graphs[GENERATE].file}` is the whole of a search in one run, greedy or with beams, with the "
             "checkpoint's other settings built in. It reads the weights from the files of the other graphs beside it."
         )
+        yield f"```python\n{one_run(manifest)}```"
 
 
 def _graphs(manifest: Manifest) -> Iterator[str]:
