@@ -129,8 +129,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Plus:
-    """Adds a number."""
+class ByNumber:
+    """What is done to each number of a tensor with the same number."""
 
     by: float
 
@@ -141,6 +141,11 @@ class Plus:
     def before(self, made: Dims) -> Dims | None:
         """See `Step`."""
         return made
+
+
+@dataclass(frozen=True)
+class Plus(ByNumber):
+    """Adds a number."""
 
     def apply(self, tensor: Tensor) -> Tensor:
         """See `Step`."""
@@ -151,18 +156,8 @@ class Plus:
 
 
 @dataclass(frozen=True)
-class Times:
+class Times(ByNumber):
     """Multiplies by a number."""
-
-    by: float
-
-    def dims(self, given: Dims) -> Dims:
-        """See `Step`."""
-        return given
-
-    def before(self, made: Dims) -> Dims | None:
-        """See `Step`."""
-        return made
 
     def apply(self, tensor: Tensor) -> Tensor:
         """See `Step`."""
