@@ -20,7 +20,7 @@ import txport
 from tests.tiny import edit_graph, tiny_config, tiny_model, unproven, unread
 from txport import bandwidth, runtimes
 from txport.bundles.bundle import Bundle
-from txport.bundles.forms import DYNAMIC, INVARIANT, ROWS, Form, blocks_of
+from txport.bundles.forms import DYNAMIC, INVARIANT, ROWS, Form, blocks_of, with_columns
 from txport.bundles.ports import (
     COUNT,
     ENCODER,
@@ -293,13 +293,13 @@ def test_sources_get_slots_for_the_most_rows_of_any() -> None:
 
 @given(
     seed=st.integers(0, 2**32 - 1),
-    form=st.sampled_from([DYNAMIC, ROWS, INVARIANT, blocks_of(8, 16), blocks_of(4, 16)]),
+    form=st.sampled_from([DYNAMIC, ROWS, INVARIANT, with_columns((0, 9, 47)), blocks_of(8, 16), blocks_of(4, 16)]),
 )
 def test_quantised_weights_come_back_within_their_steps(seed: int, form: Form) -> None:
     matrix = np.random.default_rng(seed).standard_normal((5, 48)).astype(np.float32)
     matrix[2] = 0
     quantized = quantize(matrix, form)
-    error = np.abs(dequantize(quantized) - matrix) / steps(quantized)
+    error = np.abs(dequantize(quantized) - matrix) / np.maximum(steps(quantized), 1e-30)  # in fp32 there are no steps
     assert error.max() <= (2.1 if form.bits == 4 else 0.501)
 
 

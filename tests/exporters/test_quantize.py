@@ -93,4 +93,4 @@ def test_streaming_is_a_matter_of_all_weights_of_a_step(
     monkeypatch.setattr(choose, "STREAMED", most)
     manifest = export_graphs(load_checkpoint("preset:gpt2-tiny"), tmp_path, target="cpu", precision="int8", rows=1)
     kinds = {stored.form.kind for stored in manifest.weights.values() if stored.form and stored.is_quantised}
-    assert kinds == ({"blocks"} if kind == "blocks" else {"dynamic", "rows"})
+    assert kinds == ({"blocks"} if kind == "blocks" else {"columns", "dynamic", "rows"})

@@ -5,12 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from txport.errors import quoted
 
 BLOCKS = (128, 64, 32, 16)  # inputs that share a scale; larger blocks have fewer scales to read
-BITS: dict[str, tuple[int, ...]] = {"plain": (32,), "dynamic": (8,), "rows": (8,), "invariant": (8,), "blocks": (8, 4)}
+BITS: dict[str, tuple[int, ...]] = {
+    "plain": (32,),
+    "dynamic": (8,),
+    "rows": (8,),
+    "invariant": (8,),
+    "columns": (8,),
+    "blocks": (8, 4),
+}
 DESCRIPTIONS = {"plain": "fp32", "dynamic": "dynamic int8", "rows": "int8 rows", "invariant": "int8 invariant"}
 
 
@@ -18,24 +26,28 @@ DESCRIPTIONS = {"plain": "fp32", "dynamic": "dynamic int8", "rows": "int8 rows",
 class Form:
     """The storage form of a matrix (out, in). Raises `ValueError` for an unknown form.
 
-    `plain` is fp32. `dynamic`, `rows` and `invariant` have one scale per row of `out`; `blocks` has one per `block`
-    inputs of each row.
+    `plain` is fp32. `dynamic`, `rows`, `invariant` and `columns` have one scale per row of `out`; `blocks` has one per
+    `block` inputs of each row. The inputs `columns`, in ascending order, stay in fp32.
     """
 
     kind: str
     bits: int
     block: int | None = None
+    columns: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = BLOCKS if self.kind == "blocks" else (None,)
         if self.bits not in BITS.get(self.kind, ()) or self.block not in sizes:
             description = f"{quoted(self.kind)} with bits {quoted(self.bits)} and block {quoted(self.block)}"
             raise ValueError(f"unknown storage form: {description}")
+        is_ascending = all(one < other for one, other in pairwise((-1, *self.columns)))
+        if bool(self.columns) != (self.kind == "columns") or not is_ascending:
+            raise ValueError(f"a storage form {quoted(self.kind)} with the columns {quoted(list(self.columns))}")
 
     @property
     def has_row_scales(self) -> bool:
         """Whether there is one scale per row of `out`."""
-        return self.kind in ("dynamic", "rows", "invariant")
+        return self.kind in ("dynamic", "rows", "invariant", "columns")
 
     @property
     def shares_scale(self) -> bool:
@@ -44,26 +56,37 @@ class Form:
 
     def describe(self) -> str:
         """Return a readable name, such as `int8 invariant` or `4-bit blocks of 32`."""
+        if self.columns:
+            return f"int8 with {len(self.columns)} columns in fp32"
         return DESCRIPTIONS.get(self.kind, f"{self.bits}-bit blocks of {self.block}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return dataclasses.asdict(self)
+        """Return JSON values; `columns` only if there are any."""
+        values = {"kind": self.kind, "bits": self.bits, "block": self.block}
+        return {**values, "columns": list(self.columns)} if self.columns else values
 
     @classmethod
     def from_dict(cls, values: Any) -> Form:
         """Create a form from JSON values; raise `TypeError` or `ValueError` for invalid ones."""
-        _check_keys("a form", values, {"kind", "bits", "block"}, {"kind", "bits"})
+        _check_keys("a form", values, {"kind", "bits", "block", "columns"}, {"kind", "bits"})
         kind = values["kind"]
         bits = values["bits"]
         block = values.get("block")
         if not isinstance(kind, str) or type(bits) is not int or type(block) not in (int, type(None)):
             raise TypeError(f"a form must be a kind, its bits and its block, got {quoted(values)}")
-        return cls(kind, bits, block)
+        columns = values.get("columns", [])
+        if not isinstance(columns, list) or not all(type(each) is int for each in columns):
+            raise TypeError(f"the columns of a form must be a list of numbers, got {quoted(columns)}")
+        return cls(kind, bits, block, tuple(columns))
 
 
 PLAIN = Form("plain", 32)
 DYNAMIC, ROWS, INVARIANT = (Form(kind, 8) for kind in ("dynamic", "rows", "invariant"))
+
+
+def with_columns(columns: tuple[int, ...]) -> Form:
+    """Return the form whose inputs `columns` are in fp32, or `INVARIANT` if there are none."""
+    return Form("columns", 8, columns=columns) if columns else INVARIANT
 
 
 def blocks_of(bits: int, block: int) -> Form:
@@ -79,7 +102,8 @@ class Stored:
     `sizes` rows if these differ. `form` is None if the precision has no choice: biases, and all weights of an fp32
     bundle. `scales` and `lookup_scales` name the initializers with the scales: (out,) or (out, blocks) for a matrix
     product, (out, blocks, 1) for a lookup. A graph that only looks tokens up may have no `scales`. Only blocks have
-    `lookup_scales`, and may have `lookup_zeros`, the zero point of each block.
+    `lookup_scales`, and may have `lookup_zeros`, the zero point of each block. A form with columns in fp32 also has the
+    initializers `columns`, `places` and `rest`, and `spread` for a lookup.
     """
 
     weights: tuple[str, ...]
@@ -92,6 +116,26 @@ class Stored:
     def lookup_zeros(self) -> str | None:
         """The name of the initializer with the zero points of a lookup, in graphs that have one."""
         return None if self.lookup_scales is None else f"{self.lookup_scales}.zeros"
+
+    @property
+    def columns(self) -> str:
+        """The name of the weights in fp32 (columns + 1, out); the last row is -1 times the sum of each row of `out`."""
+        return f"{self.scales}.columns"
+
+    @property
+    def places(self) -> str:
+        """The name of the indices of the columns in fp32."""
+        return f"{self.columns}.places"
+
+    @property
+    def rest(self) -> str:
+        """The name of the mask (in,) of inputs: 0 for the columns in fp32, 1 for the others."""
+        return f"{self.columns}.rest"
+
+    @property
+    def spread(self) -> str:
+        """The name of the matrix (columns + 1, in) of 0 and 1 that moves the columns in fp32 to their places."""
+        return f"{self.columns}.spread"
 
     @property
     def is_quantised(self) -> bool:

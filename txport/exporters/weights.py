@@ -220,13 +220,20 @@ def held_weights(initializers: Mapping[str, Array], table: Mapping[str, Stored])
     """Yield the weights of a graph, dequantised and unpacked; `table` states how each initializer is stored."""
     for name, values in initializers.items():
         stored = table.get(name, Stored((name,)))
-        if stored.form is None or not stored.is_quantised:
+        if not stored.is_quantised:
             yield from _unpack(stored, values)
-        elif (scales := read_scales(stored, initializers)) is not None:
-            quantized = Quantized(stored.form, values, scales)
+        elif (quantized := read_quantized(stored, values, initializers)) is not None:
             for name, rows in parts_of(stored, quantized.shape[0]):
                 part = quantized.rows(rows)
                 yield Held(name, dequantize(part), part)
+
+
+def read_quantized(stored: Stored, values: Array, tensors: Mapping[str, Array]) -> Quantized | None:
+    """Return a stored matrix of a graph; None if the graph has not all that belongs to it."""
+    form, scales = stored.form, read_scales(stored, tensors)
+    if form is None or scales is None or (form.columns and stored.columns not in tensors):
+        return None
+    return Quantized(form, values, scales, tensors[stored.columns] if form.columns else None)
 
 
 def read_scales(stored: Stored, tensors: Mapping[str, Array]) -> Array | None:
@@ -314,9 +321,8 @@ def _held_parts(bundle: Bundle, model: nn.Module, *, plain: bool) -> dict[str, Q
         tensors = graph_weights(bundle.file(role))
         for name, values in tensors.items():
             stored = bundle.manifest.weights.get(name, Stored((name,)))
-            scales = read_scales(stored, tensors) if stored.is_quantised else None
-            if scales is not None and stored.form is not None:
-                whole = Quantized(stored.form, values, scales)
+            whole = read_quantized(stored, values, tensors) if stored.is_quantised else None
+            if whole is not None:
                 for weight, rows in parts_of(stored, whole.shape[0]):
                     part = whole.rows(rows)
                     if shapes.get(first.get(weight, "")) != part.shape:

@@ -8,7 +8,7 @@ from functools import partial
 
 import onnx_ir as ir
 
-from txport.bundles.forms import BLOCKS, DYNAMIC, INVARIANT, PLAIN, ROWS, Form, blocks_of
+from txport.bundles.forms import BLOCKS, DYNAMIC, PLAIN, ROWS, Form, blocks_of, with_columns
 from txport.bundles.ports import PREFILL, STEP
 from txport.exporters.fused.packs import is_linear, parts_of
 
@@ -20,6 +20,7 @@ STREAMED = 64_000_000
 # Number of weights of a step of a causal model up to which its 8-bit blocks have 16 inputs, larger ones 32. For
 # SmolLM2-135M they lower the divergence from fp32 by 40 %, and take a tenth more time; see docs/few-bits.md.
 FINE = 200_000_000
+NO_COLUMNS: Mapping[str, tuple[int, ...]] = {}
 # Linear layers of the encoder that are stored in 4 bits to save space, although the encoder has many rows: those that
 # save the most bytes for the time lost.
 FOUR_BITS = frozenset({"ffn_out", "cross_key", "cross_value"})
@@ -34,12 +35,13 @@ def choose_form(
     small: bool = False,
     weights: int = 0,
     causal: bool = False,
+    columns: tuple[int, ...] = (),
 ) -> Form:
     """Return the form for a matrix (out, in) of one graph: the fastest for a step of `rows` rows.
 
     `rows` None: the fastest form for which no row depends on the others or on their number, and that keeps the outputs:
     a few inputs of a `causal` model are much larger than the others, so one scale for all of them would drop digits.
-    `small`: prefer less space to less time. `weights`: their number in a step.
+    `small`: prefer less space to less time. `weights`: their number in a step. `columns`: its inputs to keep in fp32.
     """
     block = next((size for size in (ALIKE if rows is None else BLOCKS) if shape[1] % size == 0), None)
     if block and precision == "int4" and (role == STEP or small):
@@ -47,10 +49,10 @@ def choose_form(
     if rows is None:
         if block and causal:
             return blocks_of(8, min(ALIKE) if weights <= FINE else block)
-        return INVARIANT
+        return with_columns(columns)
     if block and role == STEP and rows <= FEW_ROWS and weights <= STREAMED:
         return blocks_of(8, block)
-    return DYNAMIC
+    return with_columns(columns) if causal and columns else DYNAMIC
 
 
 def choose_forms(
@@ -61,12 +63,14 @@ def choose_forms(
     tags: Mapping[str, str],
     tables: Collection[str],
     keep: Collection[str] = (),
+    columns: Mapping[str, tuple[int, ...]] = NO_COLUMNS,
 ) -> dict[str, Form]:
     """Return initializer -> form. A weight that several nodes or graphs read has one form, suitable for all of them.
 
     A linear layer without a tag stays in fp32: nothing is known of the values that it reads.
     `tags`: weight -> tag of its linear layer; `tables`: embedding tables; `keep`: weights that stay in fp32, together
-    with the weights that they are packed with. All names are the checkpoint's.
+    with the weights that they are packed with; `columns`: weight -> its inputs to keep in fp32. All names are the
+    checkpoint's.
     """
     forms: dict[str, Form] = {}
     kept: set[str] = set()
@@ -78,7 +82,7 @@ def choose_forms(
             assert weight is not None
             parts = parts_of(weight)
             small = all(tags.get(part) in FOUR_BITS for part in parts)
-            form = choose(_shape(weight), role=role, small=small)
+            form = choose(_shape(weight), role=role, small=small, columns=columns.get(parts[0], ()))
             forms[str(weight.name)] = form if all(part in tags for part in parts) else PLAIN
     for value in (each for model in models.values() for each in model.graph.initializers.values()):
         name = str(value.name)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from txport.bundles.forms import DYNAMIC, Stored
 from txport.exporters.fused.packs import MICROSOFT, is_linear
+from txport.exporters.fused.quantize import spread_of
 from txport.exporters.fused.rewrite import Matrix, Quantising, in_blocks, looked_up, once
 
 MIDDLE, TINY = 128, 1e-30  # zero point in 8 bits; smallest divisor, for rows of zeros
@@ -28,6 +29,9 @@ def _linear(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, ma
         yield ir.node("DynamicQuantizeMatMul", [x, values, scale, None, bias], domain=MICROSOFT)
         return
     zeros = _zeros(model, matrix.scales.shape.numpy()[0])
+    if form.columns:
+        yield from _beside_columns(model, x, [values, scale, zeros], stored, matrix, bias)
+        return
     product = _each_row if form.kind == "invariant" else _all_rows
     made = product(model, x, [values, scale, zeros])
     yield from made
@@ -63,6 +67,54 @@ def _each_row(model: ir.Model, x: ir.Value | None, weight: Sequence[ir.Value]) -
     return [size, top, largest, near, ready, result, scaled]
 
 
+def _beside_columns(
+    model: ir.Model,
+    x: ir.Value | None,
+    weight: Sequence[ir.Value],
+    stored: Stored,
+    matrix: Matrix,
+    bias: ir.Value | None,
+) -> list[ir.Node]:
+    """Return the nodes of x @ weight.T + bias; some columns of x are multiplied in fp32.
+
+    The others are quantised to 0 to 255, each row with its own scale and zero point. The product in fp32 has two more
+    inputs: the zero point, whose weights are the negative sums of the integers, and 1, whose weights are the bias.
+    """
+    assert stored.form is not None
+    places = np.array(stored.form.columns)
+    mask = np.ones(matrix.size[1], np.float32)
+    mask[places] = 0
+    columns = once(model, stored.columns, matrix.columns)
+    last = once(model, "row.axes", np.array([1]))
+    nodes: list[ir.Node] = []
+
+    def add(operator: str, *inputs: ir.Value | None, domain: str = "", **attributes: int) -> ir.Value:
+        nodes.append(ir.node(operator, inputs, attributes=attributes, domain=domain))
+        return nodes[-1].outputs[0]
+
+    def number(name: str, value: float, dtype: type = np.float32) -> ir.Value:
+        return once(model, f"row.{name}", np.array(value, dtype))
+
+    chosen = add("Gather", x, once(model, stored.places, places), axis=1)  # (R, columns)
+    others = add("Mul", x, once(model, stored.rest, mask))
+    high, low = (add(f"Reduce{end}", others, last, keepdims=0) for end in ("Max", "Min"))  # (R,), around 0
+    step = add("Max", add("Mul", add("Sub", high, low), number("part", 1 / 255)), number("tiny", TINY))
+    zero = add("QuantizeLinear", add("Neg", low), step, axis=0)
+    shift = add("DequantizeLinear", zero, step, axis=0)
+    ready = add("QuantizeLinear", others, step, zero, axis=0)
+    start = number("start", 0, np.uint8)
+    integers = add("QGemm", ready, number("one", 1), start, *weight, domain=MICROSOFT, transB=1)
+    scale = add("Unsqueeze", step, last)
+    scaled = add("Mul", integers, scale)
+    inputs = [chosen, add("Unsqueeze", shift, last)]
+    if bias is not None:
+        inputs.append(add("Div", scale, scale))
+        line = add("Unsqueeze", bias, once(model, "row.first", np.array([0])))
+        columns = add("Concat", columns, line, axis=0)  # of constants, which sessions fold
+    add("Gemm", add("Concat", *inputs, axis=1), columns, scaled)
+    return nodes
+
+
 def _zeros(model: ir.Model, size: int) -> ir.Value:
     return once(model, zeros_name(size), np.zeros(size, np.int8))
 
@@ -82,7 +134,12 @@ def _lookup(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, ma
     table = once(model, str(stored.scales), matrix.scales)
     yield (row := ir.node("Gather", [values, tokens], attributes={"axis": 0}))
     yield (scale := ir.node("Gather", [table, tokens], attributes={"axis": 0}))
-    yield ir.node("DequantizeLinear", [row.outputs[0], scale.outputs[0]], attributes={"axis": 0})
+    yield (rows := ir.node("DequantizeLinear", [row.outputs[0], scale.outputs[0]], attributes={"axis": 0}))
+    if stored.form.columns:
+        columns = once(model, stored.columns, matrix.columns)
+        spread = once(model, stored.spread, spread_of(stored.form, matrix.size[1]))
+        yield (chosen := ir.node("Gather", [columns, tokens], attributes={"axis": 1}))  # (columns + 1, R)
+        yield ir.node("Gemm", [chosen.outputs[0], spread, rows.outputs[0]], attributes={"transA": 1})
 
 
 ON_CPU = Quantising(is_linear, _linear, _lookup, ir.DataType.FLOAT)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from txport.bundles.manifest import Manifest
 from txport.exporters.cpu.choose import choose_forms
+from txport.exporters.cpu.columns import find_columns, has_columns
 from txport.exporters.fused.rewrite import Matrices, tables_of, tags_of
 from txport.exporters.fused.write import write_graphs
 from txport.exporters.targets import TARGETS, Job
@@ -27,7 +28,11 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, keep: Collec
     if manifest.precision != "fp32":
         tags = tags_of(source)
         tables = tables_of(source)
-        forms = choose_forms(models, manifest.precision, manifest.rows, tags=tags, tables=tables, keep=keep)
+        may = has_columns(manifest.facts.task, manifest.rows) and not manifest.weightless
+        columns = find_columns(checkpoint) if may else {}
+        forms = choose_forms(
+            models, manifest.precision, manifest.rows, tags=tags, tables=tables, keep=keep, columns=columns
+        )
     for role, job in jobs.items():
         target.finish(models[role], job, forms)
     return write_graphs(models, jobs, manifest, folder)

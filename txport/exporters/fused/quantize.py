@@ -7,6 +7,9 @@ Forms of a matrix (out, in), all symmetric (`bundles.forms` records them):
 - int8 rows: the same, but stored row by row, so that an embedding and a projection can share one tensor.
 - int8 invariant: also stored row by row; each row of activations has a separate scale. Integers are summed without
   rounding, therefore the result of a row does not depend on the other rows or on their number.
+- int8 with columns in fp32: like int8 invariant, with a zero point for each row of activations. The columns of inputs
+  that are much larger than the others are 0 in the integers; their weights in fp32 are multiplied in a small product,
+  with a last row that removes the zero points.
 - blocks: 8 or 4 bits with a scale per block of inputs (MatMulNBits). They read the fewest bytes per weight and are the
   fastest for one or two rows. The cpu target uses accuracy level 4: activations are quantised row by row. In 4 bits,
   its kernels for small blocks sum all rows in the same order; kernels for larger blocks process two rows at a time and
@@ -23,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.bundles.forms import DYNAMIC, Form
+from txport.bundles.forms import DYNAMIC, INVARIANT, Form
 from txport.errors import UnsupportedError
 from txport.system.cores import cores
 
@@ -36,11 +39,12 @@ ENDS = (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0)  # candidates for the quantised value
 
 @dataclass(frozen=True)
 class Quantized:
-    """A quantised matrix: `values` in the layout of the operator, and `scales` in fp32 or fp16."""
+    """A quantised matrix: `values` in the layout of the operator, `scales` in fp32 or fp16, and `columns` in fp32."""
 
     form: Form
     values: Array
     scales: Array
+    columns: Array | None = None  # (columns + 1, out): see `Stored.columns`
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -55,11 +59,16 @@ class Quantized:
     def rows(self, rows: slice | Array) -> Quantized:
         """Return the rows of the matrix at an index, a slice or an array of integers."""
         values = self.values[:, rows] if self.form == DYNAMIC else self.values[rows]
-        return Quantized(self.form, values, self.scales[rows])
+        columns = None if self.columns is None else self.columns[:, rows]
+        return Quantized(self.form, values, self.scales[rows], columns)
 
 
 def quantize(matrix: Array, form: Form, scales_in: np.dtype[Any] = FLOAT32) -> Quantized:
     """Quantise a matrix (out, in), in parallel if it is large; scales have the dtype `scales_in`."""
+    if form.columns:
+        rest = quantize(rest_of(matrix, form), INVARIANT, scales_in)
+        columns = np.vstack([matrix[:, list(form.columns)].T, -sums_of_rows(rest)])
+        return Quantized(form, rest.values, rest.scales, columns.astype(np.float32))
     rows = max(1, PIECE // matrix.shape[1])
     pieces = [matrix[start : start + rows] for start in range(0, len(matrix), rows)]
     if len(pieces) == 1:
@@ -69,6 +78,28 @@ def quantize(matrix: Array, form: Form, scales_in: np.dtype[Any] = FLOAT32) -> Q
             made = list(pool.map(_quantize, pieces, repeat(form), repeat(scales_in)))
     values, scales = (each[0] if len(each) == 1 else np.concatenate(each) for each in zip(*made, strict=True))
     return Quantized(form, np.ascontiguousarray(values.T) if form == DYNAMIC else values, scales)
+
+
+def rest_of(matrix: Array, form: Form) -> Array:
+    """Return a matrix (out, in) whose columns in fp32 are 0."""
+    if not form.columns:
+        return matrix
+    rest: Array = matrix.copy()
+    rest[:, list(form.columns)] = 0
+    return rest
+
+
+def spread_of(form: Form, inputs: int) -> Array:
+    """Return the matrix (columns + 1, in) of 0 and 1 that moves columns to their places; its last row is 0."""
+    spread = np.zeros((len(form.columns) + 1, inputs), np.float32)
+    spread[np.arange(len(form.columns)), list(form.columns)] = 1
+    return spread
+
+
+def sums_of_rows(quantized: Quantized) -> Array:
+    """Return the sum of each row of `out` in float64, without the columns in fp32."""
+    sums: Array = quantized.values.sum(axis=1, dtype=np.int64) * quantized.scales.astype(np.float64)
+    return sums
 
 
 def shapes(out: int, inputs: int, form: Form) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -117,6 +148,8 @@ def dequantize(quantized: Quantized) -> Array:
         values = quantized.values.T if quantized.form == DYNAMIC else quantized.values
         by_row: Array = values.astype(np.float32)
         by_row *= quantized.scales[:, None]
+        if quantized.columns is not None:
+            by_row[:, list(quantized.form.columns)] = quantized.columns[:-1].T
         return by_row
     bits = quantized.form.bits
     values = quantized.values
@@ -129,11 +162,11 @@ def dequantize(quantized: Quantized) -> Array:
 
 
 def steps(quantized: Quantized) -> Array:
-    """Return the quantisation step of each weight (out, in): the absolute value of its scale."""
+    """Return the quantisation step of each weight (out, in): the absolute value of its scale, 0 if it is in fp32."""
     scales = np.abs(quantized.scales.astype(np.float32))
     if quantized.form.has_row_scales:
         size = quantized.values.shape[0 if quantized.form == DYNAMIC else 1]
-        return np.repeat(scales[:, None], size, axis=1)
+        return rest_of(np.repeat(scales[:, None], size, axis=1), quantized.form)
     return np.repeat(scales, quantized.form.block or 1, axis=1)
 
 

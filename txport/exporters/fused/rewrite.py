@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,13 @@ Array = NDArray[Any]
 
 
 class Matrix:
-    """A matrix in one storage form. Values and scales are computed on demand; only the scales are cached."""
+    """A matrix in one storage form. All is computed on demand; only the scales and columns in fp32 are cached."""
 
     def __init__(self, tensor: ir.TensorProtocol, form: Form, scales_in: ir.DataType) -> None:
         self._tensor = tensor
         self._form = form
         self._scales_in = scales_in
-        self._scales = list[Array]()
+        self._cached: Quantized | None = None  # without values
         out, inputs = tensor.shape.numpy()
         values, scales = shapes(out, inputs, form)
         kind = ir.DataType.INT8 if form.has_row_scales else ir.DataType.UINT8
@@ -37,18 +37,33 @@ class Matrix:
         self.scales = self._of_scales(scales)
         self.lookup_scales = self._of_scales((*scales, 1))  # the same bytes as `scales`
         self.lookup_zeros = _zeros((*scales, 1), form.bits)
+        columns = ir.Shape([len(form.columns) + 1, out])
+        self.columns = ir.LazyTensor(self._read_columns, ir.DataType.FLOAT, columns)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The shape of the matrix: (out, in)."""
+        out, inputs = self._tensor.shape.numpy()
+        return out, inputs
 
     def _of_scales(self, shape: Sequence[int]) -> ir.LazyTensor:
-        def read() -> ir.TensorProtocol:
-            if not self._scales:
-                self._quantize()
-            return ir.tensor(self._scales[0].reshape(shape))
+        return ir.LazyTensor(lambda: ir.tensor(self._small().scales.reshape(shape)), self._scales_in, ir.Shape(shape))
 
-        return ir.LazyTensor(read, self._scales_in, ir.Shape(shape))
+    def _read_columns(self) -> ir.TensorProtocol:
+        columns = self._small().columns
+        assert columns is not None
+        return ir.tensor(columns)
+
+    def _small(self) -> Quantized:
+        """Return what is cached."""
+        if self._cached is None:
+            self._quantize()
+        assert self._cached is not None
+        return self._cached
 
     def _quantize(self) -> Array:
         quantized = self._quantized()
-        self._scales[:] = [quantized.scales]
+        self._cached = replace(quantized, values=quantized.values[:0])
         return quantized.values
 
     def _quantized(self) -> Quantized:

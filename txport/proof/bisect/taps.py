@@ -269,6 +269,9 @@ def _quantizers(node: ir.Node) -> list[ir.Node]:
     before = _producer(node) if node.op_type == "QGemm" else None
     if before is None or before.op_type != "QuantizeLinear":
         return [before or node]
+    if (beside := _beside(node)) is not None:
+        read = (_producer(before), _producer(_producer(beside)))  # a product with a mask, and some columns
+        return [each for each in read if each is not None]
     divided = _producer(before)  # each row divided by its largest value, which is computed from the same input
     largest = divided and _producer(divided, 1)
     top = largest and _producer(largest)
@@ -276,13 +279,22 @@ def _quantizers(node: ir.Node) -> list[ir.Node]:
     return [each for each in (divided, size) if each is not None]
 
 
-def _producer(node: ir.Node, place: int = 0) -> ir.Node | None:
-    value = node.inputs[place]
+def _beside(node: ir.Node) -> ir.Node | None:
+    """Return the product in fp32 of some columns to which a scaled product of integers is added, if there is one."""
+    scaled = [user for user, _ in node.outputs[0].uses()]
+    added = [user for user, place in scaled[0].outputs[0].uses() if place == 2] if len(scaled) == 1 else []
+    return added[0] if added and added[0].op_type == "Gemm" else None
+
+
+def _producer(node: ir.Node | None, place: int = 0) -> ir.Node | None:
+    value = None if node is None else node.inputs[place]
     return None if value is None else value.producer()
 
 
 def _with_bias(node: ir.Node) -> ir.Value:
     """Return the result of a product after the scale of its rows and its bias."""
+    if node.op_type == "QGemm" and (beside := _beside(node)) is not None:
+        return beside.outputs[0]
     quantizers = _quantizers(node)
     uses = list(node.outputs[0].uses())
     if len(quantizers) > 1 and len(uses) == 1 and uses[0][0].inputs[1] is quantizers[0].inputs[1]:
@@ -298,5 +310,7 @@ def _with_bias(node: ir.Node) -> ir.Value:
 def _end_of_lookup(node: ir.Node) -> ir.Value:
     """Return the result of a lookup after dequantisation, if there is one."""
     after = [user for user, _ in node.outputs[0].uses()]
+    if len(after) == 1 and (ends := [user for user, place in after[0].outputs[0].uses() if place == 2]):
+        return ends[0].outputs[0]  # the columns in fp32 are added
     quantized = node.op_type == LOOKUPS[1] or any(user.op_type == "DequantizeLinear" for user in after)
     return after[0].outputs[0] if quantized and len(after) == 1 else node.outputs[0]

@@ -4,6 +4,7 @@
 |---|---|---|---|
 | invariant | QuantizeLinear, QGemm | -128 to 127 | each row |
 | dynamic, rows | DynamicQuantizeMatMul; DynamicQuantizeLinear, QGemm | 0 to 255 and a zero point | all rows |
+| columns | QuantizeLinear, QGemm; some columns in fp32 | 0 to 255 and a zero point | each row |
 | blocks | MatMulNBits, accuracy level 4 | -127 to 127 | each row and block of inputs |
 """
 
@@ -33,7 +34,7 @@ class Grid(NamedTuple):
     step: Tensor
     least: float
     most: float
-    zero: float = 0.0
+    zero: float | Tensor = 0.0
 
     def rounded(self, how: Round) -> Tensor:
         """Return the numbers that the kernel multiplies, in float64."""
@@ -52,6 +53,11 @@ def grid_of(x: Tensor, form: Form) -> Grid:
         largest = x.abs().amax(-1, keepdim=True).clamp(min=TINY)
         step = torch.tensor(1 / 127, dtype=FLOAT)
         return Grid(x / largest / step, largest.double() * step.double(), -128, 127)
+    if form.kind == "columns":
+        x = rest_of(x, form)
+        low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+        step = ((high - low) * torch.tensor(1 / 255, dtype=FLOAT)).clamp(min=TINY)
+        return Grid(x / step, step, 0, 255, (-low / step).round())
     low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
     step = torch.where(high > low, (high - low) / 255, 1)
     return Grid(x / step, step, 0, 255, float((-low / step).clamp(0, 255).round()))
@@ -59,24 +65,42 @@ def grid_of(x: Tensor, form: Form) -> Grid:
 
 def round_activations(x: Tensor, form: Form, how: Round = torch.round) -> Tensor:
     """Return activations (..., in) as the kernel of a form multiplies them, in float64; `how` rounds to integers."""
-    return grid_of(x, form).rounded(how).reshape(x.shape) if x.numel() else x
+    if not x.numel():
+        return x
+    rounded = grid_of(x, form).rounded(how).reshape(x.shape)
+    return rounded + (x - rest_of(x, form)).double() if form.columns else rounded
+
+
+def rest_of(x: Tensor, form: Form) -> Tensor:
+    """Return activations (..., in) whose columns in fp32 are 0."""
+    return x.index_fill(-1, torch.tensor(form.columns, dtype=torch.long), 0)
 
 
 def ties(x: Tensor, form: Form) -> Tensor:
     """Return, for activations (..., in), the size of a step where a kernel may round either way, otherwise 0."""
     grid = grid_of(x, form)
-    is_near = (grid.values - grid.values.floor() - 0.5).abs() < EDGE
+    is_near = _is_near_tie(grid.values)
+    if form.columns:  # another zero point moves all numbers of a row that are not at the ends, and the ends are clipped
+        low = grid.values.amin(-1, keepdim=True)
+        is_near |= _is_near_tie(low)
     return torch.where(is_near, grid.step.double(), 0.0).reshape(x.shape)
+
+
+def _is_near_tie(values: Tensor) -> Tensor:
+    return (values - values.floor() - 0.5).abs() < EDGE
 
 
 def slack(x: Tensor, weight: Tensor, form: Form) -> Tensor:
     """Return the largest differences (rows, out) of a product that a correct kernel may have beside the error of fp32.
 
-    x (rows, in), weight (out, in). They come from ties, and in blocks from the zero point: the kernel subtracts what it
-    adds to all numbers of a block, in float32, so that much larger sums than the product cancel.
+    x (rows, in), weight (out, in). They come from ties, and from the zero point: the kernel subtracts what it adds to
+    all numbers of a block or row, in float32, so that much larger sums than the product cancel.
     """
     weight = weight.double()
     found = ties(x, form) @ weight.abs().T
+    if form.columns:
+        grid = grid_of(x, form)
+        found += CANCELLED * (grid.zero * grid.step.double()) * rest_of(weight, form).sum(-1).abs()
     if form.kind == "blocks":
         shape = (len(weight), -1, form.block or 1)
         sums = x.double().abs().reshape(len(x), *shape[1:]).sum(-1)

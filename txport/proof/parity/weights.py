@@ -15,7 +15,8 @@ from txport.bundles.graphs import Maps
 from txport.bundles.manifest import Manifest
 from txport.exporters.cpu.rewrite import zeros_name
 from txport.exporters.cpu.screening import INITIALIZERS, initializers_of, shorten
-from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights, read_scales
+from txport.exporters.fused.quantize import Quantized, rest_of, spread_of, sums_of_rows
+from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights, read_quantized
 from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint, expected_tensors
 from txport.models.model import Model
@@ -128,7 +129,8 @@ def unheld(bundle: Bundle, checkpoint: Checkpoint) -> dict[str, list[str]]:
 def place_of(held: Held) -> Any:
     """Return the location of a weight and its scales in a memory-mapped file; None if they are not mapped."""
     whole = held.quantized
-    arrays = [held.values] if whole is None else [whole.values, whole.scales]
+    parts = [held.values] if whole is None else [whole.values, whole.scales, whole.columns]
+    arrays = [each for each in parts if each is not None]
     if not all(_is_mapped(array) for array in arrays):
         return None
     return held.name, *((array.__array_interface__["data"], array.shape, array.strides) for array in arrays)
@@ -172,6 +174,11 @@ def compare_held(role: str, held: Held, expected: Array) -> Comparison:
     """
     if held.form is None or expected.shape != held.values.shape:
         return compare(WEIGHTS, role, 0, held.name, expected, held.values, 0.0, kind=WEIGHTS)
+    if columns := list(held.form.columns):
+        wanted, found = (each[:, columns] for each in (expected, held.values))
+        compared = compare(WEIGHTS, role, 0, f"{held.name}, columns in fp32", wanted, found, 0.0, kind=WEIGHTS)
+        if not compared.passed:
+            return compared
     rows = max(1, PIECE // expected.shape[1])
     pieces = (slice(start, start + rows) for start in range(0, len(expected), rows))
     return max((_compare_piece(role, held, expected, held.form, rows) for rows in pieces), key=badness)
@@ -182,8 +189,7 @@ def _compare_piece(role: str, held: Held, expected: Array, form: Form, rows: sli
     steps = np.maximum(finest(expected[rows], form), TINY)
     if held.quantized is not None and held.quantized.scales.dtype == np.float16:
         steps += np.spacing(steps.astype(np.float16))  # scales are rounded away from 0, to the next fp16 number
-    wanted = expected[rows] / steps
-    found = held.values[rows] / steps
+    wanted, found = (rest_of(each[rows], form) / steps for each in (expected, held.values))
     error = _coarsest(wanted.size) / np.sqrt(12) / max(float(np.sqrt(np.square(wanted).mean())), TINY)
     compared = compare(WEIGHTS, role, 0, held.name, wanted, found, STEPS[form.bits], rms=error, kind=WEIGHTS)
     return replace(compared, index=(compared.index[0] + rows.start, *compared.index[1:]))
@@ -203,11 +209,9 @@ def derived(initializers: Mapping[str, Array], table: Mapping[str, Stored], chec
     known = {name: buffer.detach().numpy() for name, buffer in checkpoint.outline.named_buffers()}
     for name, values in initializers.items():
         stored = table.get(name)
-        if stored is not None and (scale := read_scales(stored, initializers)) is not None:
-            known |= {str(stored.scales): scale, str(stored.lookup_scales): scale[..., None]}
-            if stored.lookup_zeros is not None and stored.form is not None:
-                zero = {8: 0x80, 4: 0x88}[stored.form.bits]
-                known[stored.lookup_zeros] = np.full((*scale.shape, 1), zero, np.uint8)
+        whole = None if stored is None else read_quantized(stored, values, initializers)
+        if stored is not None and whole is not None:
+            known |= _of_form(stored, whole)
         if name == zeros_name(values.size):
             known[name] = np.zeros(values.size, np.int8)
     if set(INITIALIZERS) <= set(initializers):
@@ -216,6 +220,20 @@ def derived(initializers: Mapping[str, Array], table: Mapping[str, Stored], chec
         found = shorten(checkpoint.tensor(name).numpy())
         known |= initializers_of(found)
     return known
+
+
+def _of_form(stored: Stored, whole: Quantized) -> dict[str, Array]:
+    """Return the tensors that a quantised matrix has in addition to its values, by name."""
+    form, scales = whole.form, whole.scales
+    found = {str(stored.scales): scales, str(stored.lookup_scales): scales[..., None]}
+    if stored.lookup_zeros is not None:
+        found[stored.lookup_zeros] = np.full((*scales.shape, 1), {8: 0x80, 4: 0x88}[form.bits], np.uint8)
+    if whole.columns is not None:
+        inputs = whole.shape[1]
+        found[stored.columns] = np.vstack([whole.columns[:-1], -sums_of_rows(whole)]).astype(np.float32)
+        found[stored.rest] = rest_of(np.ones((1, inputs), np.float32), form)[0]
+        found[stored.spread] = spread_of(form, inputs)
+    return found
 
 
 def projection_of(model: Model) -> Linear:
@@ -230,7 +248,7 @@ def is_arithmetic(values: Array) -> bool:
 
 def finest(matrix: Array, form: Form) -> Array:
     """Return the smallest step of each weight (out, in) with which the largest of its row or block is in range."""
+    matrix = rest_of(matrix, form)
     block = form.block or matrix.shape[1]
     largest = np.abs(matrix.reshape(len(matrix), -1, block)).max(axis=2)
-    steps: Array = np.repeat(largest / (2 ** (form.bits - 1) - 0.5), block, axis=1)
-    return steps
+    return rest_of(np.repeat(largest / (2 ** (form.bits - 1) - 0.5), block, axis=1), form)

@@ -1,0 +1,93 @@
+"""The columns of a matrix whose inputs are much larger than the others.
+
+One scale for a row drops the digits of all inputs but these. They are the same columns for all texts: random tokens
+find them as well as sentences do (docs/few-bits.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from txport.exporters.trace import weight_names
+from txport.models.audio.facts import Features
+from txport.models.checkpoint import Checkpoint
+from txport.models.facts import Task, Tokens
+from txport.models.model import Model
+from txport.models.parts import Linear
+from txport.models.weights.streamed import converted
+
+COLUMNS: dict[Task, int] = {"encode": 16, "causal": 32}  # other tasks have inputs of about the same size
+LEAST = 4  # times as many inputs has a matrix of which some are kept in fp32
+ROWS, LENGTH = 4, 64  # random sources
+
+
+def has_columns(task: Task, rows: int | None) -> bool:
+    """Return whether int8 matrices of a model have columns in fp32; `rows` as in `choose_form`."""
+    return task in COLUMNS and (rows is None) == (task == "encode")
+
+
+def find_columns(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Return weight -> the columns with the largest inputs, for the linear layers of a model.
+
+    The model runs in float64, so that every machine finds the same. Names are those of a trace. Models that read
+    features have none.
+    """
+    outline = checkpoint.outline
+    if isinstance(outline.facts.reads, Features):
+        return {}
+    count = COLUMNS[outline.facts.task]
+    names = weight_names(outline)
+    wide = (
+        (name, each)
+        for name, each in outline.named_modules()
+        if isinstance(each, Linear) and each.in_features >= LEAST * count
+    )
+    layers = {name: names[id(each.weight)] for name, each in wide}
+    model = converted(checkpoint.model, torch.float64)
+    ids = _random_ids(outline.facts.reads)
+    with torch.inference_mode(), _largest_inputs({name: model.get_submodule(name) for name in layers}) as largest:
+        _run(model, ids)
+    order = {name: values.argsort(descending=True, stable=True) for name, values in largest.items()}
+    return {layers[name]: tuple(sorted(indices[:count].tolist())) for name, indices in order.items()}
+
+
+def _run(model: Model, ids: Tensor) -> None:
+    """Run a model on sources (rows, length) without padding."""
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    if model.facts.task == "encode":
+        model.infer(ids, mask)
+    else:
+        places = torch.arange(ids.shape[1]).expand(ids.shape)
+        model.extend(ids, mask, places, model.empty_state(len(ids)), wanted=places[:, ::8])  # logits take memory
+
+
+def _random_ids(reads: Tokens) -> Tensor:
+    """Return random sources (rows, length) of tokens that are not special."""
+    known = np.setdiff1d(np.arange(reads.size), reads.special)
+    drawn = np.random.default_rng(0).choice(known, (ROWS, min(reads.longest, LENGTH)))
+    return torch.from_numpy(drawn)
+
+
+@contextmanager
+def _largest_inputs(layers: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
+    """Yield the largest absolute value of each input of each layer that ran: name -> (in,)."""
+    largest: dict[str, Tensor] = {}
+
+    def keep(name: str, x: Tensor) -> None:
+        found = x.abs().flatten(0, -2).amax(0)
+        largest[name] = torch.maximum(largest[name], found) if name in largest else found
+
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, inputs, name=name: keep(name, inputs[0]))
+        for name, layer in layers.items()
+    ]
+    try:
+        yield largest
+    finally:
+        for hook in hooks:
+            hook.remove()
