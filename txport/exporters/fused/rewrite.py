@@ -63,7 +63,7 @@ class Matrix:
 
     def _quantize(self) -> Array:
         quantized = self._quantized()
-        self._cached = replace(quantized, values=quantized.values[:0])
+        self._cached = replace(quantized, values=np.empty(0))  # a slice would keep all of them
         return quantized.values
 
     def _quantized(self) -> Quantized:
