@@ -96,7 +96,8 @@ def _of_activations(model: Model, size: int) -> int:
     scores = 3 * size * min(MOST_SCORES, heads * max(source, target) ** 2)
     logits = (size + 2 * OWN + 3 * EXACT) * target * facts.target.size if facts.target is not None else 0
     rows = 1 if facts.task == "causal" else ROWS
-    caches = rows * (2 * size + 3 * OWN) * target * sum(map(_width, facts.state))
+    lengths = {"row": target, "source": source}
+    caches = rows * (2 * size + 3 * OWN) * sum(lengths[each.owner] * _width(each) for each in facts.state)
     return scores + logits + caches
 
 

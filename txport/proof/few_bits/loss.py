@@ -6,7 +6,7 @@ if every token of it is the most probable one in fp32. Shape comments: N places,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,9 +179,9 @@ def _log_probs(values: Array) -> Array:
     return log_probs
 
 
-def _centred(rows: Iterable[Array]) -> Array:
-    """Return the numbers (N, V) of the places of all rows without their mean, and without masks."""
-    kept = np.concatenate([cut_off(values, bound_of(values)) for values in rows]).astype(np.float64)
+def _centred(values: Array) -> Array:
+    """Return the numbers (N, V) of some places without their mean, and without masks."""
+    kept = cut_off(values, bound_of(values)).astype(np.float64)
     kept -= kept.mean(axis=1, keepdims=True)
     return kept
 
@@ -190,17 +190,21 @@ def _errors(rows: Sequence[tuple[Array, Array]]) -> tuple[dict[str, float], bool
     """Return the mean and the largest error of a place, relative to its numbers around their mean, and `by_chance`.
 
     Outputs are right by chance if they tell no more of their place than those of any other place: the error is as large
-    as the numbers themselves, and no smaller than the distance to fp32's mean output.
+    as the numbers themselves, and no smaller than the distance to fp32's mean output. One row is in memory in float64.
     """
-    right, found = (_centred(row[side] for row in rows) for side in (0, 1))
-    found -= right
-    errors = np.linalg.norm(found, axis=1)
-    sizes = np.linalg.norm(right, axis=1)
-    relative = errors / np.maximum(sizes, TINY)
-    error, whole = np.square(errors).sum(), np.square(sizes).sum()
-    right -= right.mean(axis=0)
-    around = np.square(right, out=right).sum()
-    by_chance = len(right) > 1 and not (error == 0 or error < around or error < whole)
+    errors, sizes = [], []
+    total = np.zeros(rows[0][0].shape[1])
+    for expected, actual in rows:
+        right = _centred(expected)
+        total += right.sum(axis=0)
+        sizes.append(np.linalg.norm(right, axis=1))
+        right -= _centred(actual)
+        errors.append(np.linalg.norm(right, axis=1))
+    size, error = np.concatenate(sizes), np.concatenate(errors)
+    relative = error / np.maximum(size, TINY)
+    wrong, whole = np.square(error).sum(), np.square(size).sum()
+    around = whole - np.square(total).sum() / len(size)
+    by_chance = len(size) > 1 and not (wrong == 0 or wrong < around or wrong < whole)
     return {"error": float(relative.mean()), "worst_error": float(relative.max())}, bool(by_chance)
 
 
