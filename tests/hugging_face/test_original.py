@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from tests.families.folders import FOLDER, NEWEST, whole
@@ -148,3 +149,30 @@ def test_a_tokenizer_that_transformers_can_not_load_is_recorded(
     folder = with_tokenizer("gpt2", "gpt2", tmp_path)
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
     assert describe_original(record_of(folder)).endswith("; tokens not compared: ValueError: no such tokenizer")
+
+
+@pytest.fixture
+def sharp(tmp_path: Path) -> Path:
+    """A Llama whose attention makes much of small errors, as trained ones do: its scores are in the hundreds."""
+    folder = whole("llama", tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for each in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+                each.weight.mul_(12)
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_what_roundings_of_angles_can_cause_is_no_difference(sharp: Path) -> None:
+    assert describe_original(record_of(sharp)).startswith("equal to ")
+
+
+def test_a_wrong_angle_is_found_beside_them(sharp: Path) -> None:
+    checkpoint = load_checkpoint(str(sharp))
+    values = json.loads((sharp / CONFIG).read_text())
+    theta = values["rope_parameters"]["rope_theta"]
+    values["rope_parameters"]["rope_theta"] = 1.0001 * theta
+    (sharp / CONFIG).write_text(json.dumps(values))
+    with pytest.raises(ParityError, match="does not compute"):
+        compare_original(checkpoint, None)

@@ -97,11 +97,6 @@ SPOKEN = {  # classes whose `tokenizer.json` has language tokens
     "MBartTokenizer": pieces.mbart_languages,
     "MBart50Tokenizer": pieces.mbart50_languages,
 }
-CLEANED = (
-    "BertTokenizer",
-    "DistilBertTokenizer",
-    "ElectraTokenizer",
-)  # classes that remove spaces before punctuation by default
 BPE_CLEANED = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
 DEFAULTS = {  # special tokens by name, for templates that use one that the settings do not name
     "LlamaTokenizer": pieces.ENDS,
@@ -154,7 +149,7 @@ def of_class(
         files[TOKENIZER] = _for_javascript(own) or own
     template = settings.template()
     chat = None if template is None else Chat(template=template, variables=settings.variables(defaults))
-    clean_up = settings.flag("clean_up_tokenization_spaces", name in CLEANED)
+    clean_up = settings.flag("clean_up_tokenization_spaces", False)
     if clean_up and _is_bpe(files[TOKENIZER]):  # as transformers 5, since it loses spaces of the text (`if x : y`)
         clean_up = settings.flag(BPE_CLEANED, False)
     settings.require_known()

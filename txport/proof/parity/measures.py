@@ -128,6 +128,7 @@ def compare(
         actual = cut_off(actual, bound)
     if np.array_equal(expected, actual):
         return _equal(expected, actual, tolerance, {**about, "tensor": tensor})
+    steps = ulps(expected, actual)  # before there are three copies in float64
     wanted = expected.astype(np.float64)
     found = actual.astype(np.float64)
     difference = np.abs(wanted - found)
@@ -141,7 +142,7 @@ def compare(
         expected=float(expected[index]),
         actual=float(actual[index]),
         **distances(wanted, found, difference, over, least, by_row),
-        ulps=ulps(expected, actual),
+        ulps=steps,
         **(agreement(expected, actual) if tensor == LOGITS else {}),
     )
 
