@@ -22,10 +22,12 @@ from ctranslate2.specs import transformer_spec
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.trainers import marian
+from tests.trainers.ctranslate2_files import OLD_HEADS, older
 from tests.trainers.plain import tensor2tensor
 from tests.trainers.record_ctranslate2_inputs import FEATURES, HEARD, PROMPTS, SOURCES, features
 
 OUT = Path(__file__).parent / "ctranslate2_models"
+EXPECTED = "expected.npz"
 SIZE = 28
 WORDS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *(f"w{number}" for number in range(5, SIZE))]
 STEPS = 8
@@ -155,7 +157,7 @@ def record(folder: Path) -> None:
             words = [[WORDS[token] for token in prompt]]
             how = {"max_length": STEPS, "include_prompt_in_result": False, "min_length": 0}
             found[f"tokens.{number}"] = np.array(generator.generate_batch(words, **how)[0].sequences_ids[0])
-    np.savez(folder / "expected.npz", **found)
+    np.savez(folder / EXPECTED, **found)
 
 
 def translated(folder: Path) -> dict[str, Any]:
@@ -245,7 +247,7 @@ def whisper(place: Path) -> None:
         result = heard.generate(given, [prompt], return_logits_vocab=True, **how)[0]
         found[f"tokens.{number}"] = np.array(result.sequences_ids[0])
         found[f"logits.{number}"] = np.array([np.array(each) for each in result.logits[0]]).reshape(-1, 40)
-    np.savez(OUT / "whisper" / "expected.npz", **found)
+    np.savez(OUT / "whisper" / EXPECTED, **found)
 
 
 def main(names: list[str]) -> None:
@@ -281,6 +283,11 @@ def main(names: list[str]) -> None:
     (OUT / "own").mkdir()
     spec.save(str(OUT / "own"))
     record(OUT / "own")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(shutil.copytree(OUT / "own", Path(place) / "own"))
+        older(folder, version=1, revision=1)
+        record(folder)
+        shutil.copy(folder / EXPECTED, OUT / "own" / f"{OLD_HEADS}_heads.npz")
 
 
 if __name__ == "__main__":

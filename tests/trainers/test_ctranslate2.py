@@ -15,19 +15,19 @@ import torch
 
 import txport
 from tests.architectures.seeded import bundle_of
+from tests.trainers.ctranslate2_files import OLD_HEADS, older, variables_of, written
 from tests.trainers.plain import DAMAGES, check_refused, damage
 from tests.trainers.record_ctranslate2_inputs import HEARD, PROMPTS, SOURCES, features
 from txport.errors import CheckpointError, ConfigError
 from txport.models.checkpoint import load_checkpoint
 from txport.models.model import Model
-from txport.models.sources.ctranslate2.binary import TYPES, Binary, read_binary
 
 FOLDER = Path(__file__).parent / "ctranslate2_models"
 NAMES = sorted(path.name for path in FOLDER.iterdir())
 
 
-def said(name: str) -> dict[str, Any]:
-    with np.load(FOLDER / name / "expected.npz") as stored:
+def said(name: str, file: str = "expected") -> dict[str, Any]:
+    with np.load(FOLDER / name / f"{file}.npz") as stored:
         return dict(stored)
 
 
@@ -103,36 +103,6 @@ def test_a_bundle_finds_what_ctranslate2_finds(name: str, tmp_path: Path) -> Non
         if f"{kind}.0" in expected:
             found = model.search(inputs, beams=beams, max_new_tokens=8)
             assert [list(row[0].tokens) for row in found] == [expected[f"{kind}.{each}"].tolist() for each in range(3)]
-
-
-def string(text: str) -> bytes:
-    return struct.pack("<H", len(text) + 1) + text.encode() + b"\0"
-
-
-def written(
-    binary: Binary, variables: dict[str, Any], aliases: dict[str, str] | None = None, version: int = 6
-) -> bytes:
-    """A `model.bin` of a version with these variables, and the aliases of another."""
-    if aliases is None:
-        aliases = {name: root for name, root in binary.names.items() if name != root}
-    named = string(binary.specification) + struct.pack("<I", binary.revision) if version >= 2 else b""
-    data = struct.pack("<I", version) + named + struct.pack("<I", len(variables))
-    for name, tensor in variables.items():
-        raw = (
-            tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.dim() else tensor[None].numpy().tobytes()
-        )
-        kind = (TYPES.index(tensor.dtype), len(raw)) if version >= 4 else (tensor.itemsize, tensor.numel())
-        data += string(name) + struct.pack("<B", tensor.dim()) + struct.pack(f"<{tensor.dim()}I", *tensor.shape)
-        data += struct.pack("<BI", *kind) + raw
-    if version < 3:
-        return data
-    data += struct.pack("<I", len(aliases)) + b"".join(string(each) for pair in aliases.items() for each in pair)
-    return data
-
-
-def variables_of(path: Path) -> tuple[Binary, dict[str, Any]]:
-    binary = read_binary(path)
-    return binary, {name: binary._data(name) for name in binary.variables}
 
 
 @pytest.fixture
@@ -318,51 +288,40 @@ def test_another_version_or_kind_is_refused(copied: Path) -> None:
     assert "model.bin is not a whole model of CTranslate2" in check_refused(copied)
 
 
-OLD_NAMES = (  # by which the first revision calls variables
-    ("embeddings/weight", "w_embs"), ("layer_norm", "LayerNorm"), ("projection", "dense"), ("linear_", "conv1d_"),
-    ("/weight", "/kernel"),
-)  # fmt: skip
-
-
-def older(folder: Path, version: int, revision: int) -> None:
-    """Rewrite a model of an encoder and a decoder as an older CTranslate2 would have written it."""
-    binary, variables = variables_of(folder / "model.bin")
-    whole = {name: variables[root] for name, root in binary.names.items()} if version < 3 else variables
-    aliases = {} if version < 3 else {name: root for name, root in binary.names.items() if name != root}
-    config = json.loads((folder / "config.json").read_text())
-    shared = {name: value for name, value in whole.items() if not value.dim()}
-    kept = {name: value for name, value in whole.items() if name not in shared}
-    shared = {name.removeprefix("encoder/"): value for name, value in shared.items() if name.startswith("encoder/")}
-    alone = {name: value for name, value in shared.items() if "/" not in name and name != "scale_embeddings"}
-    scaled = {f"{side}/scale_embeddings": shared["scale_embeddings"] for side in ("encoder", "decoder")}
-    if revision < 3:
-        del alone["num_heads"]
-    if revision < 2:
-        for old, new in OLD_NAMES:
-            kept = {name.replace(old, new): value for name, value in kept.items()}
-    flag = torch.tensor(1, dtype=torch.int8)
-    settings = {"with_source_eos": flag * config["add_source_eos"], "with_source_bos": flag * config["add_source_bos"]}
-    settings["with_target_bos"] = flag * (config["decoder_start_token"] == config["bos_token"])
-    for name in ("unk_token", "bos_token", "eos_token"):
-        settings[name] = torch.tensor(list(config[name].encode()), dtype=torch.int8)
-    binary = dataclasses.replace(binary, revision=revision)
-    (folder / "model.bin").write_bytes(written(binary, {**kept, **alone, **scaled, **settings}, aliases, version))
-    (folder / "config.json").unlink()
-
-
 @pytest.mark.parametrize(("version", "revision"), [(5, 4), (4, 4), (3, 3), (2, 2), (1, 1)])
 @torch.no_grad()
 def test_older_versions_are_read_as_ctranslate2_reads_them(version: int, revision: int, tmp_path: Path) -> None:
-    """CTranslate2 4.8 finds the same tokens in the files of versions 3 to 5 as in that of version 6."""
+    """CTranslate2 4.8 finds the same tokens in the files of versions 3 to 5 as in that of version 6.
+
+    The files before do not store the number of heads, so CTranslate2 finds others there.
+    """
     folder = Path(shutil.copytree(FOLDER / "own", tmp_path / "own"))
     whole = load_checkpoint(str(folder))
     older(folder, version, revision)
     found = load_checkpoint(str(folder))
-    heads = {} if revision >= 3 else {"heads": 8, "head_size": whole.config.d_model // 8}
+    heads = {} if revision >= 3 else {"heads": OLD_HEADS, "head_size": whole.config.d_model // OLD_HEADS}
     assert found.config == dataclasses.replace(whole.config, **heads)
-    if not heads:
-        check_seq2seq(found.model, said("own"))
+    check_seq2seq(found.model, said("own", f"{OLD_HEADS}_heads" if heads else "expected"))
     assert all(torch.equal(tensor, whole.tensor(name)) for name, tensor in found.tensors)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_the_last_row_is_that_of_an_unknown_token_which_the_vocabulary_does_not_list(end: str, tmp_path: Path) -> None:
+    """So in the models of OpenNMT-tf; a carriage return belongs to a token unless all lines have one."""
+    folder = Path(shutil.copytree(FOLDER / "own", tmp_path / "own"))
+    ids = {}
+    for side in ("source", "target"):
+        path = folder / f"{side}_vocabulary.json"
+        words = json.loads(path.read_text())
+        words[words.index("<unk>")] = "carriage\r"
+        path.with_suffix(".txt").write_text("".join(f"{token}{end}" for token in words[:-1]), newline="")
+        path.unlink()
+        ids[side] = len(words) - 1
+    (folder / "bpe.codes").write_text("#version: 0.2\nw 5</w>\n")
+    texts = load_checkpoint(str(folder)).companions
+    for side, name in (("source", "tokenizer.json"), ("target", "target_tokenizer.json")):
+        vocabulary = json.loads(str(texts[name]))["model"]["vocab"]
+        assert (vocabulary["<unk>"], vocabulary["carriage\r</w>"]) == (ids[side], 3)
 
 
 def test_an_older_weight_in_int16_without_a_scale_is_divided_by_1000(tmp_path: Path) -> None:

@@ -22,11 +22,15 @@ class DocumentError(ValueError):
     """Raised for a file that can't be read or is invalid; the message begins with its path."""
 
 
-def read_text(path: Path, largest: int = LARGEST) -> str:
-    """Read a regular UTF-8 file; raise `DocumentError` if it is not one or has more than `largest` bytes."""
+def read_text(path: Path, largest: int = LARGEST, newline: str | None = None) -> str:
+    """Read a regular UTF-8 file; raise `DocumentError` if it is not one or has more than `largest` bytes.
+
+    `newline` has the meaning that it has for `open`.
+    """
     require_size(path, largest)
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8", newline=newline) as stream:
+            return stream.read()
     except UnicodeDecodeError as error:
         raise DocumentError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
     except OSError as error:
@@ -35,7 +39,7 @@ def read_text(path: Path, largest: int = LARGEST) -> str:
 
 def read_lines(path: Path, largest: int = LARGEST) -> list[str]:
     """Read the lines of a file as `read_text` does; only a line feed ends a line, as in the input of a command."""
-    return [line.removesuffix("\n") for line in io.StringIO(read_text(path, largest))]
+    return [line.rstrip("\r\n") for line in io.StringIO(read_text(path, largest, newline="\n"))]
 
 
 def require_size(path: Path, largest: int = LARGEST) -> None:

@@ -14,7 +14,7 @@ from txport.models.sources.ctranslate2.binary import Binary, Variable
 
 CONFIG_SINCE = 6  # version of the file; settings were variables before
 SPEC = "TransformerSpec"
-HEADS = {"": 8, "TransformerBase": 8, "TransformerBig": 16, SPEC: 8}  # of models that do not store the number
+HEADS = {"": 8, "TransformerBase": 8, "TransformerBig": 16}  # of models that do not store the number
 RENAMED_SINCE, HEADS_SINCE = 2, 3  # revisions of the specification
 SIDES_SINCE = {SPEC: 5, "TransformerDecoderSpec": 2}  # each side has attributes of its own since this revision
 BOTH = ("num_heads", "pre_norm", "activation")

@@ -23,7 +23,11 @@ def read_vocabulary(folder: Path, side: str) -> dict[str, int]:
 
 
 def _tokens(path: Path) -> Sequence[str]:
-    return read_strings(path) if path.suffix == ".json" else read_text(path).removesuffix("\n").split("\n")
+    """Return a list in JSON, or one token per line; a carriage return belongs to a token unless all lines have one."""
+    if path.suffix == ".json":
+        return read_strings(path)
+    lines = read_text(path, newline="\n").removesuffix("\n").split("\n")
+    return [line[:-1] for line in lines] if all(line.endswith("\r") for line in lines) else lines
 
 
 def _file(folder: Path, side: str) -> Path:
@@ -43,7 +47,7 @@ def texts(folder: Path, config: Mapping[str, Any], rows: tuple[int, int], specif
     names = ("source", "target") if specification == SEQ2SEQ else ("", "")
     unknown = str(config.get("unk_token"))
     paths = [_file(folder, name) for name in names]
-    lists = [_tokens(path) for path in paths]
+    lists = [_whole(_tokens(path), unknown, each) for path, each in zip(paths, rows, strict=True)]
     sides = [
         Side(place=path, ids=numbered(tokens), rows=each, size=len(tokens), exact=True, unknown=unknown)
         for path, tokens, each in zip(paths, lists, rows, strict=True)
@@ -67,6 +71,11 @@ def texts(folder: Path, config: Mapping[str, Any], rows: tuple[int, int], specif
             has_classes=True,
         )
     )
+
+
+def _whole(tokens: Sequence[str], unknown: str, rows: int) -> Sequence[str]:
+    """Return the tokens of a model; its last row is that of the unknown token if the file does not list this token."""
+    return [*tokens, unknown] if len(tokens) == rows - 1 and unknown not in tokens else tokens
 
 
 def token_of(rows: Mapping[str, int], token: Any, name: str) -> int:
