@@ -49,6 +49,13 @@ def test_a_truncated_text_is_the_longest_that_fits(model: txport.Model) -> None:
     assert model.truncate("bad") == "bad"
 
 
+def test_a_text_with_unknown_characters_is_not_cut_before_them(bundle: Bundle, model: txport.Model) -> None:
+    assert model.truncate("b@d") == "b@d"
+    done = run("run", bundle.path, "b@d", "--truncate")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "characters outside the vocabulary: '@'" in done.stderr
+
+
 def test_by_default_nothing_is_generated(lines: Path, bundle: Bundle, tmp_path: Path) -> None:
     lines.write_text(f"bad\n{LONG}\n", encoding="utf-8")
     output = tmp_path / "out"

@@ -13,7 +13,7 @@ import txport
 from txport import diagnose, release
 from txport.cli import main
 from txport.cli.commands import cli
-from txport.cli.outputs import Command
+from txport.cli.outputs import ARGUMENT, Command
 from txport.diagnose import Diagnosis
 from txport.proof.matrix import NOT_AVAILABLE, Cell, Matrix
 from txport.runtimes.ort.nvidia.driver import Driver
@@ -76,6 +76,41 @@ def test_a_command_names_its_options(message: str, expected: str) -> None:
     assert isinstance(run, Command)
     with click.Context(cli) as top, click.Context(run, parent=top):
         assert run.in_flags(message) == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("'x' is not in the vocabulary; unknown='skip' leaves it out", "'x' is not in the vocabulary"),
+        ("a; free some, or use provider='cpu', or wait; b", "a; free some, or wait; b"),
+        ("a; export it again with weights=True", "a; export it again with weights=True"),
+        ("a: give trust_code=True and provider='cpu'; b", "a; b"),
+        ("a; 'x; provider=1' is unknown='skip'", "a"),
+        ("provider='cpu' it is; from_tf=True, too", "provider='cpu' it is; from_tf=True, too"),
+    ],
+)
+def test_a_command_gives_no_advice_that_it_cannot_follow(message: str, expected: str) -> None:
+    command = cli.commands["inspect"]
+    assert isinstance(command, Command)
+    with click.Context(cli) as top, click.Context(command, parent=top):
+        assert command.followable(message) == expected
+
+
+@pytest.mark.parametrize("name", cli.commands)
+def test_no_advice_of_the_library_names_an_option_that_a_command_lacks(name: str) -> None:
+    """Unless the command that has it is named too."""
+    command = cli.commands[name]
+    assert isinstance(command, Command)
+    every = {text for file in PACKAGE.rglob("*.py") for _, text in texts(file)}
+    advice = sorted(text for text in every if any(found["name"] for found in ARGUMENT.finditer(text)))
+    assert len(advice) > 30
+    given = {flag for option in command.params for flag in option.opts}
+    with click.Context(cli) as top, click.Context(command, parent=top):
+        said = [command.in_flags(command.followable(f"what is wrong; {text}"), {}) for text in advice]
+    for text in said:
+        others = [other for word, other in cli.commands.items() if re.search(rf"\b{word}", text)]
+        allowed = given.union(*(option.opts for other in others for option in other.params))
+        assert allowed.issuperset(named(text)), text
 
 
 def test_other_errors_keep_words_that_are_arguments_too() -> None:

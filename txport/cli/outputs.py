@@ -25,6 +25,7 @@ ARGUMENT = re.compile(
     r"(?<![\w-])(?:(?P<name>[a-z_]+)=(?P<value>True\b|False\b|'[^']*'|[A-Z]+\b|[\d.e+-]*\d)"
     r"|'[^']*'|\"[^\"]*\"|(?P<bare>[a-z_]+)\b)"
 )
+ADVICE = re.compile(r"(?<![\w-])(?:'[^']*'|\"[^\"]*\")|(?P<mark>; |, or |: )")  # before each piece of advice
 Value = TypeVar("Value")
 Read = tuple[str, Path]  # what a file is, in words, and the file
 
@@ -82,8 +83,27 @@ class Command(click.Command):
             return super().invoke(context)
         except TxportError as error:
             bare = self._arguments if isinstance(error, UnsupportedError) else {}
-            error.args = (self.in_flags(str(error), bare), *error.args[1:])
+            error.args = (self.in_flags(self.followable(str(error)), bare), *error.args[1:])
             raise
+
+    def followable(self, message: str) -> str:
+        """Return a message without the advice that names an argument for which this command has no option.
+
+        `export it with target='portable'` names an option of the command that it names.
+        """
+        marks = [found.start() for found in ADVICE.finditer(message) if found["mark"]]
+        for found in ARGUMENT.finditer(message):
+            start = max((mark for mark in marks if mark < found.start()), default=None)
+            if start is not None and not self._names(found["name"], message[: found.start()]):
+                end = min((mark for mark in marks if mark >= found.end()), default=len(message))
+                return self.followable(message[:start] + message[end:])
+        return message
+
+    def _names(self, argument: str | None, before: str) -> bool:
+        """Return whether an argument is an option here, or of a command that the words before it name, or of none."""
+        others = _others(self)
+        named = [self, *(each for each in others if re.search(rf"\b{each.name}", before))]
+        return any(argument in _flags(each) for each in named) or not any(argument in _flags(each) for each in others)
 
     def in_flags(self, message: str, bare: Mapping[str, str] | None = None) -> str:
         """Return a message with flags instead of arguments of Python; what it quotes stays.
@@ -93,10 +113,9 @@ class Command(click.Command):
         `arguments`.
         """
         bare = self._arguments if bare is None else bare
-        context = click.get_current_context().find_root()
-        others = context.command.commands.values() if isinstance(context.command, click.Group) else ()
-        options = (each for one in (*others, self) for each in one.params if isinstance(each, click.Option))
-        flags = {each.name: flag_of(each) for each in options}
+        flags: dict[str, str] = {}
+        for one in (*_others(self), self):
+            flags |= _flags(one)
 
         def flag(found: re.Match[str]) -> str:
             if name := found["bare"]:
@@ -107,6 +126,18 @@ class Command(click.Command):
             return flags[name] + {"True": "", "False": " none"}.get(value, f" {value.strip(QUOTE)}")
 
         return ARGUMENT.sub(flag, message)
+
+
+def _others(command: click.Command) -> list[click.Command]:
+    """Return the other commands of the group of a command that runs."""
+    group = click.get_current_context().find_root().command
+    return [each for each in group.commands.values() if each is not command] if isinstance(group, click.Group) else []
+
+
+def _flags(command: click.Command) -> dict[str, str]:
+    """Return the flags of a command by the names of arguments in Python."""
+    flags = [(each.name or "", flag_of(each)) for each in command.params if isinstance(each, click.Option)]
+    return {flag.removeprefix("--").replace("-", "_"): flag for _, flag in flags} | dict(flags)
 
 
 command = partial(click.command, cls=Command)

@@ -25,7 +25,7 @@ from txport.models.ops import State
 from txport.models.parts import Attention, Linear, additive
 
 HEAD_SIZE_STEP, LARGEST_HEAD = 8, 256  # required by the fast attention kernels
-INSTEAD = "export it with target='portable', which provider='cuda' runs too"
+INSTEAD = "export it with target='portable', which runs on CUDA too"
 
 
 def require_device(model: Model) -> None:

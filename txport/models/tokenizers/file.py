@@ -135,7 +135,7 @@ class FileTokenizer:
         if strange and unknown != "skip":
             found = _listed(list(dict.fromkeys(text[start:end] for start, end in strange)))
             fix = "unknown='skip' leaves them out"
-            raise LongTextError(f"{shorten(text)} has characters outside the vocabulary: {found}; {fix}")
+            raise TextError(f"{shorten(text)} has characters outside the vocabulary: {found}; {fix}")
         known = [id_ for id_ in ids if id_ is not None]
         if len(known) == sum(encoding.special_tokens_mask):
             raise UnknownTextError(f"{shorten(text)} has no character of the vocabulary")
