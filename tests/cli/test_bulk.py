@@ -56,6 +56,15 @@ def test_a_text_with_unknown_characters_is_not_cut_before_them(bundle: Bundle, m
     assert "characters outside the vocabulary: '@'" in done.stderr
 
 
+@pytest.mark.parametrize("kind", ["skip", "column"])
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_errors_in_outputs_name_options(kind: str, form: list[str], bundle: Bundle) -> None:
+    done = run("run", bundle.path, "b@d", "--errors", kind, *form)
+    assert done.returncode == 0
+    said = done.stdout if form or kind == "column" else done.stderr
+    assert "outside the vocabulary: '@'; --unknown skip leaves them out" in said
+
+
 def test_by_default_nothing_is_generated(lines: Path, bundle: Bundle, tmp_path: Path) -> None:
     lines.write_text(f"bad\n{LONG}\n", encoding="utf-8")
     output = tmp_path / "out"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -208,9 +209,10 @@ def _write(
         return
     count = unknown = 0
     results = model.generate_iter(source, errors="return", **options)
-    for count, result in enumerate(textio.with_progress(results, total, out.stream), 1):
+    for count, found in enumerate(textio.with_progress(results, total, out.stream), 1):
+        result = replace(found, error=in_flags(found.error))
         if result.error is not None:
-            faults.tell(count, in_flags(result.error))
+            faults.tell(count, result.error)
         last = () if as_json or faults.errors != "column" else (result.error or "",)
         out.put((*row, *last) for row in _rows(result, as_json, options["nbest"]))
         unknown += not result.hypotheses and result.error is None
