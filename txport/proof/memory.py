@@ -10,11 +10,13 @@ import math
 
 from torch import nn
 
-from txport.bundles.manifest import arithmetic_of
+from txport.bundles.manifest import arithmetic_of, is_quantised
 from txport.exporters.portable import EXTERNAL_ABOVE
+from txport.exporters.weights import KEPT
 from txport.models.adapters.adapted import Adapted
+from txport.models.audio.facts import Features
 from txport.models.checkpoint import Checkpoint
-from txport.models.facts import StateTensor
+from txport.models.facts import Facts, StateTensor
 from txport.models.model import Model
 from txport.models.ops import MOST_SCORES
 from txport.models.parts import Attention, Linear
@@ -31,11 +33,11 @@ PACKED = {
     ("portable", "fp32"): 4.0,
     ("portable", "fp16"): 4.0,
     ("cpu", "fp32"): 4.0,
-    ("cpu", "int8"): 1.0,
-    ("cpu", "int4"): 0.5,
+    ("cpu", "int8"): 1.2,  # with scales
+    ("cpu", "int4"): 0.6,
 }
 EXACT, OWN, HALF = 8, 4, 2  # bytes of a number in float64, in fp32 and in 16 bits
-ROWS = 2  # of the longest case, unless it is a prompt
+ROWS = 2  # of features, which all have the same length; the longest text is alone
 
 
 def require_room(checkpoint: Checkpoint, target: str, precision: str) -> None:
@@ -59,10 +61,11 @@ def memory_for(checkpoint: Checkpoint, target: str, precision: str) -> int:
 def _of_graphs(checkpoint: Checkpoint, target: str, precision: str) -> int:
     """Return the bytes of the packed weights, of PyTorch's weights, and of what is computed for the longest case.
 
-    In a causal cpu bundle, two graphs contain the weights of all layers, and may both pack them. A streamed model has
-    at most one tensor, or `MOST_ROOM` numbers, in float64 and in the precision. Any other model is in memory as a
-    whole. For 16 bits it has two more copies: rounded weights, and float64 weights for the run with rounded
-    activations.
+    In a causal cpu bundle, two graphs contain the weights of all layers, and may both pack them. A portable session
+    packs a tied table, and reads it as it is, too. A streamed model has at most one tensor, or `MOST_ROOM` numbers, in
+    float64 and in the precision, before there are logits to compare; of few bits, it keeps some weights. Any other
+    model is in memory as a whole. For 16 bits it has two more copies: rounded weights, and float64 weights for the run
+    with rounded activations.
     """
     model = checkpoint.outline
     products = {id(each.weight): each.weight.numel() for each in model.modules() if isinstance(each, nn.Linear)}
@@ -75,30 +78,49 @@ def _of_graphs(checkpoint: Checkpoint, target: str, precision: str) -> int:
     if target == "portable" and stored < EXTERNAL_ABOVE:  # the session reads the weights with the graph, and packs them
         packed += stored
     if checkpoint.read is not None:
-        return packed + (EXACT + OWN) * min(MOST_ROOM, max(products.values())) + _of_activations(model, EXACT)
+        tables = {id(each.weight): each.weight.numel() for each in model.modules() if isinstance(each, nn.Embedding)}
+        if target == "portable":
+            packed += OWN * sum(size for key, size in tables.items() if key in products)
+        kept = min(KEPT, OWN * held) if is_quantised(target, precision) else 0
+        room = (EXACT + OWN) * min(MOST_ROOM, max(products.values()))
+        return packed + kept + max(room, _of_logits(model, EXACT)) + _of_activations(model, EXACT)
     sizes = sum(each.numel() for each in model.parameters())
     halved = HALF + EXACT if arithmetic_of(target, precision) in HALVES else 0
     weights = (0 if model.fp32_only else EXACT + halved) * sizes
-    return packed + weights + _of_activations(model, OWN if model.fp32_only else EXACT)
+    size = OWN if model.fp32_only else EXACT
+    return packed + weights + _of_logits(model, size) + _of_activations(model, size)
 
 
-def _of_activations(model: Model, size: int) -> int:
-    """Return the bytes of the scores, logits and caches of the longest case, whose numbers have `size` bytes.
-
-    Scores are held before and after the softmax, with their mask; logits and caches also in fp32, as PyTorch's and the
-    graph's. While logits are compared, there are both and their difference in float64.
-    """
-    facts = model.facts
+def _lengths(facts: Facts) -> tuple[int, int]:
+    """Return the length of the source and of the target of the longest case."""
     source, target = (
         min(*pair) for pair in zip(reach_of(facts), (facts.reads.longest, facts.writes.longest), strict=True)
     )
+    return source, target
+
+
+def _of_logits(model: Model, size: int) -> int:
+    """Return the bytes of the logits of the longest case: PyTorch's, whose numbers have `size` bytes, and in fp32.
+
+    While they are compared, there are also both and their difference in float64.
+    """
+    facts = model.facts
+    return 0 if facts.target is None else (size + 2 * OWN + 3 * EXACT) * _lengths(facts)[1] * facts.target.size
+
+
+def _of_activations(model: Model, size: int) -> int:
+    """Return the bytes of the scores and caches of the longest case, whose numbers have `size` bytes.
+
+    Scores are held before and after the softmax, with their mask; caches also in fp32, as PyTorch's and the graph's.
+    """
+    facts = model.facts
+    source, target = _lengths(facts)
     heads = max((part.core.heads for part in model.modules() if isinstance(part, Attention)), default=0)
     scores = 3 * size * min(MOST_SCORES, heads * max(source, target) ** 2)
-    logits = (size + 2 * OWN + 3 * EXACT) * target * facts.target.size if facts.target is not None else 0
-    rows = 1 if facts.task == "causal" else ROWS
+    rows = ROWS if isinstance(facts.reads, Features) else 1
     lengths = {"row": target, "source": source}
     caches = rows * (2 * size + 3 * OWN) * sum(lengths[each.owner] * _width(each) for each in facts.state)
-    return scores + logits + caches
+    return scores + caches
 
 
 def _of_context(checkpoint: Checkpoint, target: str) -> int:
