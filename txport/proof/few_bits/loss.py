@@ -106,6 +106,8 @@ def _of_generator(facts: Facts, sources: Sources, inputs: str, model: Model, run
     divergence = np.concatenate([_divergences(*row) for row in rows])
     every = np.concatenate(equal)
     errors, by_chance = _errors(rows)
+    best = np.concatenate([one.argmax(axis=1) for one, _ in rows])
+    guess = np.unique(best, return_counts=True)[1].max() / len(best)  # by always the same token
     record = {
         "inputs": inputs,
         "measure": NEXT_TOKENS,
@@ -118,7 +120,7 @@ def _of_generator(facts: Facts, sources: Sources, inputs: str, model: Model, run
         "equal_until": float(np.mean(until)),
         "perplexity_ratio": float(np.exp(divergence.mean())),
     }
-    return Loss(_short(record), by_chance)
+    return Loss(_short(record), by_chance and float(every.mean()) <= guess)
 
 
 def _passes(model: Model, sources: Sources, targets: Sequence[Sequence[int]]) -> Iterator[Array]:
