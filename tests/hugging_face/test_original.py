@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from tests.families.folders import FOLDER, NEWEST, whole
 from tests.hugging_face.record_tokenizers import FOLDER as TOKENIZERS
@@ -20,7 +21,7 @@ from txport.importing.against.batches import BEYOND
 from txport.importing.against.recorded import compare_original
 from txport.importing.against.texts import LINES
 from txport.models.checkpoint import load_checkpoint
-from txport.models.names import CONFIG
+from txport.models.names import CONFIG, WEIGHTS
 from txport.system import memory
 
 CLASSES = {
@@ -42,6 +43,18 @@ def test_the_record_names_the_original_and_how_close_it_is(name: str, tmp_path: 
     told = describe_original(record_of(whole(name, tmp_path)))
     assert told.startswith(f"equal to transformers {transformers.__version__}'s {CLASSES[name]}: "), told
     assert re.search(r" within 1e-0\d of the largest value, in float64, up to \d+ tokens", told), told
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.module.", "base_model.model."])
+def test_a_prefix_that_is_removed_is_removed_for_the_original_too(prefix: str, tmp_path: Path) -> None:
+    """transformers alone finds none of these tensors; before version 5, it can't be told their names."""
+    folder = whole("llama", tmp_path)
+    weights = {prefix + name: tensor for name, tensor in load_file(folder / WEIGHTS).items()}
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    if int(transformers.__version__.split(".")[0]) >= 5:
+        assert describe_original(record_of(folder)).startswith("equal to transformers")
+    else:
+        assert "can't load" in record_of(folder)[NOT_COMPARED]
 
 
 def test_rows_are_shorter_than_of_code_whose_lengths_no_config_names(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,9 @@ def hold(checkpoint: Checkpoint, folder: Path, against: str, **how: Any) -> Verd
             require_used(original, _used(made), source.place)
             return compare(model, made, original, **how)
     if against == TRANSFORMERS:
-        original = _by_transformers(folder, weights, model.facts)
+        names = dict(zip(source.weights().shapes, weights.shapes, strict=True))
+        renamed = {name: new for name, new in names.items() if name != new}
+        original = _by_transformers(folder, weights, model.facts, renamed)
     else:
         theirs = find_folder(against)
         weights, made = _of_other(theirs, source.place, weights, made)
@@ -110,12 +113,14 @@ def _used(made: Plan) -> list[str]:
     return list(dict.fromkeys(every))
 
 
-def _by_transformers(folder: Path, weights: Weights, facts: Facts) -> Original:
+def _by_transformers(
+    folder: Path, weights: Weights, facts: Facts, renamed: Mapping[str, str] | None = None
+) -> Original:
     from txport.importing.against.hugging_face import load_transformers
 
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder} has no {CONFIG}, by which transformers would know what it is")
-    return load_transformers(folder, weights, facts)
+    return load_transformers(folder, weights, facts, renamed)
 
 
 def _of_other(folder: Path, place: Path, weights: Weights, made: Plan) -> tuple[Weights, Plan]:

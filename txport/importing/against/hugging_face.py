@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,12 @@ HEARD = "AutoModelForSpeechSeq2Seq"
 OLDER = {"gamma": "weight", "beta": "bias"}  # names in old files -> current names
 
 
-def load_transformers(folder: Path, weights: Weights, facts: Facts) -> Original:
+def load_transformers(
+    folder: Path, weights: Weights, facts: Facts, renamed: Mapping[str, str] | None = None
+) -> Original:
     """Load the model of a folder in Hugging Face format; code in the folder is never run.
 
+    `renamed` are names in the files and those of `weights`, which lack a prefix that transformers does not remove.
     Raise `CheckpointError` if transformers can't load it or the folder lacks tensors.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -39,6 +43,8 @@ def load_transformers(folder: Path, weights: Weights, facts: Facts) -> Original:
     version = transformers.__version__
     how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
     how |= {_dtype_option(version): torch.float32, "attn_implementation": "eager"}
+    if renamed:
+        how["key_mapping"] = {f"^{re.escape(name)}$": new for name, new in renamed.items()}
     try:
         kind = _class(transformers, folder, facts)
         with _without_bar(transformers.utils.logging):
