@@ -33,7 +33,7 @@ from txport.proof.bisect.matrices import badly_quantised, describe_rounding, lin
 from txport.proof.bisect.nodes import guilty_node
 from txport.proof.bisect.optimiser import Miscompiled, miscompiled
 from txport.proof.bisect.origin import origin
-from txport.proof.bisect.probe import Finding, Observation, Probe, find, observations
+from txport.proof.bisect.probe import Finding, Observation, Probe, computed_in, find, is_widened, observations
 from txport.proof.bisect.words import describe
 from txport.proof.few_bits.activations import rounding_activations
 from txport.proof.parity.calls import compare_call, no_crash
@@ -120,7 +120,11 @@ def require_parts(bundle: Bundle) -> None:
 
 def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Culprit | None:
     held = holding(bundle, checkpoint) if bundle.manifest.quantization else checkpoint
-    reference = Reference(Exact.of(held.model, bundle.manifest.arithmetic), bundle.manifest)
+    if is_widened(bundle.manifest):  # nothing but the weights is rounded, so PyTorch has these
+        exact = exact_of(bundle, checkpoint, computed_in(bundle.manifest))
+    else:
+        exact = Exact.of(held.model, bundle.manifest.arithmetic)
+    reference = Reference(exact, bundle.manifest)
     cases, _ = cases_of(bundle, checkpoint, seed, more)
     failures: list[tuple[Probe, ParityError]] = []
     rounding = rounding_activations(reference.model, bundle.manifest.forms, 0) if _rounds(bundle) else nullcontext()

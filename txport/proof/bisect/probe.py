@@ -123,16 +123,26 @@ def make_probe(
     taps = find_taps(plain, table, manifest.graphs[role], model, record)
     for each in (plain, isolated):
         show(each, [tap.value for tap in taps])
-    dtype = WIDE if manifest.target == "cuda" else manifest.dtype
+    dtype = WIDE if is_widened(manifest) else manifest.dtype
     isolate(isolated, taps, dtype)
     packs = bool(manifest.quantization)  # other kernels compute with quantised weights that are not packed
     runners = Runner(plain, folder, packs=packs), Runner(isolated, folder, packs=packs)
-    return Probe(role, manifest.arithmetic, dtype, folder, whole.clone, model, tuple(taps), *runners)
+    return Probe(role, computed_in(manifest), dtype, folder, whole.clone, model, tuple(taps), *runners)
+
+
+def is_widened(manifest: Manifest) -> bool:
+    """Return whether the graphs of a bundle are probed in fp32, whatever they compute in on the device."""
+    return manifest.target == "cuda"
+
+
+def computed_in(manifest: Manifest) -> str:
+    """Return the precision in which the graphs of a bundle compute where they are probed."""
+    return "fp32" if is_widened(manifest) else manifest.arithmetic
 
 
 def shown(model: ir.Model, manifest: Manifest) -> ir.Model:
     """Return a graph that can be probed on the CPU: a cuda graph is split into plain operators in fp32."""
-    if manifest.target != "cuda":
+    if not is_widened(manifest):
         return model
     for value in model.graph.initializers.values():
         if value.const_value is not None:

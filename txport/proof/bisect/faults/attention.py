@@ -115,9 +115,17 @@ def other_mask(evidence: Evidence) -> Cause | None:
     for by, words in ((1, "one position too many is visible"), (-1, "one position too few is visible")):
         kinds[f"the mask is off by one: {words}"] = _shifted(seen, by)
     for what, mask in kinds.items():
-        if evidence.explains(attend(given.replace(mask=additive(mask, given.mask.dtype)))):
+        found = attend(given.replace(mask=additive(mask, given.mask.dtype)))
+        if any(evidence.explains(each) for each in (found, found * _has_keys(given, mask))):
             return Cause("mask", what)
     return None
+
+
+def _has_keys(given: Attended, mask: Tensor) -> Array:
+    """Return 0 for the queries that see no position, for which some kernels return 0, and 1 for others: (B x T, 1)."""
+    rows, _, queries, _ = given.query.shape
+    found: Array = mask.any(-1).broadcast_to(rows, 1, queries).reshape(-1, 1).numpy()
+    return found
 
 
 def _beyond(evidence: Evidence, seen: Tensor) -> str:
@@ -185,7 +193,7 @@ def other_cache(evidence: Evidence) -> Cause | None:
 
 
 def other_heads(evidence: Evidence) -> Cause | None:
-    """Query heads with the wrong key/value heads, or an interleaved layout of heads."""
+    """Heads in another order, query heads with the wrong key/value heads, or an interleaved layout of heads."""
     given = read_by(evidence)
     heads = given.core.heads
     key_heads = given.core.key_heads
@@ -197,12 +205,24 @@ def other_heads(evidence: Evidence) -> Cause | None:
         )
         if evidence.explains(attend(other)):
             return Cause("heads", "heads of keys and values are tiled, the model repeats each for adjacent queries")
+    if (order := _order_of_heads(evidence, given)) is not None:
+        return Cause("heads", f"the results of the heads are in the order {order}")
     if heads > 1:
         other = given.replace(**{name: interleaved(getattr(given, name)) for name in names})
         mixed = unflatten(torch.from_numpy(attend(other)), -1, (heads, -1)).transpose(-1, -2).flatten(-2)
         if any(evidence.explains(each) for each in (attend(other), mixed.numpy())):
             return Cause("heads", INTERLEAVED)
     return None
+
+
+def _order_of_heads(evidence: Evidence, given: Attended) -> list[int] | None:
+    """Return the order of the model's heads that explains the result; None if it is not another order of them."""
+    shape = (-1, given.core.heads, given.value.shape[-1])  # (B x T, N, H)
+    if evidence.seen.size != evidence.expected.size:
+        return None
+    seen, own = (each.reshape(shape) for each in (evidence.seen, evidence.expected))
+    order = [int(np.abs(own - seen[:, [head]]).max((0, 2)).argmin()) for head in range(shape[1])]
+    return order if order != sorted(order) and evidence.explains(own[:, order]) else None
 
 
 def interleaved(heads: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ def swapped_ports(evidence: TapEvidence) -> Cause | None:
         if name != own and array.shape == evidence.seen.shape and evidence.explains(array):
             return Cause("cache", f"it holds what belongs in {name}")
     for name, hypothesis in _continued(own, call.becomes.get(own), call.inputs, call.expected):
-        if hypothesis.shape == evidence.seen.shape and evidence.explains(hypothesis):
+        if evidence.explains(hypothesis):
             return Cause("cache", name)
     return None
 
@@ -36,6 +36,7 @@ def _continued(
     """Yield the content of a cache with another's past, with another's new positions, or shifted by one position."""
     if past is None or past not in inputs:
         return
+    inputs, expected = ({name: _by_heads(array) for name, array in each.items()} for each in (inputs, expected))
     right = expected[own]
     before = inputs[past]
     new = _new_places(right, before)
@@ -53,6 +54,11 @@ def _continued(
         if before.shape == right.shape and not edge.any():
             hypothesis = np.where(np.roll(new, by, axis=2), np.roll(right, by, axis=2), before)
             yield f"a new position is written one {'after' if by > 0 else 'before'} its own", hypothesis
+
+
+def _by_heads(array: Array) -> Array:
+    """Return a cache whose heads are side by side (R, M, G x H) as one with one head: (R, 1, M, G x H)."""
+    return array[:, None] if array.ndim == 3 else array
 
 
 def _new_places(right: Array, before: Array) -> Array:
