@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
+from tests.architectures.owned import beside_the_others
 from tests.proof.faults import Edit, scaled
 from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle
@@ -19,7 +20,6 @@ from txport.bundles.forms import PLAIN
 from txport.bundles.ports import DECODER, STEP
 from txport.errors import UnsupportedError
 from txport.importing.against.hold import hold_against
-from txport.models import architecture, architectures
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.proof.bisect.culprit import bisect
 from txport.proof.proven import prove, write
@@ -30,17 +30,9 @@ KINDS = ("alibi", "experts", "gate", "plain", "scale-norm", "parallel")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def beside_the_others() -> Iterator[None]:
-    """The file lies where architectures are looked for."""
-    place = str(Path(__file__).parent / "own")
-    architectures.__path__.append(place)
-    caches = (architecture.names, architecture.presets)
-    for each in caches:
-        each.cache_clear()
-    yield
-    architectures.__path__.remove(place)
-    for each in caches:
-        each.cache_clear()
+def own_architecture() -> Iterator[None]:
+    with beside_the_others():
+        yield
 
 
 def checkpoint_of(kind: str) -> Checkpoint:

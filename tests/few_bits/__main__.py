@@ -1,13 +1,18 @@
-"""What do few bits cost with real weights? `python -m tests.few_bits FOLDER...` exports each folder and prints a table.
+"""What few bits cost with real weights, and which faults are found in them: `python -m tests.few_bits`.
 
-Each bundle of the cpu target is compared with the fp32 bundle of the same folder. A model with a chat template answers
-30 questions, one row at a time, with 48 greedy tokens. An encoder makes vectors of 400 sentences of the docs. Bundles
-are written without proof; random weights have no large inputs, so they hide what few bits cost.
+`--faults` plants each fault of `faults.py` into exports of small models, in every target and precision, and prints what
+is found by export and by parity, and named by --bisect. It exits with 1 if one is not.
+
+With folders, each is exported, and a table printed. Each bundle of the cpu target is compared with the fp32 bundle of
+the same folder. A model with a chat template answers 30 questions, one row at a time, with 48 greedy tokens. An encoder
+makes vectors of 400 sentences of the docs. Bundles are written without proof; random weights have no large inputs, so
+they hide what few bits cost.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import txport
+from tests.few_bits import planted
 from tests.instruction_sets import describe_processor
+from tests.pages import split_page, write_table
 from txport.models.checkpoint import load_checkpoint
 from txport.proof.proven import write
 
@@ -27,19 +34,41 @@ Array = NDArray[np.float64]
 QUESTIONS = Path(__file__).with_name("questions.txt")
 DOCS = Path(__file__).parents[2] / "docs"
 TOKENS, SENTENCES, NEAREST = 48, 400, 10
+PAGE, TABLE = DOCS / "few-bits.md", "faults"
 SHORTEST, LONGEST = 40, 160  # characters of a sentence
 FORMS: tuple[tuple[str, int | None], ...] = (("int8", None), ("int8", 1), ("int4", None), ("int4", 1))
 HEAD = ("| model | precision | size, MB | as in fp32 |", "|---|---|---|---|")
 
 
 @click.command(help=__doc__)
-@click.argument("folders", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
-def main(folders: tuple[Path, ...]) -> None:
-    """Print a line for each folder and form."""
-    click.echo("\n".join([f"Measured on {describe_processor()}.", "", *HEAD]))
+@click.argument("folders", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--faults", is_flag=True, help="Plant faults.")
+@click.option("--write-docs", is_flag=True, help="Replace the table of faults in docs/few-bits.md by this one.")
+def main(folders: tuple[Path, ...], faults: bool, write_docs: bool) -> None:
+    """Print the table of faults, and a line for each folder and form."""
+    if not (folders or faults) or (write_docs and not faults):
+        raise click.UsageError("give folders with real weights, or --faults, which alone writes docs")
+    if folders:
+        click.echo("\n".join([f"Measured on {describe_processor()}.", "", *HEAD]))
     for folder in folders:
         for line in lines_of(folder):
             click.echo(line)
+    if faults:
+        sys.exit(not print_faults(write_docs=write_docs))
+
+
+def print_faults(*, write_docs: bool) -> bool:
+    """Print the table of planted faults; return whether each one is found and named."""
+    if write_docs:
+        split_page(PAGE, TABLE)
+    outcomes = planted.examine_all()
+    lines = list(planted.lines_of(outcomes))
+    click.echo("\n".join(lines))
+    if write_docs:
+        write_table(PAGE, TABLE, lines)
+    missed = [f"{each.words}: {outcome.words}" for each, outcome in outcomes.items() if not outcome.is_found]
+    click.echo("\n".join(["", f"{len(outcomes) - len(missed)} of {len(outcomes)} are found and named", *missed]))
+    return not missed
 
 
 def lines_of(folder: Path) -> Iterator[str]:
