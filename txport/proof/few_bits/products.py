@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import INVARIANT, Form
 from txport.bundles.graphs import read_ir
+from txport.bundles.ports import INPUT_FEATURES
 from txport.models.model import Model
 from txport.models.weights.streamed import converted, read_weight
 from txport.proof.bisect.calls import recording
@@ -87,7 +89,8 @@ class ByProduct(Reference):
     """The PyTorch model of a quantised bundle, run beside its graphs.
 
     `values` are the outputs of the graph in the last call; `wrong` are the inputs and results of its products that
-    differ from PyTorch's, and `worst` is the largest difference of the others.
+    differ from PyTorch's, and `worst` is the largest difference of the others. The same features are encoded once; the
+    last call was not `repeated` if it ran.
     """
 
     def __init__(self, exact: Exact, bundle: Bundle) -> None:
@@ -100,17 +103,26 @@ class ByProduct(Reference):
         self.values: dict[str, Array] = {}
         self.wrong: list[Pair] = []
         self.worst: Pair | None = None
+        self.repeated = False
+        self._encoded: dict[bytes, Call] = {}
 
     def call(self, role: str, step: int, inputs: Mapping[str, Array]) -> Call:
         """See `Reference.call`; the graph runs first."""
         cast = self._cast(role, inputs)
+        features = cast[INPUT_FEATURES].tobytes() if INPUT_FEATURES in cast else None
+        self.repeated = features in self._encoded
+        if features is not None and self.repeated:
+            return dataclasses.replace(self._encoded[features], step=step)
         if role not in self._graphs:
             self._graphs[role] = self._graph(role, cast)
         with no_crash(f"step {step}: the {role} graph"):
             self.values = self._graphs[role].runner.run(cast)
         self._own_values = {}
         self.wrong, self.worst = [], None
-        return super().call(role, step, inputs)
+        call = super().call(role, step, inputs)
+        if features is not None:
+            self._encoded[features] = call
+        return call
 
     def differences(self, case: Case, label: str, call: Call, tolerance: Tolerance) -> Iterator[Comparison]:
         """Yield the comparison of each side of a product that is wrong, else that of the largest difference."""
@@ -152,6 +164,7 @@ class ByProduct(Reference):
     def close(self) -> None:
         """Release the sessions of the graphs, which hold their weights; the next call starts them again."""
         self._graphs.clear()
+        self._encoded.clear()
         self.values = {}
 
     def _graph(self, role: str, inputs: Mapping[str, Array]) -> Graph:
@@ -241,6 +254,15 @@ def _draw() -> int:
     return int(COMPUTING.get()[1])
 
 
+def rows_of(case: Case) -> Iterator[Case]:
+    """Yield a case for each source of features: the values between all products of one take gigabytes."""
+    if len(case.sources) == 1 or not isinstance(case.sources[0], np.ndarray):
+        yield case
+        return
+    for source, target in zip(case.sources, case.targets or repeat(None), strict=False):
+        yield dataclasses.replace(case, sources=[source], targets=() if target is None else (target,))
+
+
 def compare_products(
     case: Case, label: str, reference: ByProduct, tolerance: Tolerance, seed: int
 ) -> Iterator[Comparison]:
@@ -250,5 +272,7 @@ def compare_products(
     """
     fp32 = dataclasses.replace(FP32, atol=tolerance.atol, rtol=tolerance.rtol)
     for call in reference.replay(case, seed):
+        if reference.repeated:
+            continue
         yield from reference.differences(case, label, call, fp32)
         yield from compare_call(case, label, call, reference.values, reference, fp32)
