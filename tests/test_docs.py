@@ -1,4 +1,4 @@
-"""The documents are true: the README's example runs, and docs/cli.md is the help that the commands print."""
+"""The documents are true: the examples in Python run, and docs/cli.md is the help that the commands print."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from docs.cli import PAGE, render
+from docs.picture import PICTURE
+from docs.picture import render as picture
 from txport.bundles.bundle import Bundle
 from txport.cli import cli
 from txport.models.family import all_families
@@ -19,10 +21,11 @@ from txport.models.names import MANIFEST
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_python_example_of_the_readme_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("page", ["README.md", "docs/running.md"])
+def test_the_example_in_python_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    example = re.search(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     assert example is not None
     monkeypatch.chdir(tmp_path)
     exec(example[1], {})  # noqa: S102 - our own page
@@ -30,8 +33,21 @@ def test_the_python_example_of_the_readme_runs(
     assert (tmp_path / "bundle" / "txport.json").is_file()
 
 
-def test_the_readme_names_every_file_of_a_bundle(bundle: Bundle) -> None:
-    table = (ROOT / "README.md").read_text(encoding="utf-8").split("## A bundle\n\n")[1].split("\n\n")[0]
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+
+
+def test_the_picture_is_what_its_script_draws() -> None:
+    assert PICTURE.read_text(encoding="utf-8") == picture(), "run `python -m docs.picture`"
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert {path.name for path in ROOT.glob("docs/*.md")} - {"index.md"} <= set(re.findall(r"\]\(([^)]+)\)", index))
+
+
+def test_the_page_of_a_bundle_names_every_file(bundle: Bundle) -> None:
+    table = (ROOT / "docs" / "bundle.md").read_text(encoding="utf-8").split("\n\n")[1]
     assert {MANIFEST, *bundle.manifest.files} == set(re.findall(r"`([^`]+\.[a-z]+)`", table))
 
 
