@@ -63,9 +63,9 @@ def _of_graphs(checkpoint: Checkpoint, target: str, precision: str) -> int:
 
     In a causal cpu bundle, two graphs contain the weights of all layers, and may both pack them. A portable session
     packs a tied table, and reads it as it is, too. A streamed model has at most one tensor, or `MOST_ROOM` numbers, in
-    float64 and in the precision, before there are logits to compare; of few bits, it keeps some weights. Any other
-    model is in memory as a whole. For 16 bits it has two more copies: rounded weights, and float64 weights for the run
-    with rounded activations.
+    float64 and in the precision, before there are logits or products to compare; of few bits, it keeps some weights.
+    Any other model is in memory as a whole. For 16 bits it has two more copies: rounded weights, and float64 weights
+    for the run with rounded activations.
     """
     model = checkpoint.outline
     products = {id(each.weight): each.weight.numel() for each in model.modules() if isinstance(each, nn.Linear)}
@@ -81,9 +81,12 @@ def _of_graphs(checkpoint: Checkpoint, target: str, precision: str) -> int:
         tables = {id(each.weight): each.weight.numel() for each in model.modules() if isinstance(each, nn.Embedding)}
         if target == "portable":
             packed += OWN * sum(size for key, size in tables.items() if key in products)
-        kept = min(KEPT, OWN * held) if is_quantised(target, precision) else 0
         room = (EXACT + OWN) * min(MOST_ROOM, max(products.values()))
-        return packed + kept + max(room, _of_logits(model, EXACT)) + _of_activations(model, EXACT)
+        largest = max(room, _of_logits(model, EXACT))
+        if target == "cpu" and is_quantised(target, precision):
+            packed += min(KEPT, OWN * held)
+            largest = max(largest, _of_products(model))
+        return packed + largest + _of_activations(model, EXACT)
     sizes = sum(each.numel() for each in model.parameters())
     halved = HALF + EXACT if arithmetic_of(target, precision) in HALVES else 0
     weights = (0 if model.fp32_only else EXACT + halved) * sizes
@@ -106,6 +109,14 @@ def _of_logits(model: Model, size: int) -> int:
     """
     facts = model.facts
     return 0 if facts.target is None else (size + 2 * OWN + 3 * EXACT) * _lengths(facts)[1] * facts.target.size
+
+
+def _of_products(model: Model) -> int:
+    """Return the bytes of the inputs and results of all products of the longest case: ONNX Runtime's and copies."""
+    lengths = dict(zip(("encoder", "decoder"), _lengths(model.facts), strict=True))
+    layers = ((lengths[stack.side], each) for stack in model.stacks for each in stack.layers.modules())
+    numbers = (length * (each.in_features + each.out_features) for length, each in layers if isinstance(each, Linear))
+    return 2 * OWN * sum(numbers)
 
 
 def _of_activations(model: Model, size: int) -> int:
