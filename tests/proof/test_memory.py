@@ -64,7 +64,7 @@ def test_too_little_memory_is_told_before_anything_is_written(
 ) -> None:
     """In one line, with both sizes and what fits; graphs without weights are written all the same."""
     wanted = of("gpt2-2.7b", "portable", "fp16")
-    free = 9 * 10**9
+    free = 12 * 10**9
     monkeypatch.setattr(memory, "available", lambda: free)
     out = tmp_path / "out"
     command = ["export", "preset:gpt2-2.7b", str(out), "--precision", "fp16"]
@@ -72,7 +72,7 @@ def test_too_little_memory_is_told_before_anything_is_written(
         main(command)
     assert ended.value.code == OutOfMemoryError.exit_code == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    sizes = f"needs {memory.readable(wanted)} of memory, and 9 GB are free here"
+    sizes = f"needs {memory.readable(wanted)} of memory, and 12 GB are free here"
     assert f"comparing gpt2-2.7b (portable fp16) with PyTorch {sizes}; " in said.replace("preset:", "")
     fitting = re.findall(r"--target (\w+) and --precision (\w+)", said)
     assert ("cpu", "int8") in fitting

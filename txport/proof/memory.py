@@ -37,6 +37,7 @@ PACKED = {
     ("cpu", "int4"): 0.6,
 }
 EXACT, OWN, HALF = 8, 4, 2  # bytes of a number in float64, in fp32 and in 16 bits
+COPIED = 1.5
 ROWS = 2  # of features, which all have the same length; the longest text is alone
 
 
@@ -112,11 +113,14 @@ def _of_logits(model: Model, size: int) -> int:
 
 
 def _of_products(model: Model) -> int:
-    """Return the bytes of the inputs and results of all products of the longest case: ONNX Runtime's and copies."""
+    """Return the bytes of the inputs and results of all products of the longest case: ONNX Runtime's and copies.
+
+    Products with the same input share it, and copies are made one by one, so they take `COPIED` times their size.
+    """
     lengths = dict(zip(("encoder", "decoder"), _lengths(model.facts), strict=True))
     layers = ((lengths[stack.side], each) for stack in model.stacks for each in stack.layers.modules())
     numbers = (length * (each.in_features + each.out_features) for length, each in layers if isinstance(each, Linear))
-    return 2 * OWN * sum(numbers)
+    return int(COPIED * OWN * sum(numbers))
 
 
 def _of_activations(model: Model, size: int) -> int:
