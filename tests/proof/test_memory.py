@@ -75,7 +75,7 @@ def test_too_little_memory_is_told_before_anything_is_written(
     sizes = f"needs {memory.readable(wanted)} of memory, and 12 GB are free here"
     assert f"comparing gpt2-2.7b (portable fp16) with PyTorch {sizes}; " in said.replace("preset:", "")
     fitting = re.findall(r"--target (\w+) and --precision (\w+)", said)
-    assert ("cpu", "int8") in fitting
+    assert ("cpu", "int4") in fitting
     assert all(of("gpt2-2.7b", *kind) <= free for kind in fitting)
     assert "or --weights none" in said
     assert not list(tmp_path.iterdir())

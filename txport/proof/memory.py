@@ -62,18 +62,18 @@ def memory_for(checkpoint: Checkpoint, target: str, precision: str) -> int:
 def _of_graphs(checkpoint: Checkpoint, target: str, precision: str) -> int:
     """Return the bytes of the packed weights, of PyTorch's weights, and of what is computed for the longest case.
 
-    In a causal cpu bundle, two graphs contain the weights of all layers, and may both pack them. A portable session
-    packs a tied table, and reads it as it is, too. A streamed model has at most one tensor, or `MOST_ROOM` numbers, in
-    float64 and in the precision, before there are logits or products to compare; of few bits, it keeps some weights.
-    Any other model is in memory as a whole. For 16 bits it has two more copies: rounded weights, and float64 weights
-    for the run with rounded activations.
+    In a causal cpu bundle, two graphs contain the weights of all layers, and may both pack them; of few bits, there is
+    one more copy, as measured. A portable session packs a tied table, and reads it as it is, too. A streamed model has
+    at most one tensor, or `MOST_ROOM` numbers, in float64 and in the precision, before there are logits or products to
+    compare; of few bits, it keeps some weights. Any other model is in memory as a whole. For 16 bits it has two more
+    copies: rounded weights, and float64 weights for the run with rounded activations.
     """
     model = checkpoint.outline
     products = {id(each.weight): each.weight.numel() for each in model.modules() if isinstance(each, nn.Linear)}
     last = [each.weight.numel() for each in model.modules() if isinstance(each, Linear) and each.tag == "projection"]
     held = sum(products.values())
     if target == "cpu" and model.facts.task == "causal" and not reads_in_place(OWN * held, precision):
-        held += held - sum(last)
+        held += (held - sum(last)) * (2 if is_quantised(target, precision) else 1)
     packed = int(PACKED.get((target, precision), 0.0) * held)
     stored = (HALF if arithmetic_of(target, precision) in HALVES else OWN) * held
     if target == "portable" and stored < EXTERNAL_ABOVE:  # the session reads the weights with the graph, and packs them
