@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import txport
+from recipes.g2p_en.tokenizer import spelling_tokenizer
 from tests.tiny import VOCABULARY, edit_graph
 from txport import cli, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
@@ -35,7 +36,6 @@ from txport.errors import UnavailableError
 from txport.exporters import export as exporter
 from txport.models.checkpoint import Checkpoint
 from txport.models.names import MANIFEST
-from txport.models.tokenizers.spelling import spelling_tokenizer
 
 SCRIPT = Path(sys.executable).parent / "txport"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import txport
+from recipes.g2p_en.tokenizer import spelling_tokenizer
 from tests import transformers_js
 from tests.tiny import SPECIAL, reseal, tiny_config, tiny_model
 from txport import cli
@@ -17,7 +18,6 @@ from txport.bundles.bundle import Bundle
 from txport.errors import BundleError, TokenError
 from txport.models.checkpoint import save_checkpoint
 from txport.models.names import MANIFEST, digest
-from txport.models.tokenizers.spelling import spelling_tokenizer
 
 ARABIC = (*SPECIAL, *"ابتثجحخدذر")
 LATIN = (*SPECIAL, *"abcdefghijklmnopqrst")

@@ -14,6 +14,7 @@ from txport.bundles.foreign.files import recognises
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.foreign.read import read_foreign
 from txport.errors import BundleError, OutputError, UnsupportedError
+from txport.folders import find_origin
 from txport.models.names import (
     INDEX,
     MANIFEST,
@@ -25,7 +26,6 @@ from txport.models.names import (
     preset_name,
     shipped,
 )
-from txport.origins import find_origin
 from txport.release import export
 from txport.system.locks import locked
 from txport.system.places import require_possible, require_utf8, resolve, told

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import AUTO_LIMIT, MOST_IN_FP32, STAND_IN, is_quantised, usual_precision
 from txport.errors import OutputError, ParityError, TxportError, UnsupportedError, quoted
+from txport.folders import listed, remember
 from txport.models.names import MANIFEST, code_name, files_of, find_folder, preset_name
-from txport.origins import remember
-from txport.ownership import listed
 from txport.system import machine
 from txport.system.files import staged_folder
 from txport.system.numbers import number, switch, whole
@@ -201,7 +200,7 @@ def _proven(
     """
     from txport.proof.adapters import note_on_lengths
     from txport.proof.fallback import costliest, fall_back_to_fp32
-    from txport.proof.few_bits.limits import usual_aim
+    from txport.proof.few_bits.loss import usual_aim
     from txport.proof.overflow import find_overflow
     from txport.proof.proven import prove
 

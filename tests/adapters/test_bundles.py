@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import txport
+from recipes.g2p_en.tokenizer import spelling_tokenizer
 from tests.adapters import modules
 from tests.tiny import VOCABULARY, edit_graph
 from txport import adapters, bench, cli
@@ -25,7 +26,6 @@ from txport.bundles.graphs import read_model
 from txport.bundles.ports import DECODER, MODEL
 from txport.errors import CheckpointError, ParityError, UnsupportedError
 from txport.models.checkpoint import Checkpoint
-from txport.models.tokenizers.spelling import spelling_tokenizer
 from txport.proof.verify.check import verify
 from txport.release import bisect, load_checkpoint, parity
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import txport
+from recipes.g2p_en.tokenizer import spelling_tokenizer
 from tests.cli.processes import ENVIRONMENT, assert_one_line, run, start
 from tests.tiny import SPECIAL, VOCABULARY, reseal, tiny_config, tiny_model
 from txport import cli
@@ -19,7 +20,6 @@ from txport.bundles.bundle import Bundle
 from txport.cli import tables, textio
 from txport.models.checkpoint import save_checkpoint
 from txport.models.names import MANIFEST
-from txport.models.tokenizers.spelling import spelling_tokenizer
 
 EVIL = "\x1b]0;owned\x07\u202e"
 SHOWN = r"\x1b]0;owned\x07\u202e"

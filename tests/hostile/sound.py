@@ -56,9 +56,9 @@ def _export(sound: Sound) -> None:
     import torch
 
     import txport
+    from recipes.g2p_en.tokenizer import spelling_tokenizer
     from tests.tiny import SAMPLES, VOCABULARY, tiny_config, tiny_model
     from txport.models.checkpoint import save_checkpoint
-    from txport.models.tokenizers.spelling import spelling_tokenizer
 
     torch.set_num_threads(1)
     save_checkpoint(sound.checkpoint, tiny_model(tiny_config()), spelling_tokenizer(VOCABULARY))

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.families.folders import FOLDER, NEWEST, whole
 from tests.hugging_face.record_tokenizers import FOLDER as TOKENIZERS
-from txport.bundles.original import NOT_COMPARED, TEXTS, describe_original, require_record
+from txport.bundles.comparisons import NOT_COMPARED, TEXTS, describe_original, require_original
 from txport.errors import CheckpointError, ParityError
 from txport.importing.against import recorded
 from txport.importing.against.batches import BEYOND
@@ -34,7 +34,7 @@ CLASSES = {
 
 def record_of(folder: Path, against: str | None = None) -> dict[str, Any]:
     found = compare_original(load_checkpoint(str(folder)), against)
-    require_record(json.loads(json.dumps(found)))
+    require_original(json.loads(json.dumps(found)))
     return found
 
 

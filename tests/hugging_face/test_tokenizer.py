@@ -13,6 +13,7 @@ import tokenizers
 from transformers import AutoTokenizer
 
 from recipes.g2p_en.g2p import LETTERS, VOCABULARY, read_dictionary
+from recipes.g2p_en.tokenizer import spelling_tokenizer
 from txport.models.architectures import transformer
 from txport.models.checkpoint import config_of
 from txport.models.facts import Facts
@@ -20,7 +21,6 @@ from txport.models.hugging_face import write_tokenizers
 from txport.models.names import SHIPPED, TARGET_TOKENIZER, TOKENIZER
 from txport.models.tokenizers.file import FileTokenizer
 from txport.models.tokenizers.load import load_tokenizer
-from txport.models.tokenizers.spelling import spelling_tokenizer
 
 EDGES = [
     "a",

@@ -16,7 +16,7 @@ import pytest
 from tests.families.folders import whole
 from tests.importing.test_against import FILE, GPT, NAMES, fitting, save
 from txport import cli
-from txport.bundles.original import COMPARED, NOT_COMPARED, require_record
+from txport.bundles.comparisons import COMPARED, NOT_COMPARED, require_original
 from txport.models.names import MANIFEST
 
 ORIGINAL = f"{FILE}:separate"
@@ -107,7 +107,7 @@ def test_the_reason_is_recorded_where_nothing_is_compared(
 )
 def test_a_damaged_record_is_refused(record: Any) -> None:
     with pytest.raises((TypeError, KeyError)):
-        require_record(record)
+        require_original(record)
 
 
 def test_a_preset_has_no_other_original(run: Run, tmp_path: Path) -> None:

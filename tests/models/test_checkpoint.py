@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from recipes.g2p_en.tokenizer import spelling_tokenizer
 from tests.tiny import VOCABULARY, tiny_config, tiny_model
 from txport.errors import BundleError, CheckpointError, ConfigError, OutputError, UnsupportedError
 from txport.locate import find_bundle
@@ -16,7 +17,6 @@ from txport.models import checkpoint
 from txport.models.architectures.transformer import PRESETS, TransformerConfig
 from txport.models.checkpoint import expected_tensors, load_checkpoint, save_checkpoint
 from txport.models.names import digest, label, shipped
-from txport.models.tokenizers.spelling import spelling_tokenizer
 
 CHOICES = TransformerConfig.choices()
 

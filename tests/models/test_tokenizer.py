@@ -7,12 +7,12 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipes.g2p_en.tokenizer import spelling_tokenizer
 from tests.tiny import LETTERS, VOCABULARY, WORDS, tiny_facts
 from txport.errors import BundleError, TextError, TokenError
 from txport.models.tokenizers.file import FileTokenizer, unknown_id
 from txport.models.tokenizers.load import load_tokenizer
 from txport.models.tokenizers.numbers import NumberTokenizer
-from txport.models.tokenizers.spelling import spelling_tokenizer
 
 END = VOCABULARY.index("</s>")
 

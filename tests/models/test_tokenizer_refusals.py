@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+from recipes.g2p_en.tokenizer import spelling_tokenizer
 from tests.cli.processes import assert_one_line, run
 from tests.tiny import VOCABULARY, reseal, tiny_facts
 from txport.bundles.bundle import Bundle
@@ -18,7 +19,6 @@ from txport.models.hugging_face import tokenizer_config
 from txport.models.tokenizers.file import FEW, LETTERS_PER_TOKEN, FileTokenizer
 from txport.models.tokenizers.load import load_tokenizer
 from txport.models.tokenizers.numbers import NumberTokenizer
-from txport.models.tokenizers.spelling import spelling_tokenizer
 
 LETTERS = {"a": 0, "?": 1}
 EXPLODES = pre_tokenizers.Split(Regex(r"(a+)+$"), "isolated")

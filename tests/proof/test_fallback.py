@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from torch import nn
 
 import txport
+from recipes.g2p_en.tokenizer import spelling_tokenizer
 from tests.tiny import VOCABULARY, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import INVARIANT, PLAIN, Stored
@@ -21,7 +22,6 @@ from txport.cli import cli, main
 from txport.errors import ParityError, UnsupportedError
 from txport.models.architectures.transformer import Transformer
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from txport.models.tokenizers.spelling import spelling_tokenizer
 from txport.proof import fallback
 from txport.proof.fallback import aliases, fall_back_to_fp32, kept_share, worst_matrices
 

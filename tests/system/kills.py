@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import txport
+from recipes.g2p_en.tokenizer import spelling_tokenizer
 from tests.system.stand_in import INTERRUPTED, Step, in_child
 from tests.tiny import VOCABULARY, tiny_config, tiny_model
 from txport import locate, release
@@ -25,7 +26,6 @@ from txport.bundles.bundle import Bundle, load_bundle, seal
 from txport.bundles.manifest import Manifest
 from txport.cli import textio
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
-from txport.models.tokenizers.spelling import spelling_tokenizer
 from txport.proof import memory, proven
 from txport.system import stages
 

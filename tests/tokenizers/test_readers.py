@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from recipes.g2p_en.tokenizer import spelling_tokenizer
 from tests.tiny import VOCABULARY
 from tests.tokenizers.corpus import lines as plain_lines
 from tests.tokenizers.odd import odd_lines
@@ -22,7 +23,6 @@ from tests.trainers.test_text import folders as folders
 from txport.models.checkpoint import load_checkpoint
 from txport.models.names import CONFIG, TOKENIZER
 from txport.models.tokenizers.convert import companions_of
-from txport.models.tokenizers.spelling import spelling_tokenizer
 
 COPIED = "bert of transformers"
 KINDS = (*NAMES, *(f"trainer {name}" for name in FILES), "letters", COPIED)

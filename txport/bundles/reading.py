@@ -9,11 +9,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
+from txport.bundles.comparisons import require_loss, require_original
 from txport.bundles.forms import Stored, require_distinct
 from txport.bundles.graphs import contained
-from txport.bundles.loss import require_loss
 from txport.bundles.manifest import FORMAT, RARE, Manifest, is_quantised, require_offer
-from txport.bundles.original import require_record
 from txport.errors import BundleError, ConfigError, UnsupportedError, quoted
 from txport.models.facts import Facts
 from txport.models.names import MANIFEST
@@ -80,7 +79,7 @@ def _manifest(values: dict[str, Any]) -> Manifest:
             raise TypeError(f"{name} must be {expected}, got {quoted(values[name])}")
     _check_types(values["checkpoint"], CHECKPOINT_VALUES)
     if "original" in values:
-        require_record(values["original"])
+        require_original(values["original"])
     if "loss" in values:
         require_loss(values["loss"])
     if values["kept_in_fp32"]:

@@ -21,8 +21,8 @@ import click
 from txport.cli.outputs import flag_of
 from txport.cli.textio import Rows, open_output
 from txport.errors import OutputError, UnsupportedError
+from txport.folders import files_in
 from txport.models.names import MANIFEST
-from txport.ownership import files_in
 from txport.system.files import hash_of, is_stream, sha256
 from txport.system.locks import locked
 from txport.system.places import resolve, told

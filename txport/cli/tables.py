@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from txport.bundles.comparisons import RECORDED, describe_loss, describe_original
 from txport.bundles.foreign.manifest import ForeignManifest
-from txport.bundles.loss import describe_loss
-from txport.bundles.original import RECORDED, describe_original
 from txport.bundles.ports import Port
 from txport.cli.guard import echo, results, write
 from txport.cli.outputs import in_flags

@@ -18,9 +18,8 @@ from txport.exporters.trace import sign
 from txport.exporters.weights import leave_out, standing_in
 from txport.models import architecture
 from txport.models.adapters.adapted import Adapted
-from txport.models.adapters.published import published
-from txport.models.audio.facts import Features
-from txport.models.audio.settings import preprocessor_config, speech_config
+from txport.models.adapters.adapter import published
+from txport.models.audio.facts import Features, preprocessor_config, speech_config
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Facts
 from txport.models.generation import published_names

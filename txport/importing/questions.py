@@ -1,15 +1,15 @@
-"""Questions in a draft about unmatched tensors; the answer to each is a pattern or a number."""
+"""How a draft writes rules, and its questions about unmatched tensors: the answer to each is a pattern or a number."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from txport.importing.likeness import Role, Template
 from txport.importing.match import FUSED, Match
 from txport.importing.sizes import Sizes, shape_of
-from txport.importing.written import own_name, pattern_of, rule
 from txport.models.sources.rules import toml, written
 from txport.models.sources.toml import QUESTION
 from txport.models.weights.rules import Rename, Split
@@ -130,3 +130,20 @@ def _is_of(given: Template, own: Template) -> bool:
         and given.role.kind == own.role.kind
     )
     return same and bool(given.numbers) == bool(own.numbers) and len(given.shape) == len(own.shape)
+
+
+def rule(text: str, why: str = "") -> Iterator[str]:
+    """Yield the lines of a rule, with its reason as a comment."""
+    yield ""
+    yield "[[rule]]"
+    yield f"{text}  # {why}" if why else text
+
+
+def pattern_of(name: str) -> str:
+    """Return a regular expression that matches the names of a template; its group is the number of the layer."""
+    return "^" + re.escape(name).replace(r"\{\}", r"(\d+)").replace(r"\-", "-") + "$"
+
+
+def own_name(name: str) -> str:
+    """Return the name of a tensor of the model as the replacement of a match: group 1 is the layer's number."""
+    return name.replace(".0.", r".\1.", 1) if "{}" not in name else name.replace("{}", r"\1")

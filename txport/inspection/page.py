@@ -14,11 +14,10 @@ from itertools import islice
 from typing import Any
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.comparisons import describe_loss, describe_original
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.graphs import read_outline
-from txport.bundles.loss import describe_loss
 from txport.bundles.manifest import Manifest
-from txport.bundles.original import describe_original
 from txport.bundles.readme.settings import start
 from txport.bundles.readme.steps import notes, steps
 from txport.bundles.readme.tables import KINDS, TARGETS, TASKS, dim_rows, parity, port_rows

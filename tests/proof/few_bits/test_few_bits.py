@@ -12,8 +12,8 @@ import torch
 import txport
 from txport import api
 from txport.bundles.bundle import Bundle
+from txport.bundles.comparisons import NEXT_TOKENS, VECTORS, describe_loss, require_loss
 from txport.bundles.forms import BLOCKS, DYNAMIC, INVARIANT, ROWS, Form, blocks_of, with_columns
-from txport.bundles.loss import NEXT_TOKENS, VECTORS, describe_loss, require_loss
 from txport.errors import ParityError, UnsupportedError
 from txport.proof.few_bits import loss
 from txport.proof.few_bits.activations import at_random, round_activations, ties

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from string import Template
 from textwrap import fill, indent
 
+from txport.bundles import ports
 from txport.bundles.manifest import Manifest
 from txport.bundles.readme import settings
 from txport.bundles.readme.settings import ability_of, pooling_of, reads_features
@@ -143,6 +144,22 @@ SECOND = {
     "cpu": '"source_lengths": np.array([len(ids)], np.int32)',
 }
 
+ONE_RUN = Template('''\
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession("$file")
+
+
+def generate(source, beams=$beams, most=$most):
+    """$reads -> the ids of the best target, the end token counted."""
+    given = {
+$inputs
+    }
+    sequences, scores, lengths = session.run(None, given)
+    return sequences[0, 0, : lengths[0, 0]].tolist()  # the best hypothesis
+''')
+
 
 def loop(manifest: Manifest) -> str:
     """Return the program, which defines `generate`, or a function with the name of what an encoder does."""
@@ -228,3 +245,25 @@ def _sessions(manifest: Manifest) -> Iterator[str]:
         yield f'outputs = ["logits", *{present}]'
     elif manifest.facts.task == "seq2seq":
         yield "cross = [port.name for port in encoder.get_outputs()]"
+
+
+def one_run(manifest: Manifest) -> str:
+    """Return the program that runs the graph of a whole search once; it defines `generate`."""
+    graph = manifest.graphs[ports.GENERATE]
+    prefix = list(settings.start(manifest)[1:])
+    values = {
+        ports.INPUT_IDS: "np.array([source])",
+        ports.INPUT_FEATURES: "np.array([source], np.float32)",
+        ports.ATTENTION_MASK: "np.ones((1, len(source)), np.int64)",
+        ports.PREFIX_IDS: f"np.array([{prefix}], np.int64)" if prefix else "np.zeros((1, 0), np.int64)",
+        ports.MAX_NEW_TOKENS: "np.array([most])",
+        ports.NUM_BEAMS: "np.array([beams])",
+        ports.LENGTH_PENALTY: f"np.array([{float(manifest.generation.get('length_penalty') or 1)}], np.float32)",
+    }
+    return ONE_RUN.substitute(
+        file=graph.file,
+        beams=manifest.generation.get("beams") or 1,
+        most=max(1, settings.most(manifest)),
+        reads="Log-mel features" if settings.reads_features(manifest) else "The ids of a source or prompt",
+        inputs="\n".join(f'        "{port.name}": {values[port.name]},' for port in graph.inputs),
+    )

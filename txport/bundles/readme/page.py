@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from txport.bundles.loss import describe_loss
+from txport.bundles.comparisons import describe_loss, describe_original
 from txport.bundles.manifest import Manifest, is_quantised
-from txport.bundles.original import describe_original
 from txport.bundles.ports import GENERATE
 from txport.bundles.readme import settings, tables
-from txport.bundles.readme.loop import loop
-from txport.bundles.readme.one_run import one_run
+from txport.bundles.readme.loop import loop, one_run
 from txport.bundles.readme.steps import around, notes, numbers, steps
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts

@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from txport.bundles.loss import AUTO_LOSS, AUTO_LOSS_OF_VECTORS, describe_loss
+from txport.bundles.comparisons import AUTO_LOSS, AUTO_LOSS_OF_VECTORS, describe_loss, describe_original
 from txport.bundles.manifest import AUTO_LIMIT, MOST_IN_FP32, PRECISIONS, STAND_IN, STOOD_IN, TARGETS
-from txport.bundles.original import describe_original
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
 from txport.cli.options import max_loss_option, provider_option, threads_option, trust_option, variant_option

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from txport.bundles.original import NOT_COMPARED, TEXTS
+from txport.bundles.comparisons import NOT_COMPARED, TEXTS
 from txport.errors import CheckpointError, ParityError, UnavailableError, UnsupportedError
 from txport.importing.against.batches import Reach
 from txport.importing.against.hold import hold, memory_for, require_original

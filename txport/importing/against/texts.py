@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from txport.bundles.original import NOT_COMPARED
+from txport.bundles.comparisons import NOT_COMPARED
 from txport.errors import TextError, brief
 from txport.models.audio.facts import Features
 from txport.models.checkpoint import Checkpoint

@@ -33,7 +33,6 @@ from txport.models.weights.rules import (
     Transpose,
     Unstack,
 )
-from txport.models.weights.split_sizes import sized
 from txport.models.weights.steps import (
     Dims,
     MisfitError,
@@ -49,7 +48,7 @@ from txport.models.weights.steps import (
     Times,
     Transposed,
 )
-from txport.models.weights.values import Filled, Joined, Made, Read, Value
+from txport.models.weights.values import Filled, Joined, Made, Read, Value, sized
 
 MOST_PIECES, LONGEST_NAME, MOST_STEPS = 100, 1000, 40
 MOST_LAYERS = 1 << 10  # in one tensor

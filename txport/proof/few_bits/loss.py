@@ -14,7 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.loss import LABELS, NEXT_TOKENS, TOKENS, VECTORS
+from txport.bundles.comparisons import (
+    AUTO_LOSS,
+    AUTO_LOSS_OF_VECTORS,
+    LABELS,
+    NEXT_TOKENS,
+    TOKENS,
+    VECTORS,
+    describe_loss,
+)
 from txport.errors import TxportError
 from txport.models.audio.facts import Features
 from txport.models.checkpoint import Checkpoint
@@ -25,6 +33,7 @@ from txport.proof.masks import bound_of, cut_off
 from txport.proof.parity.cases import Draw, sides
 from txport.proof.parity.exact import one_pass
 from txport.proof.parity.truth.encoding import join
+from txport.proof.reports.report import Report
 from txport.runtimes.base import GraphRuntime
 from txport.runtimes.encoding import infer
 from txport.runtimes.inputs import Source, Sources, drawn_features
@@ -46,7 +55,7 @@ RANDOM, RANDOM_FEATURES = "random lists of tokens", "random features"
 
 @dataclass(frozen=True)
 class Loss:
-    """The record of what few bits cost (`bundles.loss`), and whether the outputs are right only by chance."""
+    """The record of what few bits cost (`bundles.comparisons`), and whether the outputs are right only by chance."""
 
     record: dict[str, Any]
     by_chance: bool
@@ -213,3 +222,21 @@ def _errors(rows: Sequence[tuple[Array, Array]]) -> tuple[dict[str, float], bool
 def _short(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers to a few digits: more would differ from machine to machine."""
     return {name: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value for name, value in record.items()}
+
+
+def measure(
+    report: Report, bundle: Bundle, checkpoint: Checkpoint, runtime: GraphRuntime, max_loss: float | None
+) -> None:
+    """Add to a report what few bits cost, and the limits that this exceeds."""
+    loss = measure_loss(bundle, checkpoint, runtime)
+    report.about["loss"] = loss.record
+    cost = describe_loss(loss.record, bundle.manifest.precision)
+    if loss.by_chance:
+        report.beyond.append(f"the outputs agree with those in fp32 no better than by chance; {cost}")
+    elif max_loss is not None and loss.record["share"] > max_loss:
+        report.beyond.append(f"the loss {loss.record['share']:.4g} is above the limit {max_loss:g}; {cost}")
+
+
+def usual_aim(facts: Facts) -> float:
+    """Return the loss that `export --auto` aims at by default."""
+    return AUTO_LOSS_OF_VECTORS if facts.ability == "embed" else AUTO_LOSS

@@ -18,9 +18,9 @@ import torch
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
+from txport.bundles.comparisons import recorded_original
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.forms import ROWS
-from txport.bundles.original import recorded_original
 from txport.bundles.ports import LOGITS
 from txport.errors import BundleError, LoadError, ParityError
 from txport.exporters.weights import holding
@@ -29,7 +29,7 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Task
 from txport.models.weights.streamed import converted
 from txport.proof.context.check import compare_context, unreached
-from txport.proof.few_bits.limits import measure
+from txport.proof.few_bits.loss import measure
 from txport.proof.few_bits.products import ByProduct, compare_products, first_of
 from txport.proof.metrics import METRICS, Metric
 from txport.proof.parity.calls import compare_graphs, no_crash

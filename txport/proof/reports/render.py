@@ -8,8 +8,7 @@ import xml.etree.ElementTree as ET  # used only for writing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from txport.bundles.loss import describe_loss
-from txport.bundles.original import RECORDED
+from txport.bundles.comparisons import RECORDED, describe_loss
 from txport.proof.parity.measures import RUNS, WEIGHTS, Comparison, badness
 from txport.proof.parity.quality import Quality
 from txport.proof.parity.tokens import TokenComparison

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle, damage
+from txport.bundles.comparisons import recorded_original
 from txport.bundles.foreign.files import recognises
 from txport.bundles.manifest import Manifest
-from txport.bundles.original import recorded_original
 from txport.bundles.reading import read_manifest
 from txport.errors import BundleError, TxportError, UnavailableError, UnsupportedError
 from txport.models.audio.facts import Features

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from txport.bundles.original import NOT_COMPARED, TEXTS, describe_original, require_record
+from txport.bundles.comparisons import NOT_COMPARED, TEXTS, describe_original, require_original
 
 MODEL = {
     "name": "transformers 5.24.0's GPT2LMHeadModel",
@@ -36,7 +36,7 @@ LINES = {
 def test_a_record_is_one_line(line: str) -> None:
     record: dict[str, Any] = LINES[line]
     if record:
-        require_record(record)
+        require_original(record)
     assert describe_original(record) == line
 
 
@@ -53,4 +53,4 @@ def test_a_record_is_one_line(line: str) -> None:
 )
 def test_a_record_of_other_types_is_refused(record: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        require_record(record)
+        require_original(record)

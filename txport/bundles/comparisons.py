@@ -1,4 +1,7 @@
-"""The manifest's record of the comparison with the original model, which `export` made before it wrote anything."""
+"""The manifest's records of two comparisons: with the original model, and of few bits with fp32 (`loss`).
+
+`export` compares with the original before it writes anything, and with fp32 what it wrote.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from types import UnionType
 from typing import Any
 
 from txport.errors import quoted
+from txport.system.terminal import percent
 
 NOT_COMPARED = "not_compared_because"
 TEXTS = "texts"  # the key of the tokenizer's record
@@ -24,7 +28,7 @@ RECORDED = "recorded_at_export"  # the key of a record's line in reports
 LISTS = ("outputs", "not_reached", "not_compared", "differing")
 
 
-def require_record(record: Any) -> None:
+def require_original(record: Any) -> None:
     """Raise `TypeError` or `KeyError` if this is not a record."""
     _require_types(record, COMPARED)
     if TEXTS in record:
@@ -71,3 +75,51 @@ def describe_texts(record: Mapping[str, Any]) -> list[str]:
 def recorded_original(record: Mapping[str, Any]) -> dict[str, str]:
     """Return the entry of a report for a record; {} for a checkpoint that has no original."""
     return {RECORDED: line} if (line := describe_original(record)) else {}
+
+
+LOSS: Mapping[str, type] = {
+    "inputs": str,  # what the outputs are of
+    "measure": str,  # what `share` is
+    "rows": int,
+    "places": int,  # tokens or vectors
+    "share": float,  # of the places whose token or label is another; of vectors, the mean of 1 - cosine
+    "worst": float,  # the same for the worst row
+    "error": float,  # RMS of the error of a place / RMS of its numbers around their mean, mean over places
+    "worst_error": float,
+}
+OF_TOKENS: Mapping[str, type] = {  # further entries of models that generate
+    "equal_rows": int,
+    "equal_until": float,  # tokens of a row before the first difference, mean
+    "perplexity_ratio": float,  # exp of the mean Kullback-Leibler divergence from fp32
+}
+# The loss that `export --auto` aims at if the user sets none: of tokens and labels, and of vectors.
+AUTO_LOSS, AUTO_LOSS_OF_VECTORS = 0.05, 0.002
+NEXT_TOKENS, VECTORS, LABELS, TOKENS = "next tokens", "vectors", "labels", "likeliest tokens"
+
+
+def require_loss(record: Any) -> None:
+    """Raise `TypeError` or `KeyError` if this is not a record."""
+    if not isinstance(record, dict):
+        raise TypeError(f"loss must be dict, got a {type(record).__name__}")
+    entries = {**LOSS, **(OF_TOKENS if record["measure"] == NEXT_TOKENS else {})}
+    for key, kind in entries.items():
+        allowed = (float, int) if kind is float else kind
+        if not isinstance(record[key], allowed) or isinstance(record[key], bool):
+            raise TypeError(f"{key} of loss must be {kind.__name__}, got a {type(record[key]).__name__}")
+
+
+def describe_loss(record: Mapping[str, Any], precision: str) -> str:
+    """Return a record in one line; "" for a bundle that is not quantised."""
+    if not record:
+        return ""
+    error = f"numbers differ by {percent(record['error'])}, at worst {percent(record['worst_error'])}"
+    source = f"{record['rows']} {record['inputs']}"
+    if record["measure"] == VECTORS:
+        cosines = f"1 - cosine to fp32 is {record['share']:.2g}, at worst {record['worst']:.2g}"
+        return f"cost of {precision}: {cosines}; {error} ({source})"
+    equal = f"{percent(1 - record['share'])} of {record['places']} {record['measure']} are those of fp32"
+    if record["measure"] != NEXT_TOKENS:
+        return f"cost of {precision}: {equal}; {error} ({source})"
+    rows = f"{record['equal_rows']} of {record['rows']} rows, and {record['equal_until']:.3g} tokens of a row"
+    ratio = f"perplexity x {record['perplexity_ratio']:.4g}"
+    return f"cost of {precision}: {equal} ({rows} before the first other one), {ratio}; logits: {error} ({source})"
