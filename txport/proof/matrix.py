@@ -53,7 +53,7 @@ class Cell:
     bytes: int | None = None
     worst_logit_difference: float | None = None
     near_ties: int | None = None
-    loss: float | None = None  # of few bits: see bundles/loss.py
+    loss: float | None = None  # of few bits: see bundles/comparisons.py
     rows_searched: int | None = None
     export_seconds: float | None = None
     parity_seconds: float | None = None

@@ -85,10 +85,11 @@ Record = dict[str, list[PartCall]]  # the calls of each part by its name, in ord
 
 
 @contextlib.contextmanager
-def recording(model: nn.Module) -> Iterator[Record]:
+def recording(model: nn.Module, *, tensors: bool = True) -> Iterator[Record]:
     """Record the calls of all watched parts while the model runs in this context; the caller clears the record.
 
-    Arguments are recorded before other hooks round them.
+    Arguments are recorded before other hooks round them. Without `tensors`, the record has neither arguments nor
+    results, which take much memory.
     """
     record: Record = {}
     open_calls: list[PartCall] = []
@@ -96,7 +97,7 @@ def recording(model: nn.Module) -> Iterator[Record]:
     def begin(name: str) -> Any:
         def note(part: nn.Module, inputs: tuple[Any, ...]) -> None:
             parent = open_calls[-1] if open_calls else None
-            arguments = tuple(each for each in inputs if each is None or isinstance(each, Tensor))
+            arguments = tuple(each for each in inputs if tensors and (each is None or isinstance(each, Tensor)))
             order = sum(map(len, record.values()))
             open_calls.append(call := PartCall(name, part, order, parent, arguments))
             record.setdefault(name, []).append(call)
@@ -106,7 +107,9 @@ def recording(model: nn.Module) -> Iterator[Record]:
         return note
 
     def end(part: nn.Module, inputs: Any, output: Tensor | tuple[Tensor, ...]) -> None:
-        open_calls.pop().result = output[0] if isinstance(output, tuple) else output
+        call = open_calls.pop()
+        if tensors:
+            call.result = output[0] if isinstance(output, tuple) else output
 
     watched = [(name, part) for name, part in model.named_modules() if isinstance(part, WATCHED)]
     handles = [part.register_forward_pre_hook(begin(name), prepend=True) for name, part in watched]

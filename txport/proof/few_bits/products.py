@@ -169,7 +169,7 @@ class ByProduct(Reference):
     def _graph(self, role: str, inputs: Mapping[str, Array]) -> Graph:
         """Start a graph that also outputs the inputs and results of its products."""
         model = self._exact.model
-        with recording(model) as record, self._exact.encoding_again():
+        with recording(model, tensors=False) as record, self._exact.encoding_again():
             super()._run(model, role, inputs)
             self._before = None
             file = self._bundle.file(role)
@@ -185,7 +185,7 @@ class ByProduct(Reference):
                 products[name, gave.nth] = Product(read, gave, slice(start, end), gave.form)
                 start = end
         show(graph, [tap.value for pair in taps for tap in pair])
-        return Graph(Runner(graph, file.parent, AS_SHIPPED), products)
+        return Graph(Runner(graph, file.parent, AS_SHIPPED, arena=False), products)
 
     def _run(self, model: Model, role: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         with self._exact.encoding_again(), self._reading(model, self._graphs[role].products):
