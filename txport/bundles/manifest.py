@@ -96,10 +96,9 @@ class Manifest:
     kept_in_fp32: dict[str, Any] = field(default_factory=dict)  # names of matrices, their share, its limit, bytes
     shared: dict[str, dict[str, Any]] = field(default_factory=dict)  # shared weight -> file, offset, dtype, dims
     parity: dict[str, Any] = field(default_factory=dict)
-    original: dict[str, Any] = field(
-        default_factory=dict
-    )  # the comparison with the original: see bundles/comparisons.py
-    loss: dict[str, Any] = field(default_factory=dict)  # what few bits cost: see bundles/comparisons.py
+    # the comparison with the original, and what few bits cost: see bundles/comparisons.py
+    original: dict[str, Any] = field(default_factory=dict)
+    loss: dict[str, Any] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> sha256, bytes
     weightless: bool = False  # True if the graphs refer to weight files that are not in the bundle
     single: bool = False  # True if there is an additional graph that contains the whole search

@@ -80,7 +80,7 @@ def ties(x: Tensor, form: Form) -> Tensor:
     """Return, for activations (..., in), the size of a step where a kernel may round either way, otherwise 0."""
     grid = grid_of(x, form)
     is_near = _is_near_tie(grid.values)
-    if form.columns:  # another zero point moves all numbers of a row that are not at the ends, and the ends are clipped
+    if form.columns:  # with another zero point, the ends of a row are clipped to other numbers
         low = grid.values.amin(-1, keepdim=True)
         is_near |= _is_near_tie(low)
     return torch.where(is_near, grid.step.double(), 0.0).reshape(x.shape)
