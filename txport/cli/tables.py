@@ -59,8 +59,7 @@ def show_parity(report: Report) -> None:
     echo()
     for line in render.ran(report):
         echo(line)
-    echo(render.pytorch(report))
-    for line in (*render.recorded(report), *render.cost(report)):
+    for line in (*render.pytorch(report), *render.recorded(report), *render.cost(report)):
         echo(line)
     for line in report.about["left_out"]:
         echo(f"left out: {line}")

@@ -173,6 +173,7 @@ def attended(
         found: Tensor = part.core(query, key, value, mask, distances)[0]
         return found
     size = max(1, MOST_SCORES // (query.shape[1] * key.shape[2]))  # queries in a block
+    query, key, value = (each.contiguous() for each in (query, key, value))  # which each block reads faster
     rows = []
     for at in range(len(query)):
         own = [_of_row(each, at, rank) for each, rank in ((mask, 4), (distances, 3))]

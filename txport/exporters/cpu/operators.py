@@ -18,7 +18,7 @@ from txport.exporters.forms import FORMS
 from txport.exporters.fused.operators import bias_of, cap_of, float32, gelu, scale_of
 from txport.exporters.fused.packs import MICROSOFT
 from txport.exporters.symbols import Form, Symbol, Tracer
-from txport.models.ops import padding_mask
+from txport.models.ops import attended, padding_mask
 from txport.models.parts import Attention, additive
 
 MASKED = -3e38  # MultiHeadAttention's default of -10000 does not mask padding if scores are large
@@ -53,8 +53,7 @@ def multi_head_attention(
     key, value = (x if x.dim() == 4 else part.split(x) for x in (key, value))
     key, value = (x[:, :: x.shape[1] // part.core.key_heads] for x in (key, value))
     mask = source_mask(lengths, key.shape[2], query.dtype)
-    attended: Tensor = part.core(part.split(query), key, value, mask, distances)[0]
-    return attended.transpose(1, 2).flatten(2)
+    return attended(part, part.split(query), key, value, mask, distances).transpose(1, 2).flatten(2)
 
 
 def grouped_query_attention(

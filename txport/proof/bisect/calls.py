@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
@@ -88,8 +89,8 @@ Record = dict[str, list[PartCall]]  # the calls of each part by its name, in ord
 def recording(model: nn.Module, *, tensors: bool = True) -> Iterator[Record]:
     """Record the calls of all watched parts while the model runs in this context; the caller clears the record.
 
-    Arguments are recorded before other hooks round them. Without `tensors`, the record has neither arguments nor
-    results, which take much memory.
+    Arguments are recorded before other hooks round them. Without `tensors`, the record has only the order of the calls:
+    linear layers and attention return zeros, since tensors take much memory, and products much time.
     """
     record: Record = {}
     open_calls: list[PartCall] = []
@@ -114,11 +115,39 @@ def recording(model: nn.Module, *, tensors: bool = True) -> Iterator[Record]:
     watched = [(name, part) for name, part in model.named_modules() if isinstance(part, WATCHED)]
     handles = [part.register_forward_pre_hook(begin(name), prepend=True) for name, part in watched]
     handles += [part.register_forward_hook(end) for _, part in watched]
+    with contextlib.nullcontext() if tensors else _blank(model):
+        try:
+            yield record
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@contextlib.contextmanager
+def _blank(model: nn.Module) -> Iterator[None]:
+    """Make the linear layers and the attention of a model return zeros in this context."""
+    blanks: dict[Any, Callable[..., Any]] = {nn.Linear.forward: _no_product, DotProduct.forward: _no_attention}
+    parts = [(part, blanks[type(part).forward]) for part in model.modules() if type(part).forward in blanks]
+    before = [vars(part).get("forward") for part, _ in parts]  # a streamed layer has its own
+    for part, blank in parts:
+        part.forward = partial(blank, part)
     try:
-        yield record
+        yield
     finally:
-        for handle in handles:
-            handle.remove()
+        for (part, _), forward in zip(parts, before, strict=True):
+            del part.forward
+            if forward is not None:
+                part.forward = forward
+
+
+def _no_product(part: nn.Linear, x: Tensor) -> Tensor:
+    return x.new_zeros(*x.shape[:-1], part.out_features)
+
+
+def _no_attention(part: DotProduct, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """See `DotProduct.forward`."""
+    mixed = query.new_zeros(*query.shape[:3], value.shape[3])
+    return mixed, mixed[..., :1].expand(*query.shape[:3], key.shape[2])
 
 
 def calls_of(record: Record, names: Iterable[str]) -> list[PartCall]:

@@ -11,7 +11,7 @@ from txport.runtimes.base import GraphRuntime
 
 
 class Truth(Protocol):
-    """Reference results of all cases. `pytorch`: the errors of PyTorch itself. `cases`: the cases as compared."""
+    """Reference results of all cases. `pytorch`: the errors of PyTorch itself, if measured. `cases`: as compared."""
 
     cases: list[Case]
     pytorch: dict[str, float]

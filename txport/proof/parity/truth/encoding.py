@@ -53,7 +53,9 @@ class EncoderTruth:
         self._labels = likeliest_labels(bundle, original, texts) if texts else []
 
     def _compare_pytorch(self, checkpoint: Checkpoint) -> dict[str, float]:
-        """Return the error of PyTorch itself in fp32, with the checkpoint's weights."""
+        """Return the error of PyTorch itself in fp32, with the checkpoint's weights; of a quantised bundle, nothing."""
+        if self._bundle.manifest.quantization:
+            return {}
         exact = self._exact if self._exact.own.model is checkpoint.model else Exact.of(checkpoint.model)
         right = {case.name: joined(exact.model, case.sources) for case in self.cases}
         own = {case.name: joined(checkpoint.model, case.sources) for case in self.cases}
