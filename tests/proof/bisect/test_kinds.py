@@ -58,6 +58,7 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.facts import StateTensor
 from txport.models.parts import FeedForward, Rotary, SoftCap, Window, bucket_table
 from txport.models.parts.positions import Pairing, speeds
+from txport.models.weights.streamed import emptied, streamed
 from txport.proof.bisect import culprit as module
 from txport.proof.bisect import kinds, taps
 from txport.proof.bisect.calls import WATCHED, recording
@@ -556,3 +557,24 @@ def test_each_call_of_a_part_is_recorded_within_the_one_that_made_it() -> None:
     assert not np.allclose(calls[0].gave, calls[1].gave)
     turns = calls[1].inner_calls(model.encoder[0].attention.rotary)
     assert [each.parent for each in turns] == [calls[1]] * 2
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_the_order_of_calls_is_recorded_without_products(*, is_streamed: bool) -> None:
+    model = checkpoint_of(shared=True).model
+    if is_streamed:
+        held = {name: each.detach() for name, each in model.named_parameters()}
+        model = streamed(emptied(model), held.__getitem__)
+
+    @torch.inference_mode()
+    def encoded() -> Tensor:
+        return model.encode(torch.tensor([[4, 5, 6]]), torch.tensor([3])).states
+
+    with recording(model) as record:
+        before = encoded()
+    with recording(model, tensors=False) as order:
+        assert not torch.equal(encoded(), before)
+    every = [sorted((call.order, name) for name in each for call in each[name]) for each in (record, order)]
+    linear = [[name for _, name in each if isinstance(record[name][0].part, nn.Linear)] for each in every]
+    assert linear[0] == linear[1]
+    assert torch.equal(encoded(), before)

@@ -18,6 +18,7 @@ from txport.errors import ParityError, UnsupportedError
 from txport.proof.few_bits import loss
 from txport.proof.few_bits.activations import at_random, round_activations, ties
 from txport.proof.few_bits.kernels import is_reproduced, try_kernel
+from txport.proof.reports.render import markdown
 
 FORMS = [
     DYNAMIC,
@@ -80,6 +81,7 @@ def test_parity_measures_it_again(int8: Bundle, checkpoint: Path) -> None:
     report = api.parity(int8, checkpoint, {"ort": "cpu"}, max_loss=1.0)
     assert report.passed
     assert report.about["loss"] == int8.manifest.loss
+    assert "PyTorch in fp32" not in markdown(report), "the cost tells more than fp32's own error"
 
 
 @pytest.mark.parametrize("limit", [-0.1, 1.5, float("nan")])
