@@ -83,11 +83,11 @@ def _of_graphs(checkpoint: Checkpoint, target: str, precision: str) -> int:
         if target == "portable":
             packed += OWN * sum(size for key, size in tables.items() if key in products)
         room = (EXACT + OWN) * min(MOST_ROOM, max(products.values()))
-        largest = max(room, _of_logits(model, EXACT))
+        largest = max(room, _of_logits(model, EXACT)) + _of_activations(model, EXACT)
         if target == "cpu" and is_quantised(target, precision):
             packed += min(KEPT, OWN * held)
-            largest = max(largest, _of_products(model))
-        return packed + largest + _of_activations(model, EXACT)
+            largest = max(largest, _of_products(model) + _of_activations(model, EXACT, rows=1))
+        return packed + largest
     sizes = sum(each.numel() for each in model.parameters())
     halved = HALF + EXACT if arithmetic_of(target, precision) in HALVES else 0
     weights = (0 if model.fp32_only else EXACT + halved) * sizes
@@ -123,16 +123,17 @@ def _of_products(model: Model) -> int:
     return int(COPIED * OWN * sum(numbers))
 
 
-def _of_activations(model: Model, size: int) -> int:
+def _of_activations(model: Model, size: int, *, rows: int = ROWS) -> int:
     """Return the bytes of the scores and caches of the longest case, whose numbers have `size` bytes.
 
     Scores are held before and after the softmax, with their mask; caches also in fp32, as PyTorch's and the graph's.
+    There are `rows` sources if they are features; products are compared for one.
     """
     facts = model.facts
     source, target = _lengths(facts)
     heads = max((part.core.heads for part in model.modules() if isinstance(part, Attention)), default=0)
     scores = 3 * size * min(MOST_SCORES, heads * max(source, target) ** 2)
-    rows = ROWS if isinstance(facts.reads, Features) else 1
+    rows = rows if isinstance(facts.reads, Features) else 1
     lengths = {"row": target, "source": source}
     caches = rows * (2 * size + 3 * OWN) * sum(lengths[each.owner] * _width(each) for each in facts.state)
     return scores + caches
