@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,10 +53,15 @@ class PartCall:
     name: str
     part: nn.Module
     order: int  # index among all calls of a run
-    parent: PartCall | None
+    caller: weakref.ref[PartCall] | None  # weak, so that a cleared record gives its tensors back at once
     arguments: tuple[Tensor | None, ...]
     result: Tensor = field(init=False)
     inner: list[PartCall] = field(default_factory=list)
+
+    @property
+    def parent(self) -> PartCall | None:
+        """The call of the part that made this call, while that is recorded."""
+        return None if self.caller is None else self.caller()
 
     @property
     def tensor(self) -> Tensor:
@@ -100,7 +106,8 @@ def recording(model: nn.Module, *, tensors: bool = True) -> Iterator[Record]:
             parent = open_calls[-1] if open_calls else None
             arguments = tuple(each for each in inputs if tensors and (each is None or isinstance(each, Tensor)))
             order = sum(map(len, record.values()))
-            open_calls.append(call := PartCall(name, part, order, parent, arguments))
+            caller = None if parent is None else weakref.ref(parent)
+            open_calls.append(call := PartCall(name, part, order, caller, arguments))
             record.setdefault(name, []).append(call)
             if parent is not None:
                 parent.inner.append(call)

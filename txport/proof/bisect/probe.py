@@ -126,7 +126,8 @@ def make_probe(
     dtype = WIDE if is_widened(manifest) else manifest.dtype
     isolate(isolated, taps, dtype)
     packs = bool(manifest.quantization)  # other kernels compute with quantised weights that are not packed
-    runners = Runner(plain, folder, packs=packs), Runner(isolated, folder, packs=packs)
+    free = Runner(plain, folder, arena=False, packs=False)  # only for the shapes
+    runners = free, Runner(isolated, folder, arena=False, packs=packs)
     return Probe(role, computed_in(manifest), dtype, folder, whole.clone, model, tuple(taps), *runners)
 
 
@@ -194,6 +195,7 @@ def observe(probe: Probe, case: str, call: Call, record: Record) -> Observation:
         if expected is not None:
             truths[tap] = expected.reshape(like.shape) if expected.size == like.size else expected
         feed[tap.given] = truths[tap].astype(like.dtype) if expected is not None else like
+    del free  # the values of all parts take much memory
     outputs = _settled(probe, call, feed, [tap for tap in probe.taps if tap not in truths])
     seen = {tap: outputs[tap.value] for tap in truths}
     return Observation(case, call, record, feed, truths, seen, probe.isolated.run)

@@ -88,7 +88,7 @@ def truth(tap: Tap, record: Record, expected: Mapping[str, Array]) -> Array | No
     if not all(calls):
         raise ParityError(f"no part covers {tap.name}: PyTorch does not compute it in this run")
     parts = [call.gave if tap.side == OUT else call.read for (call,) in calls]
-    return parts[0] if tap.side == IN else np.concatenate(parts, axis=-1)
+    return parts[0] if tap.side == IN or len(parts) == 1 else np.concatenate(parts, axis=-1)
 
 
 def find_taps(
