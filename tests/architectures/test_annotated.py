@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tests.architectures.seeded import PLANS, bundle_of, check_steps, drawn, proven, saved
+from tests.architectures.seeded import bundle_of, check_steps, saved
 from tests.runtimes.driven import ENGINES
 from tests.tiny import edit_graph
 from txport import runtimes
@@ -216,13 +216,6 @@ def test_what_is_missing_is_named_as_the_model_has_it(tmp_path: Path) -> None:
     del model.decoder.layers[1].src_attn.linears[2].bias
     with pytest.raises(CheckpointError, match=r"missing decoder\.1\.cross_attention\.value\.bias \(32,\)"):
         loaded(model, TINY, tmp_path / "model")
-
-
-@pytest.mark.parametrize("seed", range(len(PLANS)))
-def test_every_variant_is_proven(seed: int, tmp_path: Path) -> None:
-    target, precision = PLANS[seed % len(PLANS)]
-    report = proven(drawn("annotated", seed), tmp_path, target, precision, seed)
-    assert report.passed, report.failures()
 
 
 def test_squares_of_large_numbers_do_not_overflow_in_half_precision(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import txport
-from tests import peers, transformers_js
+from tests import transformers_js
 from tests.architectures.seeded import PLANS
 from tests.tiny import edit_graph, unproven
 from txport.bundles.bundle import load_bundle
@@ -468,32 +468,6 @@ def test_pipelines_of_transformers_js_give_the_same(bundles: dict[str, Path]) ->
     for (theirs,), (best,) in zip(found, txport.load(bundles["labels"]).classify(TEXTS, top=1), strict=True):
         assert theirs["label"] == best.label
         assert theirs["score"] == pytest.approx(best.score, abs=NEAR)
-
-
-def test_graphs_give_what_hugging_face_and_optimum_give(tmp_path: Path) -> None:
-    peers.run("tests.architectures.in_hugging_face", "make", str(tmp_path))
-    folders = sorted(tmp_path.iterdir())
-    for folder in folders:
-        for target in ("portable", "cpu"):
-            txport.export(folder, folder / target, target=target)
-    peers.run("tests.architectures.in_hugging_face", "load", str(tmp_path))
-    for folder in folders:
-        expected, optimum = (np.load(folder / name) for name in ("expected.npz", "optimum.npz"))
-        lengths = expected["mask"].sum(axis=1)
-        ids = expected["ids"]
-        for target in ("portable", "cpu"):
-            model = txport.load(folder / target)
-            sources = [row[:length].tolist() for row, length in zip(ids, lengths, strict=True)]
-            for row, one in enumerate(infer(model.runtime, sources, model.facts)):  # type: ignore[arg-type]
-                for name in one:
-                    assert_near(one[name], expected[name][row], folder.name)
-                    if name in optimum or name != "pooler_output":  # which Optimum leaves out
-                        assert_near(one[name], optimum[name][row], folder.name)
-
-
-def assert_near(ours: Any, theirs: Any, where: str) -> None:
-    """Theirs may be padded."""
-    np.testing.assert_allclose(ours, theirs[: len(ours)], atol=NEAR, err_msg=where)
 
 
 def test_configs_that_make_no_model_are_refused() -> None:

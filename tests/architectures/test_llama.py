@@ -11,8 +11,6 @@ import onnx
 import pytest
 import torch
 
-from tests.architectures.llamas import CASES, PROMPT, PROMPTS, SAMPLES, model_of, stored, tokens
-from tests.architectures.sampled import recorded, sampled
 from tests.architectures.seeded import bundle_of
 from tests.runtimes.driven import ENGINES
 from tests.tiny import unproven
@@ -29,7 +27,6 @@ from txport.runtimes.pytorch import TorchRuntime
 from txport.search.continuous import Scheduler
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
-from txport.search.scoring import logits
 
 SEEDS = range(100, 112)  # among which each variant is
 SMALL: dict[str, Any] = {
@@ -76,27 +73,6 @@ def test_every_variant_is_proven(seed: int, tmp_path: Path) -> None:
     bundle = bundle_of(loaded, tmp_path / "bundle", ("portable", "cpu")[seed % 2])
     report = check(bundle, loaded, {"ort": "cpu"}, searches=False)
     assert report.passed, report.failures()
-
-
-@pytest.fixture(scope="module", params=[(name, target) for name in CASES for target in ("portable", "cpu")], ids=str)
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Bundle]:
-    """Each model whose logits and samples are recorded, in fp32 for each of two targets."""
-    name, target = request.param
-    folder = tmp_path_factory.mktemp("exported")
-    save_checkpoint(folder / "checkpoint", model_of(CASES[name]))
-    return name, bundle_of(load_checkpoint(str(folder / "checkpoint")), folder / "bundle", target)
-
-
-def test_logits_are_those_of_transformers(exported: tuple[str, Bundle]) -> None:
-    name, bundle = exported
-    ids = tokens()
-    found = logits(runtimes.load("ort", bundle), [ids[:PROMPT]], [ids[PROMPT:]], bundle.manifest.facts)[0]
-    np.testing.assert_allclose(found, stored(name), atol=1e-4)
-
-
-def test_samples_are_those_of_transformers(exported: tuple[str, Bundle]) -> None:
-    name, bundle = exported
-    assert sampled(runtimes.load("ort", bundle), PROMPTS, bundle.manifest.facts) == recorded(SAMPLES)[name]
 
 
 def became(bundle: Bundle, role: str) -> Counter[str]:

@@ -13,30 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.architectures.seeded import PLANS, bundle_of, drawn, proven, saved, seeded_model
+from tests.architectures.seeded import bundle_of, saved, seeded_model
 from txport.bundles.ports import ALIGN, CAPACITY, COUNT, INPUT_IDS, LOGITS, PAST_LENGTHS, SOURCE_LENGTHS, STEP
-from txport.errors import ConfigError
 from txport.exporters.check import operators
 from txport.exporters.cpu.modules import CpuEncoder, CpuStep
-from txport.models.architectures.relative import PRESETS, RelativeConfig
+from txport.models.architectures.relative import PRESETS
 from txport.models.ops import PlainOps, causal_mask
 from txport.models.parts import Attention, additive
 
 TINY = PRESETS["relative-tiny"]
-
-
-@pytest.mark.parametrize("seed", range(len(PLANS)))
-def test_every_variant_is_proven(seed: int, tmp_path: Path) -> None:
-    target, precision = PLANS[seed % len(PLANS)]
-    report = proven(drawn("relative", seed), tmp_path, target, precision, seed)
-    assert report.passed, report.failures()
-
-
-def test_the_drawn_variants_are_of_every_kind() -> None:
-    configs = [drawn("relative", seed) for seed in range(len(PLANS))]
-    assert {each.relative_values for each in configs} == {True, False}
-    assert {each.positions for each in configs} == set(RelativeConfig.choices()["positions"])
-    assert any(each.farthest < each.max_length for each in configs)
 
 
 def by_the_paper(part: Attention, x: Tensor) -> Tensor:
@@ -140,18 +125,3 @@ def run_in_place(file: Path, graph: Any, inputs: dict[str, Any], own: list[Any])
     order = [*graph.present("row").values(), *(port.name for port in graph.outputs if port.name not in bound)]
     outputs = dict(zip(order, io.get_outputs(), strict=True))
     return outputs[LOGITS].numpy()
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"farthest": 0}, "farthest must be at least 1, got 0"),
-        ({"positions": "rotary"}, "positions must be one of none, sinusoidal, learned; got 'rotary'"),
-        ({"position_offset": 2}, "position_offset is for a table of positions, got 2 for 'none'"),
-        ({"sinusoids": "halves"}, "sinusoids is for sinusoidal positions, got 'halves' for 'none'"),
-    ],
-)
-def test_a_config_that_does_not_go_together_says_why(changes: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        dataclasses.replace(TINY, **changes)
-    assert str(error.value) == problem

@@ -23,7 +23,6 @@ from tests.hugging_face.models import (
     facts_of,
     seeded,
 )
-from tests.hugging_face.searches import drawing
 from tests.hugging_face.test_agreement import compare
 from txport.models.architectures import gpt2
 from txport.models.facts import Facts
@@ -160,6 +159,29 @@ class Pieces:
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         return "".join(tokens)
+
+
+MOST = 64  # tokens of a sample
+
+
+def drawing(seed: int, samples: int, *, best_first: bool) -> Any:
+    """`torch.multinomial` by our random numbers: those of the seed and the sample, one a token.
+
+    They are held against sums of the probabilities in the order of the vocabulary, or the likeliest first.
+    """
+    rows = np.array([np.random.default_rng([seed, sample]).random(MOST) for sample in range(samples)])
+    numbers = iter(rows.T)
+
+    def multinomial(weights: torch.Tensor, num_samples: int) -> torch.Tensor:
+        assert num_samples == 1
+        order = torch.arange(weights.shape[1]).expand(weights.shape)
+        if best_first:
+            order = weights.argsort(dim=1, descending=True, stable=True)
+        reached = weights.double().gather(1, order).cumsum(1)
+        goal = torch.from_numpy(next(numbers).copy())[:, None] * reached[:, -1:]
+        return order.gather(1, (reached > goal).long().argmax(1, keepdim=True))
+
+    return multinomial
 
 
 def bound(options: SearchOptions) -> SearchOptions:
