@@ -173,22 +173,6 @@ def test_each_text_has_its_lines_whatever_an_output_holds(
     assert "--raw writes text and --json writes JSON" in call("run", bundle.path, "bad", "--raw", "--json").err
 
 
-@pytest.mark.parametrize("option", ["--beams=4", "--length-penalty=-1", "--early-stopping=never", "--max-new-tokens=2"])
-def test_search_options_reach_the_search(call: Cli, bundle: Bundle, model: txport.Model, option: str) -> None:
-    name, value = option.removeprefix("--").split("=")
-    base = {"beams": 3, "length_penalty": 2.0}
-    wanted = {**base, name.replace("-", "_"): value if value == "never" else int(value)}
-    done = call("run", bundle.path, *WORDS, "--json", "--beams=3", "--length-penalty=2", option)
-    assert done.code == 0
-    assert [json.loads(line)["score"] for line in done.out.splitlines()] == pytest.approx(
-        [each.score for each in model.generate(WORDS, **wanted)], abs=1e-5
-    )
-    if value != "never":
-        assert [each.score for each in model.generate(WORDS, **wanted)] != [
-            each.score for each in model.generate(WORDS, **base)
-        ]
-
-
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
@@ -562,8 +546,6 @@ def refuse(call: Cli, place: Place, command: str, message: str, *, code: int = 2
     ("command", "message"),
     [
         ("''", "the text is empty"),
-        ("' \t'", "the text is empty"),
-        ("'' bad", "the text is empty"),
         ("b@d", "'b@d' has characters outside the vocabulary: '@'; --unknown skip"),
         ("'x€d y' bad", "'x€d y' has characters outside the vocabulary: 'x', '€', ' ', 'y'"),
         ("'a\nz'", r"'a\nz' has characters outside the vocabulary: '\n', 'z'"),
@@ -571,30 +553,20 @@ def refuse(call: Cli, place: Place, command: str, message: str, *, code: int = 2
         ("abcdefghiabcdefghiabcdef", "'abcdefghiabcdefghiabcdef' has 25 tokens, the model takes at most 24; split"),
         ("bad --max-new-tokens 25", "--max-new-tokens must not exceed the model's longest sequence, 24; got 25"),
         ("bad --beams 2 --nbest 3", "--nbest can't exceed --beams, got 3 of 2"),
-        ("bad --nbest 2", "--nbest can't exceed --beams"),
-        ("bad --length-penalty nan --json", "txport: --length-penalty must lie in"),
         ("bad --length-penalty 3", "--length-penalty only changes scores here, which are shown with --json"),
-        ("bad --length-penalty 3 --do-sample", "--length-penalty only changes scores here"),
         ("bad --temperature 2", "--temperature is for sampling; give --do-sample too"),
         ("bad --do-sample --beams 2", "--do-sample and --beams exclude each other; give one of them"),
-        ("bad --do-sample --temperature 0", "--temperature must be a positive number, got 0.0"),
         ("bad --patience 2", "--patience is for beam search; give --beams too"),
         ("bad --suppress-tokens 'AA QQ'", "'QQ' is not a token of the vocabulary"),
         ("bad --forced-bos-token 'AA B'", "--forced-bos-token must be one token, got 'AA B'"),
-        ("bad --eos-token ''", "--eos-token must be one token, got ''"),
         ("bad --prefixes '</s>'", "a prefix must not hold an end token; got 2"),
         ("bad --stream --json", "--stream prints text by text; it can't be combined with --json"),
         ("bad --stream --continuous", "it can't be combined with --continuous"),
         ("bad --continuous", "continuous batching needs a cpu or cuda bundle; use `txport export --target cpu`"),
         ("bad --alignment hard", "--alignment needs --json"),
-        ("bad --beams 4 --beam-groups 3", "--beam-groups must be as many as --beams can be parted into, got 3 for 4"),
-        ("bad --coverage-penalty 1", "--coverage-penalty is for beam search; give --beams too"),
         ("bad --stream --batch-size 4 --batch-tokens 5", "it can't be combined with --batch-size, --batch-tokens"),
-        ("bad --early-stopping true", "--early-stopping is for beam search; give --beams too"),
         ("bad --stream --beams 2 --nbest 2", "only one hypothesis can be streamed, got --nbest 2"),
-        ("bad --length-penalty 1e9 --json", "--length-penalty must lie in"),
         ("bad --forced-bos-token CH --bad-words CH", "--bad-words must not forbid what --forced-bos-token says"),
-        ("bad --bad-words ''", "txport: --bad-words must not hold an empty sequence"),
         ("bad --input {bundle}/config.json", "give TEXT or --input, not both"),
         ("--input {tmp}/missing", "{tmp}/missing can't be read: No such file or directory"),
         ("--input {tmp}", "{tmp} can't be read: Is a directory"),
@@ -617,15 +589,6 @@ def refuse(call: Cli, place: Place, command: str, message: str, *, code: int = 2
 )
 def test_run_refuses(call: Cli, place: Place, command: str, message: str) -> None:
     refuse(call, place, f"run {{bundle}} {command}", message)
-
-
-def test_bench_refuses_a_limit_on_nothing(call: Cli, place: Place) -> None:
-    refuse(call, place, "bench {bundle} --max-regression 5", "--max-regression needs --compare with an older report")
-
-
-def test_export_refuses_a_limit_on_nothing(call: Cli, place: Place) -> None:
-    message = "--auto-limit needs --auto"
-    refuse(call, place, "export {checkpoint} {tmp}/out --auto-limit 0.5", message)
 
 
 def test_refusals_name_flags_that_there_are() -> None:
@@ -689,27 +652,8 @@ def test_run_takes_token_ids_where_there_is_no_tokenizer(call: Cli, copied: Path
     assert json.loads(done.out)["hypotheses"][0]["tokens"] == expected.hypotheses[0].tokens
 
 
-FILES = [
-    "onnx/encoder_model.onnx",
-    "onnx/decoder_model_merged.onnx",
-    "onnx/select_rows.onnx",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "samples.txt",
-    "config.json",
-    "generation_config.json",
-    "golden.npz",
-    "README.md",
-]
-
-
 def lose(file: Path) -> None:
     file.unlink()
-
-
-def unlink(*files: Path) -> None:
-    for file in files:
-        file.unlink()
 
 
 def empty(file: Path) -> None:
@@ -720,36 +664,13 @@ def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
 
-def alter(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-
-
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lose, "{name} is missing"),
-        (empty, "{name} has 0 bytes, expected "),
-        (truncate, "{name} has "),
-        (alter, "{name} was altered (its SHA-256 does not match)"),
-    ],
-)
-def test_a_damaged_file_of_a_bundle_is_named(
-    call: Cli, place: Place, name: str, damage: Callable[[Path], None], message: str
-) -> None:
-    damage(place.bundle / name)
-    refuse(call, place, "run {bundle} bad", f"{place.bundle}: {message.format(name=name)}")
-    refuse(call, place, "inspect {bundle}", name)
-
-
-def test_all_damage_is_named_at_once(call: Cli, place: Place) -> None:
-    lose(place.bundle / FILES[0])
-    alter(place.bundle / FILES[1])
-    done = call("parity", place.bundle, "--checkpoint", place.checkpoint)
-    assert_refused(done, f"{FILES[0]} is missing")
-    assert_refused(done, f"{FILES[1]} was altered")
+def test_all_damage_of_a_bundle_is_named_at_once(call: Cli, place: Place) -> None:
+    """Of files, tests/bundles has each kind."""
+    lose(place.bundle / "tokenizer.json")
+    truncate(place.bundle / "golden.npz")
+    for command in ("run {bundle} bad", "inspect {bundle}", "parity {bundle} --checkpoint {checkpoint}"):
+        refuse(call, place, command, "tokenizer.json is missing")
+        refuse(call, place, command, "golden.npz has ")
 
 
 def manifest_with(**changes: Any) -> Callable[[Path], None]:
@@ -763,31 +684,19 @@ def manifest_with(**changes: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda bundle: unlink(bundle / MANIFEST, bundle / "config.json"), "but no config.json; download"),
+        (lambda bundle: [lose(bundle / name) for name in (MANIFEST, "config.json")], "but no config.json; download"),
         (lambda bundle: shutil.rmtree(bundle), "there is no bundle {bundle}; give the folder that"),
         (lambda bundle: empty(bundle / MANIFEST), "txport.json is not JSON"),
-        (lambda bundle: (bundle / MANIFEST).write_bytes(b"\xff"), "txport.json is not UTF-8 text"),
-        (lambda bundle: (bundle / MANIFEST).write_text("[]"), "txport.json holds a list, expected an object"),
         (
             manifest_with(format=FORMAT + 1),
             f"has bundle format {FORMAT + 1}, this txport reads format {FORMAT}; update",
         ),
-        (manifest_with(format=2), f"has bundle format 2, this txport reads format {FORMAT}; export it again"),
         (manifest_with(files={}), "lists no hash for onnx/encoder_model.onnx"),
-        (manifest_with(files=None), "is damaged"),
-        (manifest_with(files={name: {} for name in FILES}), "is damaged"),
-        (manifest_with(checkpoint="toy"), "is damaged"),
-        (manifest_with(parity=[]), "is damaged"),
-        (manifest_with(precision="fp64"), "is damaged"),
-        (manifest_with(target="cuda"), "'cuda'"),
-        (manifest_with(graphs={}), "its graphs or ports are not those that target 'portable' has"),
-        (manifest_with(facts={"layers": 2}), "'facts.attention' is missing"),
-        (manifest_with(config=["layers"]), "config must be dict, got ['layers']"),
     ],
 )
 @pytest.mark.parametrize("command", ["run {bundle} bad", "inspect {bundle}"])
 def test_what_is_no_bundle_is_refused(
-    call: Cli, place: Place, command: str, damage: Callable[[Path], None], message: str
+    call: Cli, place: Place, command: str, damage: Callable[[Path], object], message: str
 ) -> None:
     damage(place.bundle)
     refuse(call, place, command, message)
@@ -813,11 +722,9 @@ def test_a_bundle_that_is_not_there(call: Cli, place: Place, command: str) -> No
         ("{bundle} --checkpoint preset:tiny", "was not made from this preset:tiny: their hashes differ"),
         ("{bundle} --checkpoint {tmp}/missing", "there is no checkpoint {tmp}/missing"),
         ("{bundle} --checkpoint {checkpoint} --precision fp16", "was exported in fp32; export it again for fp16"),
-        ("{bundle} --checkpoint {checkpoint} --provider npu", "unknown provider 'npu'"),
         ("{bundle} --checkpoint {checkpoint} --runtime ort --report {tmp}", "{tmp} is a folder, expected a file"),
         ("{bundle} --quality-texts 5", "--quality-texts needs --quality"),
         ("{bundle} --metric accuracy", "--metric needs --quality"),
-        ("{bundle} --checkpoint {checkpoint} --runtime ort --junit {tmp}", "{tmp} is a folder, expected a file"),
         ("{bundle} --checkpoint {checkpoint} --rtol 1e-3", "--rtol 0.001 allows more than 0.0001, the most for fp32"),
         ("{bundle} --checkpoint {checkpoint} --baseline {checkpoint}/config.json", "is not a report of `txport parity"),
         ("{bundle} --checkpoint {checkpoint} --quality {tmp}/missing", "{tmp}/missing can't be read"),
@@ -862,34 +769,23 @@ MORE_TOKENS = spelling_tokenizer((*VOCABULARY, "ZH")).encode()
         (lambda folder: shutil.rmtree(folder), "there is no checkpoint {checkpoint}; give a folder with config.json"),
         (lambda folder: lose(folder / "config.json"), "is not a checkpoint: config.json is missing"),
         (put("config.json", b"{"), "config.json is not JSON"),
-        (put("config.json", b"\xff"), "config.json is not UTF-8 text"),
-        (put("config.json", b"[]"), "config.json holds a list, expected an object"),
         (config_with(head=2), "config.json: unknown key 'head' (did you mean 'heads'?)"),
-        (config_with(d_model=0), "config.json: d_model must be at least 1, got 0"),
-        (config_with(decoder_layers=-1), "decoder_layers must be at least 1, got -1"),
-        (config_with(heads=3, head_size=0), "heads must divide d_model, got 3 for 16"),
         (config_with(heads="2"), "heads must be int, got '2'"),
-        (config_with(norm="rms"), "norm must be one of post, pre; got 'rms'"),
-        (config_with(eos_id=99), "eos_id must lie in the target vocabulary of 22, got 99"),
         (lambda folder: lose(folder / "model.safetensors"), "model.safetensors is missing"),
-        (lambda folder: empty(folder / "model.safetensors"), "model.safetensors is not a whole safetensors file"),
         (lambda folder: truncate(folder / "model.safetensors"), "model.safetensors is not a whole safetensors file"),
         (weights_with(lambda weights: weights[EMBEDDING].fill_(torch.nan)), f"{EMBEDDING} holds NaN or infinity"),
-        (weights_with(lambda weights: weights[EMBEDDING][0, 0].fill_(torch.inf)), f"{EMBEDDING} holds NaN or infinity"),
         (put("tokenizer.json", b"{}"), "{checkpoint}/tokenizer.json is not a tokenizer"),
         (put("tokenizer.json", MORE_TOKENS), "has 23 tokens, the model's source vocabulary 22: it belongs to another"),
-        (put("target_tokenizer.json", b"{}"), "{checkpoint}/target_tokenizer.json is not a tokenizer"),
         (
             put("target_tokenizer.json", MORE_TOKENS),
             "target_tokenizer.json has 23 tokens, the model's target vocabulary",
         ),
         (put("samples.txt", b"a" * 24), "samples.txt has a line of 25 tokens, the model takes at most 24"),
         (put("samples.txt", b"a\nb@d\n"), "samples.txt must hold text that the model takes: 'b@d' has characters"),
-        (put("samples.txt", b"\xff\n"), "samples.txt must hold text that the model takes"),
     ],
 )
 def test_export_refuses_a_checkpoint_that_does_not_fit(
-    call: Cli, place: Place, damage: Callable[[Path], None], message: str
+    call: Cli, place: Place, damage: Callable[[Path], object], message: str
 ) -> None:
     damage(place.checkpoint)
     refuse(call, place, "export {checkpoint} {tmp}/out", message)
@@ -949,6 +845,8 @@ def test_a_pickle_runs_no_code(call: Cli, place: Place, name: str) -> None:
         ),
         ("export {tmp}/missing {tmp}/out", "there is no checkpoint {tmp}/missing; give a folder with config.json, or"),
         ("export preset:huge {tmp}/out", "unknown preset 'huge'; there are "),
+        ("export {checkpoint} {tmp}/out --auto-limit 0.5", "--auto-limit needs --auto"),
+        ("bench {bundle} --max-regression 5", "--max-regression needs --compare with an older report"),
     ],
 )
 def test_export_refuses(call: Cli, place: Place, command: str, message: str) -> None:
@@ -963,15 +861,10 @@ def test_export_refuses(call: Cli, place: Place, command: str, message: str) -> 
         "run",
         "export {checkpoint}",
         "run {bundle} bad --beams 0",
-        "run {bundle} bad --beams two",
-        "run {bundle} bad --batch-size 0",
-        "run {bundle} bad --max-new-tokens 0",
         "run {bundle} bad --runtime tvm",
         "run {bundle} bad --early-stopping sometimes",
         "run {bundle} bad --beam 2",
         "export {checkpoint} {tmp}/out --opset 17",
-        "export {checkpoint} {tmp}/out --precision int3",
-        "export {checkpoint} {tmp}/out --target tpu",
         "export {checkpoint} {tmp}/out --auto --auto-limit 1.5",
         "parity {bundle} --runtime torch",
         "inspect {bundle} extra",

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,16 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.gpu import figures, report
-from benchmarks.gpu.__main__ import Run, all_of, dictionary
+from benchmarks.gpu.__main__ import Run, all_of
 from benchmarks.gpu.budget import MARGIN, Budget
 from benchmarks.gpu.engines import txport_cuda
 from benchmarks.gpu.engines.pytorch_cuda import Engine
-from benchmarks.gpu.lines import BASE, COMPILED, CT2, EAGER, G2P, LINES, PRECISIONS, TINY, Line, quick
+from benchmarks.gpu.lines import CT2, EAGER, LINES, TINY, Line, quick
 from benchmarks.gpu.profile import read_profile
-from benchmarks.gpu.sides import Place, Sides, search_of
+from benchmarks.gpu.sides import Place
 from benchmarks.peers.engines import Search
 from tests.bundles import drivers
-from txport.errors import UnsupportedError
 from txport.runtimes.ort.cuda import device
 from txport.runtimes.ort.cuda.host import HostDevice
 
@@ -71,18 +70,6 @@ def test_what_is_begun_is_what_the_time_is_presumed_to_be_enough_for(durations: 
     assert clock.now <= seconds + longest
 
 
-def test_a_failure_takes_only_its_line_along() -> None:
-    budget = Budget(100, clock=Clock())
-
-    def fails() -> int:
-        raise UnsupportedError("no such kernel")
-
-    assert budget.run("one", "line", 1, fails) is None
-    assert budget.run("two", "line", 1, lambda: 2) == 2
-    assert budget.failed == {"one": "no such kernel"}
-    assert budget.left_out == []
-
-
 def test_what_outlasts_the_limit_is_cut_off_and_said() -> None:
     """Also what takes every exception for an error of its own; what has ended by then stays."""
 
@@ -99,20 +86,6 @@ def test_what_outlasts_the_limit_is_cut_off_and_said() -> None:
     assert time.monotonic() - started < 20
     assert budget.left_out == ["two, cut off after 0 s", "three"]
     assert budget.failed == {}
-
-
-def test_a_line_that_is_cut_off_leaves_no_process_behind(tmp_path: Path) -> None:
-    """Nor one whose next answer would be that of the line before."""
-    with Sides(Place(work=tmp_path)) as sides:
-        worker = sides.worker("txport")
-        budget = Budget(1.0)
-        line = replace(LINE, peers=MappingProxyType({}))
-        bundle = SimpleNamespace(path=tmp_path)
-        worker.request = lambda *_, **__: time.sleep(30)  # type: ignore[assignment,method-assign]
-        assert budget.run("line", "line", 0.1, lambda: sides.compare(line, bundle, [[5]])) is None  # type: ignore[arg-type]
-        assert budget.left_out == ["line, cut off after 1 s"]
-        assert worker._process.poll() is not None
-        assert sides.worker("txport") is not worker
 
 
 @given(st.lists(st.floats(1e-3, 10), min_size=3, max_size=9), st.floats(0.1, 10))
@@ -144,44 +117,6 @@ def test_each_requirement_is_judged() -> None:
     assert [each["verdict"] for each in found] == ["not measured"] * 4
     assert figures.judge("x", 1.0, math.nan, at_least=True)["verdict"] == "not measured"
     assert "falls short  x" in report.verdicts([figures.judge("x", 1.0, 0.5, at_least=True)])
-
-
-def test_what_has_requirements_is_proven_first(tmp_path: Path) -> None:
-    run = Run(Place(work=tmp_path), Budget(1), LINES, None)
-    required = [(BASE, "fp16"), (G2P, "fp16"), (BASE, "fp32"), (G2P, "fp32")]
-    assert run.proofs[:4] == required
-    assert len(set(run.proofs)) == len(run.proofs) == 10
-
-
-def test_all_that_there_was_no_time_for_is_said_once(tmp_path: Path) -> None:
-    place = Place(work=tmp_path, runtime="cuda-stand-in", device="cpu")
-    lines = [quick(line) for line in LINES]
-    run = Run(place, Budget(-1), lines, {"a": [["AH"]]})
-    result = all_of(run)
-    assert result["left out"] == [
-        f"export {checkpoint}-{precision}" for precision in PRECISIONS for checkpoint in ("preset-tiny", "g2p-en")
-    ]
-    said = {*(line.name for line in lines), *(f"parity of {name} {precision}" for name, precision in run.proofs)}
-    assert set(result["absent"]) == {*said, "word error rate of g2p-en fp16"}
-    assert result["bundles"] == result["lines"] == []
-    assert {each["verdict"] for each in result["requirements"]} == {"not measured"}
-
-
-def test_a_dictionary_that_is_not_here_is_said(tmp_path: Path) -> None:
-    with Sides(Place(work=tmp_path)) as sides:
-        assert dictionary(tmp_path, 3) is None
-        assert Run(sides.place, Budget(1), LINES, None).errors(sides) is None
-        assert sides.absent == {
-            "word error rate of g2p-en fp16": "the dictionary is not here; --words names its folder"
-        }
-
-
-def test_the_lines_ask_for_what_the_target_promises() -> None:
-    assert len({line.name for line in LINES}) == len(LINES)
-    assert len({quick(line).name for line in LINES}) == len(LINES)
-    first = LINES[0]
-    assert (first.checkpoint, first.at_most, dict(first.peers)) == (BASE, 0.25, {EAGER: 8.0, COMPILED: 1.5, CT2: 3.0})
-    assert all(search_of(line).forced == (line.beams > 1 and line.checkpoint != G2P) for line in LINES)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 import txport
 from benchmarks.peers import candidates, duel, report
-from benchmarks.peers.__main__ import earlier, joined, peers, result_of
+from benchmarks.peers.__main__ import earlier, joined, result_of
 from benchmarks.peers.candidates import Candidate
 from benchmarks.peers.duel import Place
-from benchmarks.peers.engines import Model, Search, before_end, hf_folder, pytorch, txport_cpu
-from benchmarks.peers.lines import BASE, LINES, LLAMA, AbsentError, Line, Task, facts_of, quick, search_of, sources_of
+from benchmarks.peers.engines import Model, Search, before_end, hf_folder, txport_cpu
+from benchmarks.peers.lines import BASE, LINES, AbsentError, Line, Task, facts_of, quick, search_of, sources_of
 from benchmarks.peers.process import ROOT, Worker, WorkerError
-from benchmarks.peers.worker import Session, in_order, versions
-from txport.cli.guard import run_guarded
 from txport.models.names import digest
 
 TINY = Task(checkpoint="preset:tiny", batch=2, sources=4)
@@ -77,13 +71,6 @@ def fake(environment: dict[str, str], precision: str = "int8", **options: Any) -
     return Candidate(engine="fake_engine", model=model, options=options, environment=environment)
 
 
-def test_every_line_has_a_title_of_its_own_and_both_sides_have_candidates() -> None:
-    assert len({line.title for line in LINES}) == len(LINES)
-    for line in LINES:
-        assert candidates.ours(line, 2)
-        assert candidates.theirs(line, 2)
-
-
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.title)
 def test_one_caller_is_never_split_and_bulk_uses_every_core(line: Line) -> None:
     for each in [*candidates.ours(line, 4), *candidates.theirs(line, 4)]:
@@ -95,20 +82,6 @@ def test_one_caller_is_never_split_and_bulk_uses_every_core(line: Line) -> None:
             assert workers == 1
             assert threads in (1, 4)
             assert each.options.get("batch_size", line.task.batch) == line.task.batch
-
-
-@pytest.mark.parametrize("line", LINES, ids=lambda line: line.title)
-def test_on_one_core_no_candidate_is_tried_twice(line: Line) -> None:
-    for side in (candidates.ours(line, 1), candidates.theirs(line, 1)):
-        assert len({(each.model, each.label) for each in side}) == len(side)
-
-
-def test_kernels_for_one_row_are_only_for_lines_with_one() -> None:
-    rows = {line.title: {each.model.rows for each in candidates.ours(line, 2)} for line in LINES}
-    for line in LINES:
-        wanted = None if line.precisions == ("fp32",) else 1 if line.task.rows == 1 else 32
-        wanted = None if line.task.checkpoint == LLAMA else wanted
-        assert rows[line.title] == {wanted}
 
 
 def test_a_peer_has_the_weights_that_txport_has() -> None:
@@ -134,17 +107,6 @@ def test_words_come_from_the_dictionary_and_end_by_themselves(tmp_path: Path) ->
     assert [len(source) for source in sources_of(task, tmp_path)] == [3, 4]  # an end token each
     assert search_of(task) == Search(max_new_tokens=48, forced=False)
     assert search_of(TINY) == Search(max_new_tokens=32, forced=True)
-
-
-def test_batches_hold_every_source_in_order() -> None:
-    sources = [[number] for number in range(7)]
-    assert [len(batch) for batch in in_order(sources, 3)] == [3, 3, 1]
-    assert [source for batch in in_order(sources, 3) for source in batch] == sources
-
-
-def test_a_target_ends_before_its_end_token() -> None:
-    assert before_end([5, 2, 7, 2], eos_id=2) == [5]
-    assert before_end([5, 7], eos_id=2) == [5, 7]
 
 
 def test_a_worker_keeps_stdout_for_answers(environment: dict[str, str], tmp_path: Path) -> None:
@@ -176,24 +138,6 @@ def test_an_engine_s_error_is_one_line_and_the_worker_goes_on(environment: dict[
     assert "Traceback" in (tmp_path / "log").read_text(encoding="utf-8")
 
 
-def test_a_worker_that_dies_is_an_error(environment: dict[str, str], place: Place) -> None:
-    candidate = fake(environment, seconds=0, dies=True)
-    with place.start(candidate) as worker, pytest.raises(WorkerError, match=r"the process died; .* has what it said"):
-        place.load(worker, candidate, TINY, sources_of(TINY, None))
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the state of a process from /proc")
-def test_a_paused_worker_is_held_until_it_is_asked(environment: dict[str, str], tmp_path: Path) -> None:
-    with Worker(Path(sys.executable), environment, tmp_path / "log") as worker:
-        worker.request("memory")
-        status = Path(f"/proc/{worker._process.pid}/stat")
-        worker.pause()
-        assert status.read_text().rpartition(")")[2].split()[0] == "T"
-        assert worker.request("memory")["peak"] > 1
-        worker.pause()
-    assert worker._process.returncode == 0, "a paused process must end too"
-
-
 def test_a_line_is_measured_with_the_fastest_of_each_side(
     environment: dict[str, str], place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,22 +156,6 @@ def test_a_line_is_measured_with_the_fastest_of_each_side(
     assert (record["equal_rows"], record["rows"]) == (4, 4)
     assert report.verdict({**record, "required": 1.0}) == "reached"
     assert report.verdict({**record, "required": 8.0}) == "falls short"
-
-
-def test_weights_are_prepared_once(environment: dict[str, str], place: Place) -> None:
-    said: list[str] = []
-    place = replace(place, progress=said.append)
-    first = place.prepare(fake(environment))
-    second = place.prepare(fake(environment))
-    assert first == second
-    assert len(said) == 1
-    assert place.folder(fake(environment, "fp32")) != first
-
-
-def test_a_side_without_a_candidate_that_runs_says_why() -> None:
-    assert duel.fastest([{"error": "no"}, {"seconds": 2.0}, {"seconds": 1.0}]) == 2
-    with pytest.raises(WorkerError, match="the first reason"):
-        duel.fastest([{"error": "the first reason"}, {"error": "another"}])
 
 
 def test_ratios_are_of_rounds_and_memory_is_better_when_smaller() -> None:
@@ -271,16 +199,6 @@ def test_sides_that_say_otherwise_are_refused() -> None:
         apart(Side(-1.0), Side(-1.5))
 
 
-def test_a_prompt_s_line_counts_what_it_reads_and_takes_kernels_for_many_rows() -> None:
-    lines = [line for line in LINES if line.unit == "prompt tokens/s"]
-    assert {line.task.checkpoint for line in lines} == {"preset:gpt2-125m", "preset:llama-125m"}
-    for line in lines:
-        assert duel.amount(line, sources_of(line.task, None)) == 512
-        assert search_of(line.task).max_new_tokens == 1
-        wanted = None if line.task.checkpoint == LLAMA else candidates.MANY_ROWS
-        assert {each.model.rows for each in candidates.ours(line, 2)} == {wanted}
-
-
 MACHINE = {"cpu": "a processor", "instructions": ["avx2", "fma"], "cores": 2, "system": "Linux x86_64", "gpu": None}
 RUN = {"date": "2000-01-01", "machine": MACHINE, "rounds": 9}
 RECORD: dict[str, Any] = {
@@ -303,20 +221,6 @@ def test_only_a_line_that_was_measured_can_pass() -> None:
     assert "skipped: greedy, against a peer: the reason" in report.text([RECORD, skipped])
 
 
-def test_the_page_has_a_row_a_line_and_every_row_every_column() -> None:
-    records = [copy.deepcopy(RECORD), {**RUN, **duel.describe(LINE), "skipped": "the reason"}]
-    protocol = {"checkpoint": "preset:base", "vocabulary": 32000, "source": 32, "tokens": 32, "cores": 2}
-    result = {"versions": {"torch": "1"}, "protocol": protocol}
-    page = report.markdown({**result, "lines": records})
-    assert "Measured on 2 cores of a processor (avx2, fma), 2 cores, Linux x86_64." in page
-    assert "of 9 alternating rounds" in page
-    assert "make bench-peers" in page
-    rows = [line for line in page.splitlines() if line.startswith("| greedy |")]
-    assert [row.count(" | ") for row in rows] == [len(report.HEADERS) - 1] * 2
-    assert "2.00 (1.00 to 3.00)" in rows[0]
-    assert all(row.endswith("| 2000-01-01 |") for row in rows)
-
-
 def test_lines_of_an_earlier_run_stay_or_are_replaced(tmp_path: Path) -> None:
     first, second, third = ({**RUN, **duel.describe(line)} for line in LINES[:3])
     path = tmp_path / "results.json"
@@ -327,14 +231,6 @@ def test_lines_of_an_earlier_run_stay_or_are_replaced(tmp_path: Path) -> None:
     assert joined(earlier(path), [second, again]) == [again, second, third]
 
 
-def test_lines_of_several_machines_say_which() -> None:
-    other = {**RECORD, "machine": {**MACHINE, "cpu": "another", "instructions": []}, "date": "2000-01-02"}
-    protocol = {"checkpoint": "preset:base", "vocabulary": 32000, "source": 32, "tokens": 32, "cores": 2}
-    page = report.markdown({"versions": {}, "protocol": protocol, "lines": [RECORD, other]})
-    assert "cores of A: a processor (avx2, fma), 2 cores, Linux x86_64; B: another (), 2 cores, Linux x86_64." in page
-    assert page.index("| 2000-01-01 A |") < page.index("| 2000-01-02 B |")
-
-
 def test_a_quick_run_is_a_toy_and_judges_nothing() -> None:
     for line in map(quick, LINES):
         assert line.required is None
@@ -343,31 +239,6 @@ def test_a_quick_run_is_a_toy_and_judges_nothing() -> None:
             assert hf_folder.RECIPES[line.task.checkpoint.removeprefix("folder:").removesuffix("-toy")].small
         else:
             assert digest(line.task.checkpoint)
-
-
-def test_folders_are_measured_one_by_one_and_in_batches_of_8() -> None:
-    lines = [line for line in LINES if line.task.converted]
-    assert {line.task.checkpoint.removeprefix("folder:") for line in lines} == set(hf_folder.RECIPES)
-    for name in hf_folder.RECIPES:
-        assert {line.task.batch for line in lines if line.task.checkpoint == f"folder:{name}"} == {1, 8}
-    assert all("folder" in line.title and line.required == 1.5 for line in lines)
-
-
-def test_a_folder_is_written_once_and_a_record_names_no_path(
-    environment: dict[str, str], place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(candidates, "FOLDERS", "fake_engine")
-    monkeypatch.setattr(
-        Place, "start", lambda place, each: Worker(Path(sys.executable), environment, place.work / "log")
-    )
-    line = replace(LINE, task=replace(TINY, checkpoint="folder:gpt2"))
-    located = place.located(line)
-    folder = Path(located.task.checkpoint)
-    assert (folder / "weights").read_text(encoding="utf-8") == "fp32"
-    assert place.located(line) == located
-    assert place.located(LINE) == LINE
-    named = duel.setting_of(Candidate(engine="x", model=Model(checkpoint=str(folder))))
-    assert named["model"]["checkpoint"] == folder.name
 
 
 def test_sides_that_convert_a_folder_must_find_the_same_in_fp32(
@@ -382,50 +253,6 @@ def test_sides_that_convert_a_folder_must_find_the_same_in_fp32(
     assert duel.require_agreement(LINE, sources, place) == 16, "it is asked once"
     with pytest.raises(WorkerError, match=r"in fp32, txport found .* expected the same tokens"):
         duel.require_agreement(LINE, sources, other)
-
-
-def test_features_go_to_a_worker_by_a_file(environment: dict[str, str], place: Place) -> None:
-    features = np.random.default_rng(0).random((3, 2, 4), np.float32)
-    place.work.mkdir()
-    assert np.array_equal(np.load(place.sent(features)), features)
-    assert place.sent([[1, 2]]) == [[1, 2]]
-    assert [len(batch) for batch in in_order(features, 2)] == [2, 1]
-
-
-def test_tokens_after_the_first_are_timed_without_it() -> None:
-    class Slow:
-        def encode(self, sources: Any) -> Any:
-            return sources
-
-        def generate(self, inputs: Any) -> Any:
-            time.sleep(0.2)
-            return [[1, 2]] * len(inputs)
-
-        def first(self, inputs: Any) -> Any:
-            time.sleep(0.1)
-            return [[1]] * len(inputs)
-
-        def decode(self, outputs: Any) -> list[list[int]]:
-            return list(outputs)
-
-    session = Session(Slow(), [[5], [6]], 1, after_first=True)
-    assert session.round()["seconds"] == pytest.approx(0.2, abs=0.1)
-    assert session.tokens() == {"tokens": [[1, 2], [1, 2]]}
-    assert duel.amount(replace(LINE, task=replace(TINY, after_first=True)), [[5], [6]]) == 2 * 31
-
-
-def test_without_the_peers_environment_it_says_how_to_make_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        run_guarded(peers, ["--peers-python", "nowhere/python"])
-    assert end.value.code == 3
-    assert "`make bench-peers` makes the peers' environment" in capsys.readouterr().err
-
-
-def test_a_line_that_there_is_not_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        run_guarded(peers, ["--peers-python", sys.executable, "--only", "nonsense"])
-    assert end.value.code == 2
-    assert "no line has 'nonsense' in its title; there are: greedy, batch 1, int8" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -455,14 +282,3 @@ def test_random_weights_come_from_the_same_pytorch_on_both_sides() -> None:
     ours, theirs = ([pin for pin in each if pin.startswith("torch==")] for each in pins)
     assert ours == theirs
     assert len(ours) == 1
-
-
-def test_pytorch_generates_exactly_as_many_tokens_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process: that an engine works in one of its own, and what that answers, is proven of others."""
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # those of the tests stay as they are
-    pytorch.prepare(Model(checkpoint=TINY.checkpoint), tmp_path)
-    assert "torch" in versions(pytorch.PACKAGES)
-    engine = pytorch.Engine(tmp_path, search_of(TINY), {"threads": 1, "compile": False})
-    session = Session(engine, sources_of(TINY, None), TINY.batch)
-    session.round()
-    assert [len(target) for target in session.tokens()["tokens"]] == [32] * TINY.sources

@@ -29,7 +29,6 @@ TOKENIZERS = {  # in tests/tokenizers, with a model of this family
     "xlm-roberta": "xlm-roberta",
 }
 CTRANSLATE2 = ("bart-int8", "bert", "gpt2", "llama-float16", "llama-linear", "own")
-TRAINERS = ("marian", "fairseq", "opennmt", *(f"ctranslate2-{name}" for name in CTRANSLATE2))
 OWN = ("rules", "loose", "shards", "pickle")  # with txport.toml; without a config; in two files; in a pickle
 AUDIO = ("a.wav", "float.wav", "a.flac", "a.ogg", "a.aiff")
 BUNDLES = ("speech", "chat", "languages", "sentences")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,8 +79,3 @@ def _report(sound: Sound) -> Any:
     write_json(sound.parity_report, report.to_dict())
     cli.main(["bench", str(bundle), "--runtime", "ort", "--rounds", "3", "--report", str(sound.bench_report)])
     return report
-
-
-def copy_tree(source: Path, to: Path) -> Path:
-    """A copy that an attack may alter."""
-    return Path(shutil.copytree(source, to))

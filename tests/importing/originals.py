@@ -5,7 +5,6 @@ Each function without arguments makes one; tests save its weights with rules tha
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -272,31 +271,6 @@ def flat() -> nn.Module:
     torch.manual_seed(18)
     module = Gpt(Separate, nn.Linear)
     module.blocks = nn.ModuleList(Flat(Separate(nn.Linear), nn.Linear) for _ in range(LAYERS))
-    return seeded(module)
-
-
-class Tries(nn.Linear):
-    """Tries a fast way, which fails, within a module that goes on without it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
-
-class Trying(Block):
-    def __init__(self) -> None:
-        super().__init__(Separate(nn.Linear), nn.Linear)
-        self.fast = Tries(1, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with contextlib.suppress(NotImplementedError):
-            x = self.fast(x)
-        return super().forward(x)
-
-
-def trying() -> nn.Module:
-    torch.manual_seed(19)
-    module = Gpt(Separate, nn.Linear)
-    module.blocks = nn.ModuleList(Trying() for _ in range(LAYERS))
     return seeded(module)
 
 

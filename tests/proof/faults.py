@@ -113,10 +113,6 @@ def shifted(name: str, by: int, reader: str) -> Edit:
     return edit
 
 
-def rolled(name: str, by: int) -> Edit:
-    return weight(name, lambda table: np.roll(table, by, 0))
-
-
 def embedding_scaled(model: ModelProto) -> None:
     product = next(node for node in nodes(model, "Mul") if node.input[0].startswith("embedding"))
     before(model, product, 0, "Mul", constant(model, 1.01))

@@ -13,17 +13,12 @@ from tests.hostile.corpus import (
     manifests,
     outputs,
     paths,
-    pickled,
     reports,
-    rules,
     texts,
-    tokenizers,
-    trainers,
-    vocabularies,
 )
 
-BUNDLES = (manifests, paths, graphs, goldens, tokenizers, texts, reports, outputs)
-STRANGERS = (checkpoints, folders, rules, vocabularies, trainers, pickled, audio, chats)
+BUNDLES = (manifests, paths, graphs, goldens, texts, reports, outputs)
+STRANGERS = (checkpoints, folders, audio, chats)
 PARTS = (*BUNDLES, *STRANGERS)
 
 

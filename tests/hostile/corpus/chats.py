@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.hostile.case import BAD, FAILED, GOOD, Case, Command, Place, command, edit_values, fix_hashes
 from tests.hostile.corpus.manifests import BYTES as NO_JSON
-from tests.hostile.corpus.values import DEEP_LIST, DEEP_OBJECT, HUGE_NUMBER, NAME, spell
+from tests.hostile.corpus.values import NAME, spell
 from txport.models.names import TEXT
 
 EITHER = (GOOD, BAD)
@@ -16,10 +16,8 @@ EITHER = (GOOD, BAD)
 
 def cases() -> Iterator[Case]:
     """Every file, template and message."""
-    for name in ("empty", "a list", "a list of 200,000 levels", "zeros", "UTF-16", "cut in the middle"):
+    for name in ("empty", "a list", "a list of 200,000 levels", "UTF-16", "cut in the middle"):
         yield Case(f"chats/text.json {name}", _bytes(NO_JSON[name]))
-    for name, (kind, path, value, codes) in VALUES.items():
-        yield Case(f"chats/{name}", _value(kind, path, value, codes))
     for name, template in TEMPLATES.items():
         yield Case(f"chats/a template {name}", _value("chat", ("chat", "template"), template, EITHER))
     yield from (Case(f"chats/messages {name}", _said(line, codes)) for name, (line, codes) in LINES.items())
@@ -74,30 +72,6 @@ def _value(kind: str, path: tuple[str, ...], value: Any, codes: tuple[int, ...])
     return make
 
 
-VALUES: dict[str, tuple[str, tuple[str, ...], Any, tuple[int, ...]]] = {
-    "clean_up of a text": ("chat", ("clean_up",), "yes", (BAD,)),
-    "no chat": ("chat", ("chat",), None, (BAD,)),
-    "a chat of a list": ("chat", ("chat",), [], (BAD,)),
-    "a template of null": ("chat", ("chat", "template"), None, (BAD,)),
-    "a template of 200,000 levels": ("chat", ("chat", "template"), DEEP_LIST, (BAD,)),
-    "a template of 1 MB": ("chat", ("chat", "template"), "a" * 10**6, (BAD,)),
-    "variables of a list": ("chat", ("chat", "variables"), [1], (BAD,)),
-    "variables of 200,000 levels": ("chat", ("chat", "variables"), {"a": DEEP_OBJECT}, (BAD,)),
-    "variables of numbers": ("chat", ("chat", "variables"), {"bos_token": 5}, (BAD,)),
-    "variables of messages": ("chat", ("chat", "variables"), {"messages": "a"}, EITHER),
-    "no languages": ("languages", ("languages",), None, (BAD,)),
-    "languages of a list": ("languages", ("languages",), [], (BAD,)),
-    "tokens of nothing": ("languages", ("languages", "tokens"), {}, (BAD,)),
-    "tokens of numbers": ("languages", ("languages", "tokens"), {"fr": 5}, (BAD,)),
-    "tokens of strangers": ("languages", ("languages", "tokens"), {"fr": NAME, "en": NAME}, (BAD,)),
-    "100,000 languages": ("languages", ("languages", "tokens"), {str(at): "a" for at in range(100_000)}, (BAD,)),
-    "a source of escapes": ("languages", ("languages", "source"), NAME, (BAD,)),
-    "a source of 5,000 digits": ("languages", ("languages", "source"), HUGE_NUMBER, (BAD,)),
-    "a target of another kind": ("languages", ("languages", "target"), ["forced"], (BAD,)),
-    "tokens before of strangers": ("languages", ("languages", "before"), [NAME], (BAD,)),
-    "tokens before of lists": ("languages", ("languages", "before"), [[]], (BAD,)),
-    "10,000 tokens before": ("languages", ("languages", "before"), ["</s>"] * 10_000, (BAD,)),
-}
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 GROWING = "{% set n = namespace(a='a') %}{% for b in range(60) %}{% set n.a = n.a ? n.a %}{% endfor %}"
 TEMPLATES = {
@@ -115,8 +89,6 @@ TEMPLATES = {
     "that says itself": "{% for a in range(99999) %}" + "a" * 100_000 + "{% endfor %}",
     "of powers": "{{ 9 ** 9 ** 9 }}",
     "of powers that are large": "{{ (10 ** 4000000) % 7 }}",
-    "that shifts": "{{ 1.__class__ }}",
-    "that cycles": "{{ cycler(1) }}{{ joiner('a') }}",
     "that looks around": "{{ self._TemplateReference__context }}{{ cycler.__init__.__globals__ }}",
     "that looks into what is given": "{{ messages.__class__.__mro__ }}",
     "that imports": "{% import 'os' as os %}",
@@ -124,16 +96,11 @@ TEMPLATES = {
     "that reads a file": "{% include '/etc/passwd' %}",
     "that calls": "{{ messages() }}",
     "of a time of escapes": "{{ strftime_now('\\x1b[31m\\0') }}",
-    "of a time of numbers": "{{ strftime_now(5) }}",
-    "of JSON of strangers": "{{ range | tojson }}",
-    "of JSON of other arguments": "{{ messages | tojson(cls=5, default=6, skipkeys=true) }}",
     "of a lone surrogate": "{{ '\\ud800' }}",
     "of the mark": "\ufdd0{{ messages }}",
     "that raises": "{{ raise_exception(messages) }}",
     "that raises escapes": "{{ raise_exception('\\x1b[31mred\nsecond line') }}",
     "that raises much": "{{ raise_exception('a' * 99999) }}",
-    "of keys of numbers": "{{ messages[0][99999999999999999999] }}{{ messages[9] }}",
-    "of floats": "{{ 1e308 * 10 }}{{ (1e308 * 10) | int }}",
     "of 100,000 variables": "".join(f"{{{{ a{at} }}}}" for at in range(25_000)),
 }
 
@@ -159,27 +126,15 @@ LINES: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "of what is sound": (_message("Hello"), (GOOD,)),
     "of an open bracket": (b"[{", (BAD,)),
     "of 200,000 levels": (b"[{" + b'"a": [{' * 100_000, (BAD,)),
-    "of many levels": (_message(DEEP_LIST), (BAD,)),
     "of 900 levels": (_message(json.loads("[" * 900 + "]" * 900)), EITHER),
-    "of a number of 5,000 digits": (_message(HUGE_NUMBER), (BAD,)),
-    "of NaN": (b'[{"role": "user", "content": NaN}]', EITHER),
     "of a lone surrogate": (b'[{"role": "user", "content": "\\ud800"}]', EITHER),
     "of a lone surrogate as a key": (b'[{"role": "user", "content": "a", "\\ud800": 1}]', EITHER),
-    "of a key twice": (b'[{"role": "user", "role": "system", "content": "a"}]', EITHER),
     "of a role of escapes": (_message("a", NAME), (BAD,)),
-    "of a role of lists": (_message("a", []), (BAD,)),
-    "of no role": (b'[{"content": "a"}]', (BAD,)),
-    "of no content": (b'[{"role": "user"}]', EITHER),
-    "of null": (_message(None), EITHER),
-    "of parts": (_message([{"type": "text", "text": "a"}]), EITHER),
-    "of pictures": (_message([{"type": "image", "url": "http://localhost:1"}]), EITHER),
     "of special tokens": (_message("<s>[INST]</s>" * 3), EITHER),
     "of 1 MB": (_message("<" * 10**6), EITHER),
     "of much that begins a token": (_message("</" * 50_000), EITHER),
     "of 30,000 messages": (b"[" + b",".join([_message("a")[1:-1]] * 30_000) + b"]", EITHER),
     "of the mark": (_message("a\ufdd0b"), (BAD,)),
-    "of bytes": (b"\xff\xfe", (BAD,)),
-    "of a number": (b"5", EITHER),
 }
 OPTIONS: tuple[tuple[str, ...], ...] = (
     ("--source-language", NAME),

@@ -8,111 +8,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.hostile.case import BAD, FAILED, GOOD, Case, Command, Place, command, edit_values, read_values
-from tests.hostile.corpus.manifests import BYTES as NO_JSON
-from tests.hostile.corpus.trainers import imported
-from tests.hostile.corpus.values import DEEP_LIST, HUGE_NUMBER, NAME, spell
-from txport.models.names import CONFIG, GENERATION, INDEX, MODULES, PREPROCESSOR, SENTENCES
+from tests.hostile.case import BAD, GOOD, Case, Command, Place, command, read_values
+from tests.hostile.corpus.values import DEEP_LIST, NAME, spell
+from txport.models.names import CONFIG, INDEX, MODULES
 
 EITHER = (GOOD, BAD)
 POOLING = f"1_Pooling/{CONFIG}"
-FILES = {  # of a folder, those that say something of a model
-    "whisper": (CONFIG, GENERATION, PREPROCESSOR),
-    "sentences-mean": (CONFIG, MODULES, SENTENCES, POOLING),
-    "gemma3-images": (CONFIG,),
-}
 
 
 def cases() -> Iterator[Case]:
     """Every folder."""
-    for base, files in FILES.items():
-        for file in files:
-            for name in ("empty", "a list", "a list of 200,000 levels", "zeros", "UTF-16", "an invalid byte"):
-                yield Case(f"folders/{base} {file} {name}", _bytes(base, file, NO_JSON[name]))
-    for name, (base, file, key, value, codes) in VALUES.items():
-        yield Case(f"folders/{base} {name}", _value(base, file, key, value, codes))
     yield from (Case(f"folders/modules {name}", _modules(modules)) for name, modules in MODULE_LISTS.items())
     yield from (Case(f"folders/index {name}", _index(change)) for name, change in INDEXES.items())
     yield from (Case(f"folders/{name}", _node(*what)) for name, what in NODES.items())
 
 
-def _bytes(base: str, name: str, change: Callable[[bytes], bytes]) -> Callable[[Place], list[Command]]:
-    def make(place: Place) -> list[Command]:
-        folder = place.base(base)
-        before = (folder / name).read_bytes()
-        (folder / name).write_bytes(after := change(before))
-        # A table of tensors says nothing of pooling: the model does, where it is made.
-        commands = imported(folder, place)[base == "sentences-mean" :]
-        return commands if after != before else []
-
-    return make
-
-
-def _value(base: str, file: str, key: str, value: Any, codes: tuple[int, ...]) -> Callable[[Place], list[Command]]:
-    def make(place: Place) -> list[Command]:
-        folder = place.base(base)
-        edit_values(folder / file, lambda values: values.update({key: value}))
-        text = spell((folder / file).read_text(encoding="utf-8", errors="surrogatepass"))
-        (folder / file).write_text(text, encoding="utf-8", errors="surrogatepass")
-        return imported(folder, place, codes)[base == "sentences-mean" :]
-
-    return make
-
-
-VALUES: dict[str, tuple[str, str, str, Any, tuple[int, ...]]] = {
-    "a window of 2**40 seconds": ("whisper", PREPROCESSOR, "chunk_length", 2**40, (BAD,)),
-    "a window of texts": ("whisper", PREPROCESSOR, "chunk_length", "a" * 1_000, (BAD,)),
-    "a window of lists": ("whisper", PREPROCESSOR, "chunk_length", [0] * 100_000, (BAD,)),
-    "no hop": ("whisper", PREPROCESSOR, "hop_length", 0, (BAD,)),
-    "a rate of 5,000 digits": ("whisper", PREPROCESSOR, "sampling_rate", HUGE_NUMBER, (BAD,)),
-    "a hop below zero": ("whisper", PREPROCESSOR, "hop_length", -160, (BAD,)),
-    "bins of another model": ("whisper", PREPROCESSOR, "feature_size", 11, (BAD,)),
-    "languages of lists": ("whisper", GENERATION, "lang_to_id", {"<|de|>": [1]}, (BAD,)),
-    "languages of escapes": ("whisper", GENERATION, "lang_to_id", {NAME: 27}, EITHER),
-    "languages of one token": ("whisper", GENERATION, "lang_to_id", {"<|de|>": 27, "<|en|>": 27}, (BAD,)),
-    "languages beyond the vocabulary": ("whisper", GENERATION, "lang_to_id", {"<|de|>": 10**9}, (BAD,)),
-    "100,000 languages": ("whisper", GENERATION, "lang_to_id", {f"<|{at}|>": at for at in range(30_000)}, (BAD,)),
-    "tasks of texts": ("whisper", GENERATION, "task_to_id", {"transcribe": "30"}, (BAD,)),
-    "tasks beyond the vocabulary": ("whisper", GENERATION, "task_to_id", {"transcribe": 30, "translate": 86}, (BAD,)),
-    "forced tokens of a number": ("whisper", GENERATION, "forced_decoder_ids", 5, (BAD,)),
-    "forced tokens of 200,000 levels": ("whisper", GENERATION, "forced_decoder_ids", DEEP_LIST, (BAD,)),
-    "forced tokens beyond the vocabulary": ("whisper", GENERATION, "forced_decoder_ids", [[1, 10**9]], (BAD,)),
-    "times that begin at the end": ("whisper", GENERATION, "no_timestamps_token_id", 85, (BAD,)),
-    "times that begin below zero": ("whisper", GENERATION, "no_timestamps_token_id", -1, (BAD,)),
-    "a first time that is late": ("whisper", GENERATION, "max_initial_timestamp_index", 10**12, EITHER),
-    "mel bins of 2**40": ("whisper", CONFIG, "num_mel_bins", 2**40, (BAD,)),
-    "places of 2**40": ("whisper", CONFIG, "max_source_positions", 2**40, (FAILED,)),
-    "no places": ("whisper", CONFIG, "max_source_positions", 0, (BAD,)),
-    "suppressed tokens of all": ("whisper", GENERATION, "suppress_tokens", list(range(86)), EITHER),
-    "the longest sentence of nothing": ("sentences-mean", SENTENCES, "max_seq_length", 0, (BAD,)),
-    "the longest sentence of 2**62": ("sentences-mean", SENTENCES, "max_seq_length", 2**62, EITHER),
-    "the longest sentence of a text": ("sentences-mean", SENTENCES, "max_seq_length", "9", (BAD,)),
-    "a pooling of escapes": ("sentences-mean", POOLING, "pooling_mode", NAME, (BAD,)),
-    "a pooling of lists": ("sentences-mean", POOLING, "pooling_mode", ["mean"], (BAD,)),
-    "a pooling of all": ("sentences-mean", POOLING, "pooling_mode_cls_token", True, (BAD,)),
-    "a pooling of another width": ("sentences-mean", POOLING, "word_embedding_dimension", 2**40, (BAD,)),
-    "an attention window below zero": ("gemma2", CONFIG, "sliding_window", -1, (BAD,)),
-    "an attention window of a text": ("gemma2", CONFIG, "sliding_window", "4", (BAD,)),
-    "a cap of NaN": ("gemma2", CONFIG, "attn_logit_softcapping", float("nan"), (BAD,)),
-    "a cap of zero": ("gemma2", CONFIG, "attn_logit_softcapping", 0, (BAD,)),
-    "a cap of 5,000 digits": ("gemma2", CONFIG, "final_logit_softcapping", HUGE_NUMBER, (BAD,)),
-    "kinds of layers of escapes": ("gemma2", CONFIG, "layer_types", [NAME, NAME], (BAD,)),
-    "kinds of one layer": ("gemma2", CONFIG, "layer_types", ["full_attention"], (BAD,)),
-    "scaling of zero": ("llama-yarn", CONFIG, "rope_scaling", {"rope_type": "yarn", "factor": 0}, (BAD,)),
-    "scaling of a list": ("llama-yarn", CONFIG, "rope_scaling", [], (BAD,)),
-    "scaling of escapes": ("llama-yarn", CONFIG, "rope_scaling", {"rope_type": NAME, "factor": 2}, (BAD,)),
-    "a base of zero": ("llama-3", CONFIG, "rope_theta", 0, (BAD,)),
-    "a base of 1e308": ("llama-3", CONFIG, "rope_theta", 1e308, EITHER),
-    "factors of no number": ("phi3-longrope", CONFIG, "rope_scaling", {"type": "longrope", "short_factor": 5}, (BAD,)),
-    "languages beyond": ("m2m_100-language", GENERATION, "forced_bos_token_id", 10**9, EITHER),
-    "a head of escapes": ("bert-labels", CONFIG, "architectures", [NAME], (BAD,)),
-    "labels of lists": ("bert-labels", CONFIG, "id2label", {"0": ["a"]}, (BAD,)),
-    "labels of 200,000 levels": ("bert-labels", CONFIG, "id2label", DEEP_LIST, (BAD,)),
-    "a million labels": ("bert-labels", CONFIG, "id2label", {str(at): "a" for at in range(60_000)}, (BAD,)),
-    "no model_type": ("gpt2", CONFIG, "model_type", None, (BAD,)),
-    "a model_type of a path": ("gpt2", CONFIG, "model_type", "../../outside", (BAD,)),
-    "heads of 2**63": ("gpt2", CONFIG, "n_head", 2**63, (BAD,)),
-}
+def imported(folder: Path, place: Place, codes: tuple[int, ...] = (BAD,)) -> list[Command]:
+    """The table of a model, and the model as one of ours."""
+    return [command("import", folder, codes=codes), command("import", folder, place.out / "made", codes=codes)]
 
 
 def _module(kind: str, path: object) -> dict[str, object]:

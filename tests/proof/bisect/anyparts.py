@@ -184,16 +184,6 @@ def turned(path: str, positions: str = "rotary", base: float = 1e4) -> Plant:
     return lambda model: part(path, rotary=rotary(AnyConfig(positions=positions), base))(model)
 
 
-def unturned(path: str) -> Plant:
-    """No queries and keys are turned: fused operators read the angles alone, whatever class an attention is of."""
-
-    def plant(model: EncoderDecoder) -> None:
-        turn: Any = model.get_submodule(path)
-        turn.cos, turn.sin = torch.ones_like(turn.cos), torch.zeros_like(turn.sin)
-
-    return plant
-
-
 def late(path: str) -> Plant:
     """Queries and keys are turned by the angles of the position after theirs."""
 

@@ -13,7 +13,6 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-import torch
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
@@ -23,7 +22,6 @@ from tests.proof.faults import (
     embedding_scaled,
     logarithm,
     put,
-    rolled,
     scaled,
     shifted,
     swapped,
@@ -48,7 +46,7 @@ from txport.exporters.targets import CONDITION, TARGETS, Job, Stage
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.ops import PlainOps
 from txport.proof.bisect import culprit as module
-from txport.proof.bisect.culprit import Culprit, bisect
+from txport.proof.bisect.culprit import bisect
 from txport.proof.bisect.isolation import Runner
 from txport.proof.bisect.matrices import Rounding, badly_quantised
 from txport.proof.parity import replay
@@ -118,14 +116,6 @@ FAULTS: dict[str, Fault] = {
         "weight",
         "encoder.0.attention.key.weight[2, 5] is 0.3, the checkpoint has",
     ),
-    "weight, decoder 1": (
-        "portable",
-        DECODER,
-        weight("decoder.1.feed_forward.inner.weight", lambda array: array * np.float32(1.01)),
-        "decoder layer 1, feed-forward, first linear layer",
-        "weight",
-        "decoder.1.feed_forward.inner.weight is 1.01 times the checkpoint's",
-    ),
     "last bit of a weight": (
         "portable",
         DECODER,
@@ -133,14 +123,6 @@ FAULTS: dict[str, Fault] = {
         "decoder layer 0, self-attention, query",
         "weight",
         "256 of its 256 values differ",
-    ),
-    "bias, step 1": (
-        "cpu",
-        STEP,
-        weight("decoder.1.feed_forward.outer.bias", np.zeros_like),
-        "decoder layer 1, feed-forward, second linear layer",
-        "weight",
-        "decoder.1.feed_forward.outer.bias",
     ),
     "packed weight, step 1": (
         "cpu",
@@ -182,22 +164,6 @@ FAULTS: dict[str, Fault] = {
         "mask",
         "the mask is dropped: future tokens are seen",
     ),
-    "mask of the source, decoder 1": (
-        "portable",
-        DECODER,
-        unmasked(3),
-        "decoder layer 1, cross-attention",
-        "mask",
-        "the mask is dropped: padding of the source is seen",
-    ),
-    "lengths dropped, encoder 0": (
-        "cpu",
-        ENCODER,
-        unmasked(0),
-        "encoder layer 0, self-attention",
-        "mask",
-        "the mask is dropped: padding of the source is seen",
-    ),
     "lengths dropped, step 1": (
         "cpu",
         STEP,
@@ -230,14 +196,6 @@ FAULTS: dict[str, Fault] = {
         "scale",
         "scores are scaled by 0.99 of what they should be",
     ),
-    "no scale, step 1": (
-        "cpu",
-        STEP,
-        attribute("GroupQueryAttention", 1, scale=1.0),
-        "decoder layer 1, self-attention",
-        "scale",
-        "scores are scaled by 2.828 of what they should be",
-    ),
     "scale, decoder 1": (
         "portable",
         DECODER,
@@ -245,14 +203,6 @@ FAULTS: dict[str, Fault] = {
         "decoder layer 1, cross-attention",
         "scale",
         "scores are scaled by 0.99 of what they should be",
-    ),
-    "embedding, portable": (
-        "portable",
-        ENCODER,
-        embedding_scaled,
-        "encoder, embedding",
-        "scale",
-        "the embedding of a token is scaled by 1.01 of what it should be",
     ),
     "embedding, cpu": (
         "cpu",
@@ -278,14 +228,6 @@ FAULTS: dict[str, Fault] = {
         "epsilon",
         "epsilon is 1e-06, the model's is 1e-05",
     ),
-    "epsilon, step 1": (
-        "cpu",
-        STEP,
-        attribute(NORM, 4, epsilon=1e-3),
-        "decoder layer 1, norm of cross-attention",
-        "epsilon",
-        "epsilon is 0.001, the model's is 1e-05",
-    ),
     "own caches swapped": (
         "portable",
         DECODER,
@@ -293,14 +235,6 @@ FAULTS: dict[str, Fault] = {
         "decoder layer 1, self-attention, cached keys",
         "cache",
         "it goes on from past_key_values.1.decoder.value in place of past_key_values.1.decoder.key",
-    ),
-    "caches of two layers swapped": (
-        "portable",
-        DECODER,
-        swapped("past_key_values.0.decoder.value", "past_key_values.1.decoder.value"),
-        "decoder layer 0, self-attention, cached values",
-        "cache",
-        "it goes on from past_key_values.1.decoder.value in place of past_key_values.0.decoder.value",
     ),
     "outputs swapped": (
         "cpu",
@@ -310,14 +244,6 @@ FAULTS: dict[str, Fault] = {
         "cache",
         "it holds what belongs in cross.0.key",
     ),
-    "buffers swapped": (
-        "cpu",
-        STEP,
-        swapped("past.1.key", "past.1.value"),
-        "decoder layer 1, self-attention, cached keys",
-        "cache",
-        "it goes on from past.1.value in place of past.1.key",
-    ),
     "source's keys and values swapped": (
         "cpu",
         STEP,
@@ -326,14 +252,6 @@ FAULTS: dict[str, Fault] = {
         "cache",
         "keys and values are swapped",
     ),
-    "source's keys of two layers swapped": (
-        "cpu",
-        STEP,
-        swapped("cross.0.key", "cross.1.key"),
-        "decoder layer 0, cross-attention",
-        "cache",
-        "cross.1.key is read as its keys",
-    ),
     "written a place too early": (
         "cpu",
         STEP,
@@ -341,14 +259,6 @@ FAULTS: dict[str, Fault] = {
         "decoder layer 0, self-attention, cached keys",
         "cache",
         "a new position is written one before its own",
-    ),
-    "position, encoder": (
-        "portable",
-        ENCODER,
-        rolled("source_embedding.positions", -1),
-        "encoder, embedding",
-        "position",
-        "positions are off by +1",
     ),
     "position, step": (
         "cpu",
@@ -365,14 +275,6 @@ FAULTS: dict[str, Fault] = {
         "encoder layer 1, self-attention, residual sum",
         "sum",
         "is not added",
-    ),
-    "residual of feed-forward, encoder 0": (
-        "cpu",
-        ENCODER,
-        without_summand(1, 0),
-        "encoder layer 0, feed-forward, residual sum",
-        "sum",
-        "the residual is not added",
     ),
     "result of feed-forward, encoder 0": (
         "cpu",
@@ -559,22 +461,6 @@ def test_a_badly_quantised_matrix_is_named(
     assert culprit is not None
     assert (culprit.where, culprit.kind) == (where, "quantisation")
     assert f"rounding {name} changes its product by" in culprit.what
-
-
-@pytest.mark.usefixtures("few_cases")
-def test_a_matrix_that_bears_no_few_bits_is_named(tmp_path: Path) -> None:
-    """One large weight in each block leaves no steps to the others, however well it is rounded."""
-    model = tiny_model(tiny_config(feed_forward=32))
-    with torch.no_grad():
-        model.decoder[1].feed_forward.outer.weight[:, ::8] *= 40
-        model.decoder[1].feed_forward.inner.weight[::8] = 0
-        model.decoder[1].feed_forward.inner.bias[::8] = -1
-    save_checkpoint(tmp_path / "toy", model)
-    checkpoint = load_checkpoint(str(tmp_path / "toy"))
-    culprit = bisect(made(checkpoint, tmp_path / "out", target="cpu", precision="int4"), checkpoint)
-    assert culprit is not None
-    assert (culprit.where, culprit.kind) == ("decoder layer 1, feed-forward, second linear layer", "quantisation")
-    assert "a few large weights leave too few steps" in culprit.what
 
 
 def test_matrices_are_held_against_others_of_as_many_bits() -> None:
@@ -777,8 +663,3 @@ def test_the_command_names_a_culprit_also_where_a_graph_does_not_run(copied: Pat
     done = CliRunner().invoke(cli, ["parity", str(copied), "--checkpoint", str(checkpoint), "--bisect"])
     assert done.exit_code == 1
     assert "what:    positions are off by +1" in done.stdout
-
-
-def test_a_culprit_without_finite_figures_is_json() -> None:
-    culprit = Culprit("step", "here", "NaN", "it is", figures={"max_abs": math.inf, "actual": math.nan, "index": (1,)})
-    assert json.loads(json.dumps(culprit.to_dict(), allow_nan=False))["figures"]["actual"] == "nan"

@@ -98,12 +98,6 @@ FAULTS: dict[str, tuple[str, Edit, set[str], set[str]]] = {
         {"encoder.0.attention.key.weight"},
         {WEIGHTS},
     ),
-    "weight of the decoder": (
-        DECODER,
-        weight("decoder.1.feed_forward.inner.weight", put(0.3)),
-        {"decoder.1.feed_forward.inner.weight"},
-        {WEIGHTS},
-    ),
     "last bit of a weight": (
         DECODER,
         weight("decoder.0.attention.query.weight", lambda array: np.nextafter(array, np.float32(9))),
@@ -116,30 +110,6 @@ FAULTS: dict[str, tuple[str, Edit, set[str], set[str]]] = {
         {"decoder.0.attention.value.weight"},
         {WEIGHTS},
     ),
-    "weight so large that outputs are NaN": (
-        DECODER,
-        weight("decoder.0.attention.value.weight", put(3e38)),
-        {"decoder.0.attention.value.weight"},
-        {WEIGHTS},
-    ),
-    "projection scaled by 1 %": (
-        DECODER,
-        weight("projection.weight", lambda array: array * np.float32(1.01)),
-        {"projection.weight"},
-        {WEIGHTS},
-    ),
-    "position off by one in the encoder": (
-        ENCODER,
-        weight("source_embedding.positions", lambda table: np.roll(table, -1, 0)),
-        {"source_embedding.positions"},
-        {WEIGHTS},
-    ),
-    "position off by one in the decoder": (
-        DECODER,
-        weight("target_embedding.positions", lambda table: np.roll(table, -1, 0)),
-        {"target_embedding.positions"},
-        {WEIGHTS},
-    ),
     "positions start anew in every call": (
         DECODER,
         positions_ignore_past,
@@ -147,26 +117,12 @@ FAULTS: dict[str, tuple[str, Edit, set[str], set[str]]] = {
         set(),
     ),
     "epsilon in the encoder": (ENCODER, epsilon(0), {"encoder.0.attention_residual.norm.epsilon"}, {WEIGHTS}),
-    "epsilon of the last norm": (DECODER, epsilon(6), {"decoder_norm.epsilon"}, {WEIGHTS}),
-    "mask dropped in the encoder": (ENCODER, unmasked(1), {"last_hidden_state"}, PADDED),
     "causal mask dropped": (DECODER, unmasked(2), {CROSS_ATTENTION, "logits"}, set()),
     "source mask dropped": (DECODER, unmasked(3), {CROSS_ATTENTION, "logits"}, PADDED),
     "own cache swapped": (
         DECODER,
         swapped("past_key_values.1.decoder.key", "past_key_values.1.decoder.value"),
         {CROSS_ATTENTION, "present.1.decoder.key", "present.1.decoder.value"},
-        set(),
-    ),
-    "source's cache swapped": (
-        DECODER,
-        swapped("past_key_values.1.encoder.key", "past_key_values.1.encoder.value"),
-        {CROSS_ATTENTION, "present.1.encoder.key", "present.1.encoder.value"},
-        set(),
-    ),
-    "caches of two layers swapped": (
-        DECODER,
-        swapped("past_key_values.0.decoder.key", "past_key_values.1.decoder.key"),
-        {CROSS_ATTENTION, "present.0.decoder.key", "present.1.decoder.key"},
         set(),
     ),
 }
@@ -413,15 +369,6 @@ def test_failed_export_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
         txport.export(checkpoint, place / "out")
     assert caught.value.exit_code == 1
     assert list(place.iterdir()) == []
-
-
-@pytest.mark.usefixtures("faulty_exporter", "few_cases")
-def test_failed_export_leaves_what_was_there(checkpoint: Path, copied: Path) -> None:
-    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
-    with pytest.raises(ParityError):
-        txport.export(checkpoint, copied, force=True)
-    assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
-    assert [path.name for path in copied.parent.iterdir() if path.name.startswith(".")] == []
 
 
 class Exchanged:
