@@ -139,4 +139,4 @@ def test_graphs_without_weights_have_no_examples(checkpoint: Path, tmp_path: Pat
     page = (made.path / "README.md").read_text(encoding="utf-8")
     assert "The graphs have no weights" in page
     assert "InferenceSession" not in page
-    assert "## The steps" in page
+    assert "## The graphs" in page

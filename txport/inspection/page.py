@@ -18,8 +18,8 @@ from txport.bundles.comparisons import describe_loss, describe_original
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.graphs import read_outline
 from txport.bundles.manifest import Manifest
+from txport.bundles.readme.notes import notes
 from txport.bundles.readme.settings import start
-from txport.bundles.readme.steps import notes, steps
 from txport.bundles.readme.tables import KINDS, TARGETS, TASKS, dim_rows, parity, port_rows
 from txport.inspection import foreign
 from txport.inspection.drawings import bar, flow, readable, text_of, treemap
@@ -58,7 +58,6 @@ class Told:
 
     title: Callable[[Any], str]
     about: Callable[[Any], list[str]]
-    steps: Callable[[Any], list[str]]
     notes: Callable[[Any], list[str]]
     kind: Callable[[Any, str], str]
     has_parity: bool
@@ -67,7 +66,6 @@ class Told:
 OURS = Told(
     title=lambda manifest: manifest.target,
     about=lambda manifest: [f"architecture {manifest.architecture}", TARGETS[manifest.target]],
-    steps=steps,
     notes=notes,
     kind=lambda _, role: KINDS[role],
     has_parity=True,
@@ -75,7 +73,6 @@ OURS = Told(
 OTHERS = Told(
     title=lambda manifest: f"{manifest.architecture} in",
     about=foreign.about,
-    steps=foreign.steps,
     notes=foreign.notes,
     kind=foreign.kind,
     has_parity=False,
@@ -128,10 +125,8 @@ def _body(bundle: Bundle, told: Told, title: str) -> Iterator[str]:
 
 
 def _running(manifest: Manifest, told: Told) -> Iterator[str]:
-    """Yield the diagram, the steps next to it, and the notes."""
-    yield "<h2>How it runs</h2>"
-    items = "".join(f"<li>{_marked(step)}</li>" for step in told.steps(manifest))
-    yield f'<div class="two">{flow(manifest)}<div><ol>{items}</ol></div></div>'
+    """Yield the diagram and the notes; the README has the program."""
+    yield f"<h2>How it runs</h2>{flow(manifest)}"
     yield f"<ul>{''.join(f'<li>{_marked(note)}</li>' for note in told.notes(manifest))}</ul>"
 
 

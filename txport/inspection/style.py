@@ -38,8 +38,6 @@ th { color: var(--soft); font-weight: 500; white-space: nowrap; }
 td.number, th.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 td.name { min-width: 9rem; }
 td.key { width: 12rem; color: var(--soft); }
-.two { display: grid; grid-template-columns: minmax(0, 26rem) minmax(0, 1fr); gap: 1rem 2.5rem; align-items: start; }
-.two ol { margin: 0; font-size: .9375rem; }
 svg { display: block; max-width: 100%; }
 svg text { fill: var(--ink); font: 13px system-ui, sans-serif; }
 svg text.small { fill: var(--soft); font-size: 11.5px; }
@@ -60,7 +58,6 @@ svg text.inner.small { fill: #fffd; }
 .legend svg { display: inline-block; width: .8rem; height: .8rem; margin-right: .4rem; vertical-align: -.05rem; }
 footer { margin-top: 3rem; font-size: .875rem; color: var(--soft); overflow-wrap: anywhere; }
 @media (max-width: 48rem) {
-  .two { grid-template-columns: minmax(0, 1fr); }
   body { padding: 1rem .9rem 3rem; }
   td.name { min-width: 0; }
   td.key { width: 8rem; }

@@ -10,7 +10,7 @@ from txport.bundles.manifest import Manifest, is_quantised
 from txport.bundles.ports import GENERATE
 from txport.bundles.readme import settings, tables
 from txport.bundles.readme.loop import loop, one_run
-from txport.bundles.readme.steps import around, notes, numbers, steps
+from txport.bundles.readme.notes import around, notes, numbers
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER
@@ -59,8 +59,6 @@ def _parts(manifest: Manifest, files: Collection[str]) -> Iterator[str]:
         yield plain(f"{cost[0].upper()}{cost[1:]}.")
     yield "## How to run it"
     yield from _how(manifest)
-    yield "## The steps"
-    yield "\n".join(f"{number}. {step}" for number, step in enumerate(steps(manifest), 1))
     yield "\n".join(f"- {note}" for note in notes(manifest))
     yield "## Ids and limits"
     yield "\n".join(f"- {line}" for line in _limits(manifest))
@@ -86,7 +84,10 @@ def _how(manifest: Manifest) -> Iterator[str]:
     if manifest.target == "cuda":
         verify = "`txport verify FOLDER --runtime cuda-stand-in`"
         yield f"With txport, `txport run FOLDER --provider cuda` runs the bundle, and {verify} {checks}"
-        yield "Without, a program keeps caches in the device's memory by `io_binding` and `OrtValue`."
+        yield (
+            "Without, a program keeps caches in the device's memory by `io_binding` and `OrtValue`; txport's "
+            "docs/cuda-target.md says in which order it runs the graphs."
+        )
         return
     yield f"With txport, `txport run FOLDER` runs the bundle, and `txport verify FOLDER` {checks}"
     what = {"encode": "what it makes of one text", "causal": "greedy search for one prompt"}
@@ -123,7 +124,10 @@ def _limits(manifest: Manifest) -> Iterator[str]:
     target = facts.target
     if isinstance(source, Features):
         size = f"({source.size}, {source.frames}) numbers"
-        yield f"source: {size}, {source.seconds:g} seconds at {source.sampling_rate} Hz"
+        yield (
+            f"source: {size}, log-mel features of {source.seconds:g} seconds at {source.sampling_rate} Hz, as "
+            "transformers' `WhisperFeatureExtractor` makes them"
+        )
     elif source is not None:
         special = f"; {around(source.before, source.after)}" if source.before or source.after else ""
         yield f"source: ids 0 to {source.size - 1}, at most {source.longest} tokens; padding {source.pad}{special}"
