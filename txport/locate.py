@@ -27,10 +27,9 @@ from txport.models.names import (
     shipped,
 )
 from txport.release import export
-from txport.system.locks import locked
 from txport.system.places import require_possible, require_utf8, resolve, told
 from txport.system.progress import Progress, silent
-from txport.system.stages import recover, to_its_end
+from txport.system.stages import locked, recover, to_its_end
 from txport.version import __version__
 
 

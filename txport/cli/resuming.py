@@ -24,8 +24,8 @@ from txport.errors import OutputError, UnsupportedError
 from txport.folders import files_in
 from txport.models.names import MANIFEST
 from txport.system.files import hash_of, is_stream, sha256
-from txport.system.locks import locked
 from txport.system.places import resolve, told
+from txport.system.stages import locked
 from txport.version import __version__
 
 PARTIAL = ".partial"

@@ -17,11 +17,10 @@ from txport.bundles.manifest import Manifest
 from txport.bundles.ports import ALIGN, STEP, Graph, screens
 from txport.exporters import passes
 from txport.exporters.cpu import operators as of_cpu
-from txport.exporters.cpu.conditional import make_conditional
 from txport.exporters.cpu.modules import FUSED
 from txport.exporters.cpu.ops import require_fusable
 from txport.exporters.cpu.rewrite import ON_CPU
-from txport.exporters.cpu.top import add_top, without_top
+from txport.exporters.cpu.top import add_top, make_conditional, without_top
 from txport.exporters.cuda import operators as of_cuda
 from txport.exporters.cuda.modules import DEVICE
 from txport.exporters.cuda.ops import require_device

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.runtimes.base import Doubles, Floats, Ints
-from txport.search.alignment import alignment, uncovered
 from txport.search.options import Alignment, Found, SearchOptions
+from txport.search.rows import alignment, uncovered
 
 Bools = NDArray[np.bool_]
 Pick = Callable[[NDArray[Any]], NDArray[Any]]

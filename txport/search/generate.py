@@ -14,13 +14,12 @@ from txport.errors import NoRoomError, UnsupportedError
 from txport.models.facts import Facts
 from txport.runtimes.base import ContinuousRuntime, Inputs, Ints, QueuedRuntime, Runtime, State
 from txport.runtimes.inputs import Sources, batch, lengths_of
-from txport.search.alignment import fit
 from txport.search.beams import Beams, wanted_of_row
 from txport.search.constraints import Constraints, limits
 from txport.search.groups import Groups
 from txport.search.options import Found, SearchOptions
 from txport.search.requests import Certain, Progress, Reserve, Search, Select, Step
-from txport.search.rows import Rows
+from txport.search.rows import Rows, fit
 from txport.search.sampling import MOST_OF_ENTROPY, draw, draw_uniforms
 
 Ids = Sequence[Sequence[int]]

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import IO
 
 from txport.errors import OutputError
-from txport.system.locks import locked
 from txport.system.places import ELSEWHERE, require_utf8, resolve, told
 from txport.system.progress import Progress, silent
-from txport.system.stages import recover, replace_folder, resemble, staged, to_its_end
+from txport.system.stages import locked, recover, replace_folder, resemble, staged, to_its_end
 
 SAVE, READY = "save", ".save.ready"  # in a folder: its files while they are made, and when they are complete
 GONE = ".gone"  # ends the name of an empty file among them: the file of that name is to be removed

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from txport.system.locks import locked
 from txport.system.progress import Progress, silent
 
 Result = TypeVar("Result")
@@ -96,3 +95,38 @@ def exchange(one: Path, other: Path) -> bool:
         return False
     done: int = rename(WORKING_FOLDER, os.fsencode(one), WORKING_FOLDER, os.fsencode(other), EXCHANGE)
     return done == 0
+
+
+if sys.platform != "win32":
+    import fcntl
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = False, without: bool) -> Iterator[bool]:
+    """Lock a file or folder for the block; yield False if another process has the lock or the path is gone.
+
+    With `wait`, wait for the other process. If the system or the file system has no locks, yield `without`. The lock
+    stays with the file or folder when it is renamed.
+    """
+    if sys.platform == "win32":
+        yield without
+        return
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        yield _lock(descriptor, path, wait, without)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path, wait: bool, without: bool) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    except OSError:  # NFS and others
+        return without

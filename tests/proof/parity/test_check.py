@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import DECODER, ENCODER, IDS, LOGITS, SELECT, STEP
 from txport.errors import BundleError, ParityError, UnsupportedError
-from txport.exporters import export as exporter
 from txport.models.architectures import transformer
 from txport.models.architectures.transformer import TransformerConfig
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -33,11 +31,11 @@ from txport.proof.bisect.culprit import bisect
 from txport.proof.parity.cases import Case, draw_cases
 from txport.proof.parity.check import check
 from txport.proof.parity.exact import Exact
-from txport.proof.parity.forced import compare_forced
 from txport.proof.parity.measures import FORCED, GRAPH, WEIGHTS, WHOLE, compare
 from txport.proof.parity.noise import Noisy, Remembering
 from txport.proof.parity.tokens import BEAMS, NOISY_RUNS, compare_search, near_tie, score_of, search_all
 from txport.proof.parity.tolerances import Tolerance, tolerance_of
+from txport.proof.parity.truth.generation import compare_forced
 from txport.proof.reports.render import rows
 from txport.proof.reports.report import Report
 from txport.runtimes.base import Ints, Runtime, Scores, State
@@ -338,37 +336,6 @@ def test_another_checkpoint_is_refused(bundle: Bundle, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "toy", tiny_model(tiny_config(), seed=1))
     with pytest.raises(UnsupportedError, match="was not made from this toy: their hashes differ"):
         check(bundle, load_checkpoint(str(tmp_path / "toy")), {"ort": "cpu"})
-
-
-def test_files_that_are_not_what_the_manifest_says_are_refused(copied: Path, loaded: Checkpoint) -> None:
-    bundle = load_bundle(copied)
-    bundle.file(DECODER).write_bytes(bundle.file(DECODER).read_bytes() + b"\0")
-    with pytest.raises(txport.TxportError, match=r"decoder_model_merged\.onnx has \d+ bytes"):
-        check(bundle, loaded, {"ort": "cpu"})
-
-
-@pytest.fixture
-def faulty_exporter(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An exporter that drops the source's mask."""
-    copy = edit_graph(Path(shutil.copytree(bundle.path, tmp_path / "faulty")), DECODER, unmasked(3)).path
-
-    def export_graphs(checkpoint: Checkpoint, folder: Path, **options: Any) -> Manifest:
-        shutil.copytree(copy, folder, dirs_exist_ok=True)
-        return replace(bundle.manifest, files={}, parity={})
-
-    monkeypatch.setattr(exporter, "export_graphs", export_graphs)
-
-
-@pytest.mark.usefixtures("faulty_exporter", "few_cases")
-def test_failed_export_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
-    place = tmp_path / "place"
-    place.mkdir()
-    with pytest.raises(
-        ParityError, match=r"the export of toy differs from PyTorch: ort, .*cross_attentions.* expected"
-    ) as caught:
-        txport.export(checkpoint, place / "out")
-    assert caught.value.exit_code == 1
-    assert list(place.iterdir()) == []
 
 
 class Exchanged:

@@ -23,8 +23,7 @@ from txport.exporters.cpu.operators import (
     source_mask,
     write_at,
 )
-from txport.exporters.fused.operators import cap_of
-from txport.exporters.fused.parts import PACKED, Counted
+from txport.exporters.fused.parts import PACKED, Counted, cap_of
 from txport.models.facts import Owner
 from txport.models.model import Model
 from txport.models.ops import State

@@ -1,7 +1,8 @@
 """Top-k after the logits of a step, in the same graph, so that all logits need not be copied from it.
 
 The input `k` selects the outputs: k > 0: the k best tokens with log-probabilities; k < 0: the -k best tokens with their
-logits; 0: only the logits. With screening, the fp32 projection is skipped if there are few candidates.
+logits; 0: only the logits. With screening, the fp32 projection is skipped if there are few candidates. What only the
+cross-attention output needs moves into a branch of an If.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from txport.bundles.ports import ALIGN, COUNT, IDS, LOG_PROBS, LOGITS, PROJECT, SEEK, Graph
+from txport.bundles.ports import ALIGN, COUNT, CROSS_ATTENTION, IDS, LOG_PROBS, LOGITS, PROJECT, SEEK, Graph
 from txport.exporters.check import GraphError
 from txport.exporters.cpu.screening import add_candidates, choose, constant
 from txport.exporters.fused.packs import is_linear
@@ -123,3 +124,37 @@ def _named(name: str, tape: ir.tape.Tape) -> Sequence[ir.Node]:
     for number, value in enumerate(value for node in nodes for value in node.outputs):
         value.name = value.name or f"{name}.{number}"
     return nodes
+
+
+def make_conditional(model: ir.Model, graph: Graph) -> int:
+    """Compute the cross-attention output of a step only if the input `align` is true; return the nodes moved."""
+    place, wanted = next((at, each) for at, each in enumerate(model.graph.outputs) if each.name == CROSS_ATTENTION)
+    port = graph.port(CROSS_ATTENTION)
+    requested = value_of(graph.port(ALIGN))
+    own = exclusive(model.graph, wanted)
+    tape = ir.tape.Tape()
+    nothing = ir.tape.Tape()
+    model.graph.outputs[place] = value_of(port)
+    model.graph.remove(own)
+    wanted.name = f"{CROSS_ATTENTION}.given"
+    empty = constant(nothing, np.empty((0, 0), port.dtype))
+    empty.name = f"{CROSS_ATTENTION}.none"
+    branches = {
+        "then_branch": ir.Graph([], [wanted], nodes=own, name="attention"),
+        "else_branch": ir.Graph([], [empty], nodes=list(nothing.nodes), name="no_attention"),
+    }
+    tape.op("If", [requested], branches, output=model.graph.outputs[place], name="attention")
+    model.graph.inputs.append(requested)
+    model.graph.extend(tape.nodes)
+    return len(own)
+
+
+def exclusive(graph: ir.Graph, output: ir.Value) -> list[ir.Node]:
+    """Return the nodes that only this output needs, in graph order."""
+    found: list[ir.Node] = []
+    for node in reversed(list(graph)):
+        given = [value for value in node.outputs if value.is_graph_output()]
+        users = [use.node for value in node.outputs for use in value.uses()]
+        if given in ([], [output]) and (given or users) and all(user in found for user in users):
+            found.append(node)
+    return found[::-1]

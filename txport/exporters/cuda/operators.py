@@ -22,8 +22,8 @@ from txport.exporters.cuda.products import matmul
 from txport.exporters.forms import FORMS
 from txport.exporters.forms.arithmetic import to
 from txport.exporters.forms.common import cast, code_of
-from txport.exporters.fused.operators import bias_of, cap_of, float32, gelu, scale_of
 from txport.exporters.fused.packs import MICROSOFT
+from txport.exporters.fused.parts import bias_of, cap_of, float32, gelu, scale_of
 from txport.exporters.symbols import Form, Symbol, Tracer
 from txport.exporters.trace import SIZES
 from txport.models.parts import Attention, additive

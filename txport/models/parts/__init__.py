@@ -6,8 +6,7 @@ D model size. "..." are the dims of activations: (B, T), or (B x T) with all tok
 """
 
 from txport.models.parts.attention import Additive, Attention, DotProduct, Window, additive
-from txport.models.parts.embedding import Embedding
-from txport.models.parts.frames import Frames
+from txport.models.parts.embedding import Embedding, Frames
 from txport.models.parts.layer import Layer, Residual
 from txport.models.parts.linear import ACTIVATIONS, FeedForward, GatedFeedForward, Linear, SoftCap
 from txport.models.parts.norms import NORM_TYPES, NORMS, RMSNorm, UnbiasedNorm

@@ -31,8 +31,7 @@ from txport.proof.bisect.faults.norms import EPSILON, epsilon_cause
 from txport.proof.bisect.kinds import cause_of, place_of
 from txport.proof.bisect.matrices import badly_quantised, describe_rounding, linear_inputs, roundings
 from txport.proof.bisect.nodes import guilty_node
-from txport.proof.bisect.optimiser import Miscompiled, miscompiled
-from txport.proof.bisect.origin import origin
+from txport.proof.bisect.origin import Miscompiled, miscompiled, origin
 from txport.proof.bisect.probe import Finding, Observation, Probe, computed_in, find, is_widened, observations
 from txport.proof.bisect.words import describe
 from txport.proof.few_bits.activations import rounding_activations

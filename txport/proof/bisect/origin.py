@@ -1,10 +1,10 @@
-"""The export step that introduced an error: the exporter is run again, and its graph is probed after each step."""
+"""The step that introduced an error: of the export, which is run again and probed step by step, or of ONNX Runtime."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
+from txport.bundles.graphs import read_ir
 from txport.bundles.manifest import Manifest
 from txport.exporters.fused.packs import packs, parts_of
 from txport.exporters.targets import TARGETS, Job, stages
@@ -21,8 +23,15 @@ from txport.exporters.weights import FILE, INLINE_BELOW, WeightFile, outside
 from txport.models.checkpoint import Checkpoint
 from txport.models.weights.copies import copied
 from txport.models.weights.plan import first_names
-from txport.proof.bisect.probe import Finding, Observation, compare_tap, make_probe, observe
+from txport.proof.bisect.isolation import Runner
+from txport.proof.bisect.probe import Finding, Observation, compare_tap, make_probe, observe, shown
 from txport.proof.bisect.taps import OUT, Tap
+from txport.proof.parity.calls import compare_call
+from txport.proof.parity.cases import Case
+from txport.proof.parity.measures import Comparison, badness
+from txport.proof.parity.replay import Call, Reference
+from txport.proof.parity.tolerances import tolerance_of
+from txport.runtimes.ort.onnx_runtime import ort
 
 Array = NDArray[Any]
 
@@ -99,3 +108,50 @@ def _unrounded(tap: Tap, observation: Observation) -> Array:
         products.append(nn.functional.linear(call.tensor, call.part.weight, call.part.bias))
     found: Array = torch.cat(products, -1).detach().numpy().reshape(observation.truths[tap].shape)
     return found
+
+
+LEVELS = {
+    "no": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+
+
+@dataclass(frozen=True)
+class Miscompiled:
+    """A graph that is right without optimisation and wrong at `level`, the lowest such level."""
+
+    role: str
+    level: str
+    worst: Comparison
+
+
+def miscompiled(
+    bundle: Bundle, roles: Iterable[str], reference: Reference, cases: Iterable[Case], seed: int
+) -> Miscompiled | None:
+    """Return the first graph whose output differs from PyTorch with all optimisations, but not without; else None."""
+    graphs = {role: shown(read_ir(bundle.file(role)), bundle.manifest) for role in roles}
+
+    def runner(role: str, level: str) -> Runner:
+        packs = bool(bundle.manifest.quantization)
+        return Runner(graphs[role], bundle.file(role).parent, LEVELS[level], packs=packs)
+
+    runners = {role: {level: runner(role, level) for level in ("no", "all")} for role in graphs}
+    for case in cases:
+        for call in (each for each in reference.replay(case, seed) if each.role in runners):
+            found = _breach(case, call, runners[call.role]["all"], reference)
+            if found is None or _breach(case, call, runners[call.role]["no"], reference) is not None:
+                continue
+            for level in LEVELS:
+                worst = _breach(case, call, runner(call.role, level), reference)
+                if worst is not None:
+                    return Miscompiled(call.role, level, worst)
+    return None
+
+
+def _breach(case: Case, call: Call, runner: Runner, reference: Reference) -> Comparison | None:
+    """Return the worst output beyond its tolerance; None if all outputs are within it."""
+    tolerance = tolerance_of(reference.manifest.arithmetic)
+    found = compare_call(case, "ort", call, runner.run(call.inputs), reference, tolerance)
+    return max((each for each in found if not each.passed), key=badness, default=None)

@@ -22,8 +22,7 @@ from txport.models.config import LARGEST_FILE
 from txport.models.family import Published
 from txport.models.names import CONFIG
 from txport.models.sources.marian.npz import names_in, read_npz
-from txport.models.sources.marian.vocabulary import end_token, texts
-from txport.models.sources.marian.yaml import read_yaml
+from txport.models.sources.marian.vocabulary import end_token, read_yaml, texts
 from txport.models.sources.options import NEVER, UNBOUNDED, reading
 from txport.models.sources.source import Format, Source, held
 from txport.models.weights.rules import Rename, Rule, Transpose

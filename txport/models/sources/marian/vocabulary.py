@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from txport.errors import CheckpointError, ConfigError, quoted
+import yaml
+
+from txport.errors import CheckpointError, ConfigError, brief, quoted
 from txport.models.names import TOKENIZER
-from txport.models.sources.marian.yaml import read_words, read_yaml
 from txport.models.tokenizers.convert import as_they_are
 from txport.models.tokenizers.sentencepiece import read_pieces
 from txport.models.tokenizers.trainers.texts import Files, has_cuts, texts_of
@@ -135,3 +137,53 @@ def _end(path: Path) -> int:
     """Return the id of the end token in one vocabulary."""
     ids = _ids(path)
     return next((ids[written] for written in WRITTEN if written in ids), END)
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+    """PyYAML's safe loader, which also refuses aliases and duplicate keys."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """See `yaml.composer.Composer`."""
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError("it has an alias, which no trainer writes")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """See `yaml.constructor.SafeConstructor`."""
+        found = super().construct_mapping(node, deep)
+        if isinstance(node, yaml.MappingNode) and len(found) < len(node.value):
+            raise ValueError("it names a key twice")
+        return found
+
+
+def read_yaml(text: str) -> dict[str, Any]:
+    """Return a mapping from names to values; raise `ValueError`, with a one-line message, for anything else."""
+    try:
+        found = _Loader(text).get_single_data()
+    except yaml.YAMLError as error:
+        raise ValueError(f"it is not YAML: {brief(error)}") from error
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise ValueError(f"it must map names to values, got {quoted(found)}")
+    return found
+
+
+def read_words(text: str) -> dict[str, str]:
+    """Return a mapping from words to words; all scalars are read as text.
+
+    Raises `ValueError`, with a one-line message, for anything else.
+    """
+    events: list[str] = []
+    maps = 0
+    try:
+        for event in yaml.parse(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader)):
+            maps += isinstance(event, yaml.MappingStartEvent)
+            if isinstance(event, yaml.ScalarEvent):
+                events.append(event.value)
+            elif isinstance(event, yaml.AliasEvent | yaml.SequenceStartEvent):
+                raise ValueError("it must map words to numbers")
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"it is not YAML: {brief(error)}") from error
+    found = dict(zip(events[::2], events[1::2], strict=False))
+    if maps > 1 or 2 * len(found) != len(events):
+        raise ValueError("it must name each word once, with a number")
+    return found
