@@ -18,10 +18,7 @@ from txport import api, locate, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.errors import (
     BundleError,
-    CheckpointError,
-    ConfigError,
     OutputError,
-    TextError,
     UnavailableError,
     UnsupportedError,
 )
@@ -55,13 +52,6 @@ def test_many_threads_get_what_one_gets(model: txport.Model) -> None:
     with ThreadPoolExecutor(6) as executor:
         found = list(executor.map(lambda each: model.generate(each[0], **each[1])[0], work * 2))
     assert found == expected * 2
-
-
-def test_batches_by_tokens_give_the_same(model: txport.Model) -> None:
-    texts = [*SAMPLES, "cabbage", "bad", "hi"]
-    assert model.generate(texts, batch_tokens=9) == [model.generate(text)[0] for text in texts]
-    with pytest.raises(UnsupportedError, match="batch_tokens must be at least 1, got 0"):
-        model.generate("bad", batch_tokens=0)
 
 
 def test_a_model_serves_an_event_loop(model: txport.Model) -> None:
@@ -101,17 +91,6 @@ def test_a_result_says_what_ended_it(options: dict[str, Any], model: txport.Mode
     assert stuck.finish == "stop"
 
 
-@pytest.mark.parametrize("options", [{}, {"beams": 3, "nbest": 2}], ids=["greedy", "beam"])
-def test_batches_change_nothing(options: dict[str, Any], model: txport.Model) -> None:
-    texts = list(SAMPLES) * 3
-    expected = model.generate(texts, batch_size=1, **options)
-    for batch_size in (2, 5, 32):
-        for one, other in zip(expected, model.generate(texts, batch_size=batch_size, **options), strict=True):
-            assert one.input == other.input
-            assert [each.tokens for each in one.hypotheses] == [each.tokens for each in other.hypotheses]
-            assert one.score == pytest.approx(other.score, abs=1e-5)
-
-
 @pytest.mark.parametrize("runtime", ["reference", "torch"])
 def test_other_runtimes_find_the_same(runtime: str, model: txport.Model, bundle: Bundle, checkpoint: Path) -> None:
     other = txport.load(bundle.path, runtime=runtime, checkpoint=checkpoint if runtime == "torch" else None)
@@ -133,21 +112,6 @@ def test_max_new_tokens(model: txport.Model) -> None:
     assert len(whole) > 3
     for limit in (1, 3):
         assert model.generate("chief", max_new_tokens=limit)[0].hypotheses[0].tokens == whole[:limit]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"beams": 0}, "beams must be at least 1, got 0"),
-        ({"beams": 2, "nbest": 3}, "nbest can't exceed beams"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
-        ({"max_new_tokens": 25}, "max_new_tokens must not exceed the model's longest sequence, 24; got 25"),
-    ],
-)
-def test_options_that_make_no_sense(options: dict[str, Any], message: str, model: txport.Model) -> None:
-    with pytest.raises(UnsupportedError, match=message):
-        model.generate("bad", **options)
 
 
 @pytest.mark.parametrize(
@@ -177,17 +141,6 @@ def test_prefixes_are_looked_at_before_any_text(model: txport.Model) -> None:
         model.generate_iter(unread(), prefixes=["AA </s>"])
 
 
-def test_texts_that_the_model_cannot_take(model: txport.Model) -> None:
-    with pytest.raises(TextError, match=r"'a{23}b' has 25 tokens, the model takes at most 24; split the text"):
-        model.generate("a" * 23 + "b")
-    assert model.generate("a" * 23)
-    with pytest.raises(TextError, match="'buzz' has characters outside the vocabulary: 'u', 'z'"):
-        model.generate(["bad", "buzz"])
-    assert model.generate("buzbad", unknown="skip")[0].output == model.generate("bbad")[0].output
-    with pytest.raises(TextError, match="the text is empty"):
-        model.generate(["bad", " "])
-
-
 def test_errors_are_ours_and_the_builtin(model: txport.Model) -> None:
     for builtin in (txport.TxportError, ValueError):
         with pytest.raises(builtin):
@@ -213,42 +166,6 @@ def test_export_never_replaces_the_checkpoint(checkpoint: Path) -> None:
         with pytest.raises(OutputError, match="holds the checkpoint itself; choose another place"):
             txport.export(checkpoint, out, force=True)
     assert {path: path.read_bytes() for path in checkpoint.iterdir()} == before
-
-
-def test_export_of_a_bad_checkpoint_leaves_nothing(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "bad", tiny_model(tiny_config()))
-    weights = tmp_path / "bad" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
-        txport.export(tmp_path / "bad", tmp_path / "out")
-    (tmp_path / "bad" / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="'source_vocab_size' is missing"):
-        txport.export(tmp_path / "bad", tmp_path / "out")
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):
-        txport.export(tmp_path / "nowhere", tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["bad"]
-
-
-def test_export_interrupted_leaves_nothing(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(checkpoint: Any, folder: Path, **options: Any) -> Any:
-        (folder / "half-written").touch()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(exporter, "export_graphs", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        txport.export(checkpoint, tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_load_refuses_what_is_no_bundle(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"is a checkpoint, not a bundle; `txport export .* OUT` makes one"):
-        txport.load(checkpoint)
-    with pytest.raises(BundleError, match="there is no bundle nowhere; give the folder"):
-        txport.load("nowhere")
-    with pytest.raises(BundleError, match=r"txport\.json is missing"):
-        txport.load(tmp_path)
-    with pytest.raises(CheckpointError, match="unknown preset 'huge'"):
-        txport.load("preset:huge")
 
 
 def test_load_asks_for_the_runtime_before_any_costly_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,11 +293,6 @@ def test_cache_entry_that_another_process_made_meanwhile_is_used(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(locate, "export", export)
     assert locate.find_bundle("preset:tiny").manifest == bundle.manifest
-
-
-def test_unknown_way_with_unknown_characters_is_refused(bundle: Bundle) -> None:
-    with pytest.raises(UnsupportedError, match="unknown must be one of auto, token, error, skip, got 'ignore'"):
-        txport.load(bundle.path).generate("bad", unknown="ignore")
 
 
 def test_cache_entry_changes_with_precision_and_checkpoint() -> None:

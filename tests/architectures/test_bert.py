@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,15 @@ import pytest
 import torch
 
 import txport
-from tests import transformers_js
-from tests.architectures.seeded import PLANS
 from tests.tiny import edit_graph, unproven
 from txport.bundles.bundle import load_bundle
 from txport.bundles.manifest import OFFERED
 from txport.cli import main
 from txport.encoding import likeliest, scores
 from txport.errors import ConfigError, UnknownTextError, UnsupportedError
-from txport.models.architectures.bert import LABELLED, Bert, BertConfig, draw
+from txport.models.architectures.bert import LABELLED, Bert, BertConfig
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.proof.bisect.culprit import bisect
-from txport.proof.verify.check import verify
-from txport.runtimes.encoding import infer
 
 ROOT = Path(__file__).parents[2]
 NEAR = 1e-4
@@ -39,8 +34,6 @@ PROVEN += [(HEADS[at % len(HEADS)], kind) for at, kind in enumerate(kind for kin
 VOCABULARY = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "a", "b", "c", "##d", "##e", "good", "bad", "##ly", ".")
 LABELS = ("no", "perhaps", "yes")
 TEXTS = ["good a", "b", "badly ad .", "a b c a b c a b c", "ce"]
-JS = {"hidden": "AutoModel", "pooled": "AutoModel", "tokens": "AutoModelForMaskedLM"}
-JS |= {"labels": "AutoModelForSequenceClassification", "token_labels": "AutoModelForTokenClassification"}
 
 
 def tiny(head: str, **changes: Any) -> BertConfig:
@@ -90,28 +83,6 @@ def checkpoint_of(bundle: Path) -> Path:
     return bundle.parent / bundle.name.removesuffix("-portable")
 
 
-@pytest.mark.parametrize("number", range(10))
-def test_every_variant_is_proven_on_two_targets(number: int, tmp_path: Path) -> None:
-    """One of them is cpu."""
-    rng = np.random.default_rng((2018, number))
-    config = draw(rng)
-    target, precision = PLANS[number % len(PLANS)]
-    noise = 0.1 if precision in ("int8", "int4") else 0.3  # few bits suit no weights that are noise
-    save_checkpoint(tmp_path / "checkpoint", model_of(config, number, noise))
-    made = {}
-    for kind in ((target, precision), ("portable" if target == "cpu" else "cpu", "fp32")):
-        bundle = made[kind[0]] = txport.export(
-            tmp_path / "checkpoint", tmp_path / "-".join(kind), target=kind[0], precision=kind[1]
-        )
-        assert bundle.manifest.parity["verdict"] == "pass"
-        assert list(bundle.manifest.graphs) == ["model"]
-    result = verify(made["cpu"].path)
-    assert {each.name: each.verdict for each in result.checks if each.name in ("outputs", "batch")} == {
-        "outputs": "pass",
-        "batch": "pass",
-    }
-
-
 @pytest.mark.parametrize(("head", "kind"), PROVEN, ids=lambda each: each if isinstance(each, str) else "-".join(each))
 def test_every_head_and_every_precision_is_proven(
     head: str, kind: tuple[str, str], bundles: dict[str, Path], tmp_path: Path
@@ -122,25 +93,6 @@ def test_every_head_and_every_precision_is_proven(
         bundle = txport.export(checkpoint_of(bundle.path), tmp_path / "out", target=kind[0], precision=kind[1])
     assert bundle.manifest.parity["verdict"] == "pass"
     assert (bundle.manifest.parity["rows_searched"] > 0) == (head not in ("hidden", "pooled"))
-
-
-def test_a_wrong_weight_is_found_and_named(bundles: dict[str, Path], tmp_path: Path) -> None:
-    def scale(model: Any) -> None:
-        import onnx
-
-        for tensor in model.graph.initializer:
-            if tensor.name == "pooler.weight":
-                values = onnx.numpy_helper.to_array(tensor)
-                tensor.CopyFrom(onnx.numpy_helper.from_array(values * np.float32(1.1), tensor.name))
-
-    place = Path(shutil.copytree(bundles["labels"], tmp_path / "bundle"))
-    damaged = edit_graph(place, "model", scale)
-    report = txport.api.parity(damaged, checkpoint_of(bundles["labels"]), {"ort": "cpu"})
-    assert not report.passed
-    culprit = bisect(damaged, load_checkpoint(str(checkpoint_of(bundles["labels"]))))
-    assert culprit is not None
-    assert "pooler" in culprit.where
-    assert not verify(place).passed
 
 
 @pytest.mark.parametrize("kind", [("portable", "fp32"), ("cpu", "fp32"), ("cpu", "int8")], ids="-".join)
@@ -190,17 +142,6 @@ def test_distances_are_the_bias_of_the_fused_attention(tmp_path: Path) -> None:
         operators[name] = [len(attention), *(len(each.input) > 5 and bool(each.input[5]) for each in attention)]
         assert "Softmax" not in {each.op_type for each in nodes}
     assert operators == {"plain": [2, False, False], "biased": [2, True, True]}
-
-
-def test_results_do_not_depend_on_the_batch(bundles: dict[str, Path], tmp_path: Path) -> None:
-    for head in ("pooled", "tokens"):
-        cpu = txport.export(checkpoint_of(bundles[head]), tmp_path / head, target="cpu", precision="int8").path
-        for path in (bundles[head], cpu):
-            model = txport.load(path, threads=1)
-            together = list(model.infer(TEXTS))
-            alone = [next(model.infer(text)) for text in TEXTS]
-            for one, other in zip(together, alone, strict=True):
-                assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def test_vectors(bundles: dict[str, Path]) -> None:
@@ -445,31 +386,6 @@ def test_a_bench_measures_texts(bundles: dict[str, Path]) -> None:
         bench.run(load_bundle(bundles["labels"]), None, ["ort"], dataclasses.replace(how, beams=2))
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_transformers_js_gives_the_same(head: str, bundles: dict[str, Path]) -> None:
-    model = txport.load(bundles[head])
-    rows = [[1, 5, 6, 7, 2], [1, 9, 2, 0, 0]]
-    mask = [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
-    found = transformers_js.encode(bundles[head], JS[head], rows, mask)
-    ours = infer(model.runtime, [rows[0], rows[1][:3]], model.facts)  # type: ignore[arg-type]
-    for output in model.facts.outputs:
-        theirs = np.array(found[output.name]["data"], np.float32).reshape(found[output.name]["dims"])
-        for row, one in enumerate(ours):
-            length = len(one[output.name]) if output.is_of_tokens else None
-            np.testing.assert_allclose(theirs[row][:length], one[output.name], atol=NEAR)
-
-
-def test_pipelines_of_transformers_js_give_the_same(bundles: dict[str, Path]) -> None:
-    (found,) = transformers_js.pipeline(bundles["tokens"], "fill-mask", ["good [MASK] b"])
-    ((ours,),) = txport.load(bundles["tokens"]).fill("good [MASK] b", top=len(found))
-    assert [each["token"] for each in found] == [each.id for each in ours]
-    assert [each["score"] for each in found] == pytest.approx([each.score for each in ours], abs=NEAR)
-    found = transformers_js.pipeline(bundles["labels"], "text-classification", TEXTS)
-    for (theirs,), (best,) in zip(found, txport.load(bundles["labels"]).classify(TEXTS, top=1), strict=True):
-        assert theirs["label"] == best.label
-        assert theirs["score"] == pytest.approx(best.score, abs=NEAR)
-
-
 def test_configs_that_make_no_model_are_refused() -> None:
     with pytest.raises(ConfigError, match="needs labels"):
         tiny("labels", labels=())
@@ -499,9 +415,3 @@ def test_the_page_runs_as_it_is_written(
     monkeypatch.chdir(tmp_path)
     exec(example, {})  # noqa: S102
     assert len(ast.literal_eval(capsys.readouterr().out)) == 3
-
-
-def test_the_page_names_every_key() -> None:
-    page = (ROOT / "docs" / "architectures" / "bert.md").read_text(encoding="utf-8")
-    missing = [field.name for field in dataclasses.fields(BertConfig) if f"`{field.name}`" not in page]
-    assert missing == []

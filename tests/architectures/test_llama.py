@@ -19,7 +19,7 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.ports import PREFILL, STEP
 from txport.errors import ConfigError, UnsupportedError
 from txport.exporters.check import operators
-from txport.models.architectures.llama import ARCHITECTURE, PRESETS, Llama, LlamaConfig, draw, frequencies, hugging_face
+from txport.models.architectures.llama import PRESETS, Llama, LlamaConfig, hugging_face
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.proof.parity.check import check
 from txport.runtimes.base import ContinuousRuntime
@@ -28,7 +28,6 @@ from txport.search.continuous import Scheduler
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
 
-SEEDS = range(100, 112)  # among which each variant is
 SMALL: dict[str, Any] = {
     "vocab_size": 32,
     "d_model": 32,
@@ -37,10 +36,6 @@ SMALL: dict[str, Any] = {
     "feed_forward": 48,
     "max_length": 32,
 }
-
-
-def drawn(seed: int) -> LlamaConfig:
-    return draw(np.random.default_rng(seed))
 
 
 def checkpoint(folder: Path, config: LlamaConfig) -> Path:
@@ -52,27 +47,6 @@ def checkpoint(folder: Path, config: LlamaConfig) -> Path:
             parameter.add_(0.2 * torch.randn(parameter.shape))
     save_checkpoint(folder, model)
     return folder
-
-
-def test_draws_are_of_every_variant() -> None:
-    configs = [drawn(seed) for seed in SEEDS]
-    for name, allowed in LlamaConfig.choices().items():
-        assert {getattr(each, name) for each in configs} == set(allowed), name
-    for name in ("attention_bias", "output_bias", "feed_forward_bias", "head_norm", "result_norm", "tied"):
-        assert {getattr(each, name) for each in configs} == {False, True}, name
-    for name in ("attention_cap", "logit_cap", "attention_scale", "rotary_local_layers", "unturned_layers", "windows"):
-        assert {bool(getattr(each, name)) for each in configs} == {False, True}, name
-    assert any(each.heads > each.key_heads for each in configs)
-    assert any(each.heads * each.head_size != each.d_model for each in configs)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_every_variant_is_proven(seed: int, tmp_path: Path) -> None:
-    """On the targets in turn; random models take both, in all precisions."""
-    loaded = load_checkpoint(str(checkpoint(tmp_path / "checkpoint", drawn(seed))))
-    bundle = bundle_of(loaded, tmp_path / "bundle", ("portable", "cpu")[seed % 2])
-    report = check(bundle, loaded, {"ort": "cpu"}, searches=False)
-    assert report.passed, report.failures()
 
 
 def became(bundle: Bundle, role: str) -> Counter[str]:
@@ -270,17 +244,6 @@ def test_interleaved_pairs_are_halves_in_another_order() -> None:
     with torch.no_grad():
         found = [each.extend(*given, each.empty_state(1)).logits for each in (one, other)]
     torch.testing.assert_close(*found, rtol=0, atol=1e-12)
-
-
-def test_configs_survive_json() -> None:
-    for config in (*PRESETS.values(), *map(drawn, SEEDS)):
-        assert LlamaConfig.from_dict(config.to_dict()) == config
-    assert ARCHITECTURE.config is LlamaConfig
-
-
-def test_frequencies_without_scaling_are_those_of_the_paper() -> None:
-    turns, scale = frequencies(LlamaConfig(**SMALL, head_size=4))
-    assert (turns.tolist(), scale) == ([1.0, 0.01], 1.0)
 
 
 def test_half_precision_survives_large_activations(tmp_path: Path) -> None:

@@ -19,9 +19,8 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.ports import DECODER, STEP, screens
 from txport.errors import UnsupportedError
 from txport.exporters.check import operators
-from txport.models import architecture
-from txport.models.architectures.transformer import ARCHITECTURE, Transformer, TransformerConfig, draw, facts
-from txport.models.checkpoint import config_of, load_checkpoint, save_checkpoint
+from txport.models.architectures.transformer import Transformer, TransformerConfig, facts
+from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.models.parts import sinusoids
 from txport.proof.parity.check import check
 from txport.search.generate import generate
@@ -75,36 +74,6 @@ def test_each_variant_passes_parity_and_finds_what_pytorch_finds(name: str, targ
     search = SearchOptions(max_new_tokens=12, beams=2)
     expected, actual = (generate(runtime, SOURCES, loaded.facts, search) for runtime in both)
     assert [[one.tokens for one in each] for each in actual] == [[one.tokens for one in each] for each in expected]
-
-
-def test_drawn_configs_are_of_every_kind() -> None:
-    drawn = [draw(np.random.default_rng(number)) for number in range(200)]
-    assert drawn[:9] == [draw(np.random.default_rng(number)) for number in range(9)]
-    for name, allowed in TransformerConfig.choices().items():
-        assert {getattr(config, name) for config in drawn} == set(allowed), name
-    for name in ("bias", "output_bias", "embedding_norm", "scale_embedding", "add_source_bos", "add_source_eos"):
-        assert {getattr(config, name) for config in drawn} == {True, False}, name
-    assert any(config.head_size * config.heads != config.d_model for config in drawn)
-    assert {config.position_offset for config in drawn} == {0, 1, 2}
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-@torch.no_grad()
-def test_cached_equals_uncached(name: str) -> None:
-    config = variant(name)
-    model = tiny_model(config).double()
-    generator = torch.Generator().manual_seed(0)
-    source, tokens = (torch.randint(3, config.target_vocab_size, (3, size), generator=generator) for size in (6, 9))
-    lengths = torch.tensor([6, 1, 4])
-    expected = model(source, lengths, tokens)
-    memory = model.encode(source, lengths)
-    state = model.empty_state(3)
-    parts = []
-    for token in tokens.split(1, 1):
-        logits, state, _ = model.decode(token, memory, state)
-        parts.append(logits)
-    assert expected.std() > 0.1
-    torch.testing.assert_close(torch.cat(parts, 1), expected, **TOLERANCE)
 
 
 def embedded(model: Transformer, ids: Tensor) -> Tensor:
@@ -208,11 +177,3 @@ def test_a_head_size_that_no_operator_takes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="a multiple of 8, this model's is 12; export it with target='portable'"):
         txport.export(tmp_path / "toy", tmp_path / "out", target="cpu")
     assert not (tmp_path / "out").exists()
-
-
-def test_the_architecture_is_found_by_its_name_and_by_its_config(tmp_path: Path) -> None:
-    assert architecture.find("transformer") == ARCHITECTURE
-    assert architecture.of(tiny_config()) == ARCHITECTURE
-    save_checkpoint(tmp_path, tiny_model(tiny_config()))
-    assert '"architecture": "transformer"' in (tmp_path / "config.json").read_text(encoding="utf-8")
-    assert config_of(tmp_path) == tiny_config()

@@ -14,7 +14,6 @@ from tests.cli.processes import ENVIRONMENT, SCRIPT, run
 from txport.cli import cli, completion
 from txport.models import architecture
 from txport.models.names import shipped
-from txport.runtimes import PROVIDERS
 
 Ask = Callable[[str, str], list[str]]
 PRESETS = [*architecture.presets()]
@@ -85,28 +84,10 @@ def test_presets_are_completed_where_the_shell_breaks_words(shell: str, ask: Ask
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_an_error_is_no_completion(shell: str, here: Path, tmp_path: Path) -> None:
-    """In an installation without PyTorch, for example, which presets need."""
-    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
-    asked = asked_by(shell, "txport run preset:b")
-    done = run(env={**ENVIRONMENT, **asked, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ENVIRONMENT.get('PYTHONPATH', '')}"})
-    assert (done.stdout, done.stderr) == ("", "")
-
-
-@pytest.mark.parametrize("shell", SHELLS)
 def test_every_shell_gets_its_script(shell: str) -> None:
     done = run(env={**ENVIRONMENT, "_TXPORT_COMPLETE": f"{shell}_source"})
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{shell}_complete" in done.stdout
-
-
-def test_no_other_instruction_runs_a_command() -> None:
-    done = run("--version", env={**ENVIRONMENT, "_TXPORT_COMPLETE": "nonsense"})
-    assert (done.returncode, done.stdout) == (1, "")
-
-
-def test_what_is_offered_is_what_there_is() -> None:
-    assert {"cpu", "cuda", "coreml"} <= set(PROVIDERS)
 
 
 BASH = """

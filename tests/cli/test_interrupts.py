@@ -1,15 +1,13 @@
-"""Ctrl-C and other signals at many moments of a command, from first line to last: one line and 130, or nothing."""
+"""Ctrl-C and other signals: one line and 130. `tests/system/kills.py` interrupts writers at each call."""
 
 from __future__ import annotations
 
 import ast
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,55 +19,7 @@ from txport.bundles.bundle import Bundle
 from txport.cli import INTERRUPTED
 from txport.system.terminal import ENDING
 
-OURS = re.compile(r"cli/__init__\.py\", line \d+, in main|^txport: ", re.MULTILINE)
-GOES_ON = "Failed checking if argv[0] is an import path entry"  # CPython's own, from before it opens our program
 BENCH = ["--rounds", 3, "--source", 4, "--tokens", 4, "--threads", 1]
-
-
-def interrupt(seconds: float, folder: Path, command: list[object], number: int) -> tuple[int, str]:
-    """Start a command and interrupt it, and all that it started as a terminal does, after so long."""
-    process = start(*command, cwd=folder, start_new_session=True)
-    time.sleep(seconds)
-    if process.poll() is None:
-        os.killpg(process.pid, number)
-    _, err = process.communicate(timeout=60)
-    return process.returncode, err
-
-
-def is_before_our_first_line(code: int, err: str) -> bool:
-    """Python itself is starting: no line of ours has had a chance. (It may print that it was interrupted and go on.)"""
-    return (-code in (*ENDING, -1) and not OURS.search(err)) or err.startswith(GOES_ON)
-
-
-def sweep(folder: Path, command: list[object], moments: int) -> Counter[int]:
-    """Let it end by itself, then end it by a signal at moments of that time; -> how often it ended with which code."""
-    begun = time.perf_counter()
-    process = start(*command, cwd=folder)
-    _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
-    whole = time.perf_counter() - begun
-    ended: Counter[int] = Counter()
-    for moment in range(1, moments + 1):
-        seconds = whole * moment / (moments + 1)
-        code, err = interrupt(seconds, folder, command, ENDING[moment % len(ENDING)])
-        if not is_before_our_first_line(code, err):
-            assert (code, err) in ((130, INTERRUPTED), (0, "")), f"after {seconds} s: {err}"
-            ended[code] += 1
-        assert not [name for name in os.listdir(folder) if name != "out"]  # noqa: PTH208
-    return ended
-
-
-def test_a_run_at_any_moment(bundle: Bundle, tmp_path: Path) -> None:
-    assert sweep(tmp_path, ["run", bundle.path, "bad"], 6)[130] > 1
-
-
-def test_an_export_at_any_moment(checkpoint: Path, tmp_path: Path) -> None:
-    assert sweep(tmp_path, ["export", checkpoint, "out", "--force"], 5)[130] > 1
-
-
-def test_a_benchmark_and_its_processes_at_any_moment(bundle: Bundle, tmp_path: Path) -> None:
-    runtimes = ["--runtime", "ort", "--runtime", "reference"]  # without PyTorch, which takes most of the time to import
-    assert sweep(tmp_path, ["bench", bundle.path, *runtimes, *BENCH], 5)[130] > 1
 
 
 def test_only_the_parent_of_a_benchmark_is_told(bundle: Bundle, checkpoint: Path, tmp_path: Path) -> None:

@@ -54,12 +54,6 @@ def test_each_package(name: str, bundle: Bundle, checkpoint: Path, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("how", ["ABI", "a part is missing", "empty"])  # besides those of test_each_package
-def test_however_it_breaks(how: str, bundle: Bundle, tmp_path: Path) -> None:
-    done = run("run", bundle.path, "bad", env=broken(tmp_path, BREAKS[how], "onnxruntime"))
-    assert_one_line(done, "the ort runtime needs onnxruntime, which is installed but does not import: ", 3)
-
-
 @pytest.mark.parametrize("names", [("numpy",), tuple(COMMANDS)[1:]], ids=["numpy", "the others"])
 def test_doctor_says_so(names: tuple[str, ...], tmp_path: Path) -> None:
     absent = sorted({*HEAVY} - {*names})
@@ -112,16 +106,3 @@ def test_what_is_no_package_of_others_is_not_blamed_on_one() -> None:
     with pytest.raises(UnavailableError) as absent, needed("it", "a test"):
         import there_is_none  # type: ignore[import-not-found] # noqa: F401
     assert str(absent.value) == "a test needs there_is_none, which is not installed: pip install 'it'"
-
-
-def test_the_first_error_of_a_chain_is_told_in_short() -> None:
-    try:
-        try:
-            raise ImportError("the cause " + "x" * 1000)
-        except ImportError as cause:
-            raise ImportError("a page\nof advice", name="numpy") from cause
-    except ImportError as error:
-        told = import_problem(error)
-    assert told is not None
-    assert "does not import: the cause xxx" in told
-    assert len(told) < 500

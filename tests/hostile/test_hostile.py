@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.hostile.case import Command, Place, command
-from tests.hostile.judge import KINDS, Ended, judge, snapshot
-from tests.hostile.sound import Sound
+from tests.hostile.judge import KINDS
 
 ROOT = Path(__file__).parents[2]
 GUARD = 300  # seconds, against a hang; it takes about 40
@@ -43,76 +40,3 @@ def test_planted_defects_are_found() -> None:
     for kind in KINDS:
         assert any(line.startswith(f"{kind}, ") for line in found), (kind, ended.stdout)
     assert "planted/good" not in ended.stdout
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "place", Sound(tmp_path))
-
-
-def kinds(place: Place, what: Command, code: int, out: str = "", err: str = "", peak: int = 0) -> set[str]:
-    seen = snapshot(place)
-    return {breach.kind for breach in judge(what, Ended(code, out, err, peak, seen, seen), place)}
-
-
-RUN = command("run", "bundle", codes=[2])
-
-
-@pytest.mark.parametrize(
-    ("code", "out", "err", "expected"),
-    [
-        (2, "", "txport: 'a' is no bundle; export it\n", set()),
-        (2, "", "Usage: txport run\n\nError: no such option '--x'\n", set()),
-        (2, "", "", {"message"}),
-        (2, "", "txport: one\ntxport: 2\n", {"message"}),
-        (2, "", "txport: KeyError('a')\n", {"message"}),
-        (2, "", "txport: 'a'\n", {"message"}),
-        (2, "", "txport: something is wrong\n", {"message"}),
-        (2, "", f"txport: '{'a' * 1000}' is no bundle\n", {"message"}),
-        (2, "", "no bundle 'a'\n", {"message"}),
-        (2, "", "txport: '\x1b[31m' is no bundle\n", {"control characters"}),
-        (2, "", "txport: '\u202e' is no bundle\n", {"control characters"}),
-        (3, "", "txport: 'a' is not here\n", {"exit code"}),
-        (0, "", "", {"exit code"}),
-        (1, "Traceback (most recent call last):\nKeyError: 'a'", "", {"traceback"}),
-    ],
-)
-def test_what_a_command_says_is_judged(place: Place, code: int, out: str, err: str, expected: set[str]) -> None:
-    assert kinds(place, RUN, code, out, err) == expected
-
-
-def test_json_is_judged(place: Place) -> None:
-    what = command("inspect", "bundle", "--json", codes=[0])
-    assert kinds(place, what, 0, '{"a": 1.5}') == set()
-    assert kinds(place, what, 0, '{"a": NaN}') == {"JSON"}
-    assert kinds(place, what, 0, "") == {"JSON"}
-
-
-def test_memory_is_judged(place: Place) -> None:
-    assert kinds(place, command("run", codes=[0]), 0, peak=2_000_000_000) == {"memory"}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda place: (place.home / "new").touch(),
-        lambda place: (place.temporary / "new").mkdir(),
-        lambda place: (place.outside / "precious.bin").write_bytes(b""),
-        lambda place: (place.outside / "precious.bin").unlink(),
-        lambda place: (place.inputs / "link").symlink_to("nowhere"),
-        lambda place: place.cwd.chmod(0o700),
-    ],
-)
-def test_changes_outside_are_judged(place: Place, change: Callable[[Place], object]) -> None:
-    before = snapshot(place)
-    change(place)
-    (place.out / "new").touch()
-    breaches = judge(command("run", codes=[0]), Ended(0, "", "", 0, before, snapshot(place)), place)
-    assert {breach.kind for breach in breaches} == {"files outside"}
-
-
-def test_pages_are_judged(place: Place) -> None:
-    (place.out / "m.md").write_text("| <img src=x> |", encoding="utf-8")
-    assert kinds(place, command("parity", codes=[0]), 0) == {"raw HTML"}
-    (place.out / "m.md").write_text("| `<img src=x>` |", encoding="utf-8")
-    assert kinds(place, command("parity", codes=[0]), 0) == set()

@@ -22,7 +22,6 @@ from tests.tiny import tiny_config, tiny_model
 from txport.errors import CheckpointError, ConfigError, OutputError, TxportError
 from txport.importing.against.hold import hold_against
 from txport.importing.draft import write_draft
-from txport.importing.likeness import role_of, templates
 from txport.models.checkpoint import expected_tensors, load_checkpoint
 from txport.models.model import Model
 from txport.models.names import CONFIG, RULES, WEIGHTS
@@ -168,20 +167,6 @@ def assert_same(folder: Path, model: Model) -> None:
     )
 
 
-def test_what_may_hold_several_is_never_renamed_to_one_of_them(tmp_path: Path) -> None:
-    model = own_gpt(tmp_path / "own", "mix", "last")
-    file = tmp_path / "own" / RULES
-    write_draft(tmp_path / "own", file, "gpt2")
-    text = file.read_text()
-    assert not re.search(r"rename = \{ pattern = '[^']*mix", text)
-    answer_config(file, model.config.to_dict())
-    assert answer(file, r'groups = "QUESTION[^"]*"', lambda _: "groups = 1") == 2
-    pattern = r"'QUESTION: (\S*) if it holds query, key, value; else a rename for each in place of this rule'"
-    assert answer(file, pattern, lambda found: f"'{found[1]}'") == 2
-    assert answer(file, r"'QUESTION: which tensor is it\? (\S*last\S*)'", lambda found: f"'{found[1]}'") == 2
-    assert_same(tmp_path / "own", model)
-
-
 def test_queries_may_be_more_than_the_keys_and_values_beside_them(tmp_path: Path) -> None:
     model = load_checkpoint("preset:llama-tiny").model
     found = renamed(expected_tensors(model), [(r"^decoder\.(\d+)\.", r"blocks.\1."), (r"attention\.(?!output)", "")])
@@ -260,13 +245,6 @@ def test_questions_are_told_whole(tmp_path: Path) -> None:
     assert str(told.value) == f"{tmp_path / RULES}: answer its questions first: {'; '.join(expected)}"
 
 
-def test_norms_near_zero_are_asked_about(tmp_path: Path) -> None:
-    """Gemma's multiply by 1 + weight, which no name tells."""
-    shutil.copy(FAMILIES / "gemma" / WEIGHTS, tmp_path)
-    write_draft(tmp_path, tmp_path / RULES)
-    assert "QUESTION: norm\\.weight$ if norms multiply by 1 + weight" in (tmp_path / RULES).read_text()
-
-
 def test_a_draft_says_why_it_can_t_be_made(tmp_path: Path) -> None:
     folder = save(tmp_path / "foreign", load_file(FAMILIES / "gpt2" / WEIGHTS), {})
     with pytest.raises(
@@ -282,28 +260,6 @@ def test_a_draft_says_why_it_can_t_be_made(tmp_path: Path) -> None:
     write_draft(folder / WEIGHTS, folder / RULES, "gpt2")
     with pytest.raises(OutputError, match="exists; a draft replaces no file"):
         write_draft(folder, folder / RULES, "gpt2")
-
-
-def test_layers_may_be_counted_from_one(tmp_path: Path) -> None:
-    expected = load_checkpoint(str(FAMILIES / "llama"))
-    weights = load_file(FAMILIES / "llama" / WEIGHTS)
-    counted = {
-        re.sub(r"layers\.(\d+)", lambda at: f"layer{int(at[1]) + 1}", name): each for name, each in weights.items()
-    }
-    folder = save(tmp_path / "foreign", counted, {})
-    write_draft(folder, folder / RULES)
-    answer_config(folder / RULES, expected.config.to_dict())
-    loaded = load_checkpoint(str(folder)).model.state_dict()
-    theirs = expected.model.state_dict()
-    assert all(torch.equal(tensor, theirs[each]) for each, tensor in loaded.items())
-
-
-def test_what_names_say() -> None:
-    shapes = {f"a.{at}.{part}": (2,) for at in (0, 1) for part in ("ln_1.g", "mlp.c_fc.b", "attn.c_attn.w", "x")}
-    found = templates({**shapes, "a.head": (3, 2)})
-    assert [(each.name, each.numbers) for each in found[:2]] == [("a.{}.ln_1.g", (0, 1)), ("a.{}.mlp.c_fc.b", (0, 1))]
-    assert (role_of("a.{}.attn.c_attn.w").what, role_of("a.{}.mlp.c_fc.b").what) == ("qkv", "inner")
-    assert role_of("dec.{}.encoder_attn.k_proj.bias").part == "cross"
 
 
 WORDS = [
@@ -357,22 +313,3 @@ def beside_one_another(size: int, inner: int, mixed: int) -> Tensors:
     drawn = torch.Generator().manual_seed(0)
     shapes |= {"head.weight": (50, size)}
     return {name: torch.rand(shape, generator=drawn) + 0.5 for name, shape in shapes.items()}
-
-
-@pytest.mark.parametrize(("inner", "mixed"), [(128, 32), (40, 32), (128, 48), (32, 32)])
-def test_maps_without_a_part_are_told_apart_by_their_shapes(inner: int, mixed: int, tmp_path: Path) -> None:
-    """The one behind attention is square, the others are not; else it is a question."""
-    folder = save(tmp_path / "mine", beside_one_another(32, inner, mixed), {})
-    (folder / CONFIG).unlink()
-    write_draft(folder, folder / RULES)
-    text = (folder / RULES).read_text(encoding="utf-8")
-    told = {"out": "attention.output", "fc": "feed_forward.inner", "proj": "feed_forward.outer"}
-    lines = [
-        rf"rename = {{ pattern = '^blocks\.(\d+)\.{given}\.{kind}$', to = 'decoder.\1.{own}.{kind}' }}  # likely"
-        for given, own in told.items()
-        for kind in ("weight", "bias")
-    ]
-    is_told = mixed == 32 != inner
-    assert [line in text for line in lines] == [is_told] * len(lines)
-    assert (f"feed_forward = {inner}\n" in text) == is_told
-    assert is_told or "QUESTION: which tensor is it?" in text

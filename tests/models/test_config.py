@@ -9,7 +9,7 @@ import pytest
 
 from tests.tiny import tiny_config
 from txport.errors import ConfigError
-from txport.models.architectures.transformer import PRESETS, TransformerConfig, facts
+from txport.models.architectures.transformer import TransformerConfig, facts
 from txport.models.checkpoint import config_of
 from txport.models.facts import Tokens
 
@@ -169,14 +169,3 @@ def test_file_refused_by_name(text: bytes, message: str, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=message) as caught:
         config_of(tmp_path)
     assert str(file) in str(caught.value)
-
-
-# Vaswani et al. 2017, table 3: layers, D, feed-forward, heads, H, dropout.
-@pytest.mark.parametrize(("name", "row"), [("base", (6, 512, 2048, 8, 64, 0.1)), ("big", (6, 1024, 4096, 16, 64, 0.3))])
-def test_presets_are_the_published_sizes(name: str, row: tuple[float, ...]) -> None:
-    config = PRESETS[name]
-    sizes = (config.d_model, config.feed_forward, config.heads, config.head_size, config.dropout)
-    assert (config.encoder_layers, *sizes) == row
-    assert config.decoder_layers == config.encoder_layers
-    assert (config.norm, config.positions, config.activation, config.tied) == ("post", "sinusoidal", "relu", "all")
-    assert config.scale_embedding

@@ -229,52 +229,6 @@ def test_everything_that_makes_it_is_in_its_digest(own: tuple[Path, Layout, Tran
     assert len(seen) == 4
 
 
-def test_twenty_damages_are_each_named(own: tuple[Path, Layout, Transformer]) -> None:
-    folder, weights, model = own
-    rng = random.Random(7)
-    text = (folder / RULES).read_text()
-    lines = len(text.splitlines())
-    for number in range(20):
-        name = rng.choice(sorted(weights))
-        own_name = name.removeprefix("net.")
-        tensor = weights[name]
-        changed = dict(weights)
-        rule = ""
-        match number % 7:
-            case 0:
-                del changed[name]
-                expected = f"missing {own_name} {tuple(tensor.shape)}"
-            case 1:
-                changed[f"more.{name}"] = tensor.clone()
-                expected = f"unexpected more.{name} {tuple(tensor.shape)}"
-            case 2:
-                changed[name] = torch.cat([tensor, tensor])
-                expected = f"{own_name} has shape {tuple(changed[name].shape)}, expected {tuple(tensor.shape)}"
-            case 3:
-                changed[name] = tensor * torch.nan
-                expected = f"{own_name} holds NaN or infinity"
-            case 4:
-                rule = f"[[rule]]\n# for {number}\ntranspose = 'no {number}'\n"
-                expected = f"{RULES} line {lines + 3}: the rule does nothing to any tensor"
-            case 5:
-                changed[f"{name}.old"] = tensor.clone()
-                rule = "[[rule]]\nrename = { pattern = '\\.old$', to = '' }\n"
-                expected = (
-                    f"{own_name} is made more than once: of {name} ({RULES} line {lines}) "
-                    f"and of {name}.old ({RULES} line {lines}, {RULES} line {lines + 2})"
-                )
-            case _:
-                rule = f"[[rule]]\nsplit = {{ pattern = '{own_name}', to = ['{own_name}', 'x'], groups = 7 }}\n"
-                expected = f"of shape {tuple(tensor.shape)} must hold "
-        save(folder, changed, text + rule)
-        with pytest.raises(CheckpointError) as caught:
-            load_checkpoint(str(folder))
-        assert expected in str(caught.value), number
-        assert str(caught.value).startswith(f"{folder / WEIGHTS} does not fit its config: ")
-    save(folder, weights, text)
-    assert torch.equal(logits_of(load_checkpoint(str(folder)).model), logits_of(model))
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -151,13 +151,6 @@ def test_tied_weights_are_one_tensor(tied: str, tensors: int) -> None:
     assert sum(parameter.shape[0] == len(VOCABULARY) for parameter in model.parameters()) == tensors
 
 
-def test_final_norms_only_with_pre_norm() -> None:
-    for norm, kind in (("pre", nn.LayerNorm), ("post", nn.Identity)):
-        model = tiny_model(tiny_config(norm=norm))
-        assert isinstance(model.encoder_norm, kind)
-        assert isinstance(model.decoder_norm, kind)
-
-
 def copy_attention(theirs: nn.MultiheadAttention, ours: Attention) -> None:
     projections = (ours.query, ours.key, ours.value)
     theirs.in_proj_weight.copy_(torch.cat([projection.weight for projection in projections]))

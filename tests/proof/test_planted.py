@@ -38,7 +38,7 @@ def assert_extreme(exact: Exact, weights: str) -> None:
 PLANTED = ["parity: positions start anew in every call"]  # the others of parity are among those of bisect
 PLANTED += [f"bisect: {name}" for name, fault in test_culprit.FAULTS.items() if fault[4] not in ("weight", "epsilon")]
 # Weights and epsilons are held against the checkpoint's bit for bit, whatever is computed with them: one of each tells.
-PLANTED += ["bisect: last bit of a weight", "bisect: epsilon, step 1"]
+PLANTED += ["bisect: last bit of a weight", "bisect: epsilon, encoder 1"]
 
 
 @pytest.mark.parametrize(("fault", "weights"), [(fault, EXTREMES[at % 2]) for at, fault in enumerate(PLANTED)])

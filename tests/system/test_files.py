@@ -14,9 +14,7 @@ import pytest
 
 from tests.system.folders import contents, names, write, write_file, write_half
 from txport.errors import OutputError
-from txport.system import stages
 from txport.system.files import staged_folder
-from txport.system.stages import exchange
 
 
 def test_a_folder_appears_whole(tmp_path: Path) -> None:
@@ -64,46 +62,6 @@ def test_a_block_that_fails_keeps_what_it_was_to_replace(old: Path, error: type[
         write_half(old, error("stop"))
     assert contents(old.parent) == {"out/precious": "old"}
     assert names(old.parent) == ["out"]
-
-
-@pytest.mark.parametrize("call", [1, 2])
-@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(5, "Input/output error")], ids=["Ctrl-C", "error"])
-def test_a_folder_that_is_replaced_is_always_there_whole(
-    old: Path, monkeypatch: pytest.MonkeyPatch, call: int, before: bool, error: BaseException
-) -> None:
-    """Where no exchange is: the old one is moved aside, then the new one in; both moves may fail or be interrupted."""
-    rename = Path.rename
-    calls = [0]
-
-    def failing(source: Path, target: Path) -> Path:
-        calls[0] += 1
-        if before and calls[0] == call:
-            raise error
-        moved = rename(source, target)
-        if not before and calls[0] == call:
-            raise error
-        return moved
-
-    monkeypatch.setattr(stages, "exchange", lambda one, other: False)
-    monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else OutputError):
-        write(old, force=True)
-    new = {"out/onnx/graph": "new", "out/manifest": "new"}
-    assert contents(old.parent) == (new if (call, before) == (2, False) else {"out/precious": "old"})
-    assert names(old.parent) == ["out"]
-
-
-def test_there_is_no_moment_without_a_folder_that_is_replaced(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the file system can exchange two folders."""
-    (old.parent / "other").mkdir()
-    if not exchange(old, old.parent / "other"):
-        pytest.skip("the file system of the temporary folder can't")
-    exchange(old, old.parent / "other")
-    (old.parent / "other").rmdir()
-    monkeypatch.setattr(Path, "rename", lambda *paths: pytest.fail("moved in two steps"))
-    write(old, force=True)
-    assert contents(old.parent) == {"out/onnx/graph": "new", "out/manifest": "new"}
 
 
 def test_a_file_is_never_replaced(tmp_path: Path) -> None:
@@ -198,12 +156,3 @@ FULL_DISK = """
     except Exception as error:
         print(type(error).__name__, error)
 """
-
-
-def test_a_disk_that_fills_up_is_our_error_in_one_line_and_leaves_nothing(old: Path) -> None:
-    with python(FULL_DISK, str(old)) as process:
-        stdout, stderr = process.communicate()
-    assert stdout == f"OutputError {old} can't be written: File too large; nothing was left there\n"
-    assert stderr == ""
-    assert contents(old.parent) == {"out/precious": "old"}
-    assert names(old.parent) == ["out"]

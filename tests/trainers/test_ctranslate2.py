@@ -18,7 +18,6 @@ from tests.architectures.seeded import bundle_of
 from tests.trainers.ctranslate2_files import OLD_HEADS, older, variables_of, written
 from tests.trainers.plain import DAMAGES, check_refused, damage
 from tests.trainers.record_ctranslate2_inputs import HEARD, PROMPTS, SOURCES, features
-from txport.errors import CheckpointError, ConfigError
 from txport.models.checkpoint import load_checkpoint
 from txport.models.model import Model
 
@@ -149,22 +148,6 @@ def test_a_truncated_file_is_refused(share: float, copied: Path) -> None:
     assert "model.bin is not a whole model of CTranslate2: " in check_refused(copied)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_any_bytes_are_refused_or_read(seed: int, copied: Path) -> None:
-    """A byte of a weight may be any; one that says what follows may not."""
-    path = copied / "model.bin"
-    rng = np.random.default_rng(seed)
-    data = bytearray(path.read_bytes())
-    for place in rng.integers(0, 2000 if seed % 2 else len(data), 5):
-        data[place] ^= int(rng.integers(1, 256))
-    path.write_bytes(data)
-    try:
-        load_checkpoint(str(copied))
-    except (CheckpointError, ConfigError) as error:
-        message = str(error)
-        assert "\n" not in message
-
-
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -182,18 +165,8 @@ def test_any_bytes_are_refused_or_read(seed: int, copied: Path) -> None:
             {"encoder/layer_0/self_attention/relative_position_keys": torch.zeros(3, 8)},
             "'encoder/layer_0/self_attention/relative_position_keys' is not supported",
         ),
-        (
-            "bart",
-            {"decoder/layer_0/self_attention/queries_scale": torch.tensor(1.0)},
-            "queries_scale differs between layers",
-        ),
         ("llama", {"decoder/layer_0/self_attention/rotary_dim": torch.tensor(4)}, "rotary_dim differs between layers"),
         ("llama", {"decoder/alibi": torch.tensor(1, dtype=torch.int8)}, "decoder/alibi 1 is not supported"),
-        (
-            "llama",
-            {"decoder/final_logit_softcapping": torch.tensor(30.0)},
-            "decoder/final_logit_softcapping 30.0 is not",
-        ),
         (
             "gpt2",
             {"decoder/pre_norm": torch.tensor(0, dtype=torch.int8)},
@@ -201,18 +174,8 @@ def test_any_bytes_are_refused_or_read(seed: int, copied: Path) -> None:
         ),
         (
             "opt-350m",
-            {"decoder/activation": torch.tensor(2, dtype=torch.int8)},
-            "an OPT needs the activation 'relu' and",
-        ),
-        (
-            "opt-350m",
             {"decoder/projection/bias": torch.zeros(32)},
             "the output projection of an OPT must be its embedding",
-        ),
-        (
-            "t5",
-            {"decoder/scale_outputs": torch.tensor(0.7)},
-            "decoder/scale_outputs 0.699999988079071 is not supported; it must be 1.0 or 0.25",
         ),
         ("t5", {"encoder/num_heads": torch.tensor(5, dtype=torch.int16)}, "heads must be alike, got 5 and 2"),
         (
@@ -220,17 +183,7 @@ def test_any_bytes_are_refused_or_read(seed: int, copied: Path) -> None:
             {"decoder/layer_1/self_attention/relative_attention_bias": torch.zeros(8, 2)},
             "decoder/layer_1/self_attention/relative_attention_bias differs from that of layer 0",
         ),
-        (
-            "t5",
-            {"decoder/layer_0/self_attention/queries_scale": torch.tensor(0.5)},
-            "queries_scale differs between layers",
-        ),
         ("gpt2", {"decoder/projection/bias": torch.zeros(28)}, "'decoder/projection/bias' of a decoder-only model is"),
-        (
-            "bert",
-            {"encoder/embeddings_merge": torch.tensor(0, dtype=torch.int8)},
-            "token embeddings other than those of",
-        ),
         ("bert", {"pooler_activation": torch.tensor(6, dtype=torch.int8)}, "pooler_activation 6 is not supported"),
     ],
 )

@@ -23,7 +23,6 @@ from tests.architectures.seeded import bundle_of
 from tests.tokenizers.corpus import lines
 from tests.tokenizers.test_agreement import FOLDER as TOKENIZERS
 from tests.tokenizers.test_agreement import said
-from tests.tokenizers.test_files import told_by
 from tests.trainers import marian, test_fairseq, test_opennmt
 from tests.trainers.plain import check_refused
 from txport.errors import CheckpointError, TextError, TxportError, UnsupportedError
@@ -453,36 +452,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own = Path(shutil.copytree(TEXTS / "ctranslate2", folder / "ctranslate2"))
     laid(own, source__spm="marian/source.spm", target__spm="marian/target.spm")
     return folder
-
-
-NONE = [b"", b"{}", b"[]", b"null", b"\xff\xfe", b"a: &b [*b]", b'{"a": 1}', b"\0" * 99]
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_damaged_file_is_one_line_or_makes_no_difference(name: str, folders: Path, tmp_path: Path) -> None:
-    rng = random.Random(name)
-    folder = Path(shutil.copytree(folders / name, tmp_path / name))
-    files = FILES[name]
-    refused = 0
-    for number in range(20):
-        path = folder / files[number % len(files)]
-        whole = path.read_bytes()
-        content = bytearray(whole)
-        if number % 4 == 0:
-            del content[rng.randrange(len(content)) :]
-        elif number % 4 == 1:
-            for _ in range(5):
-                content[rng.randrange(len(content))] = rng.randrange(256)
-        elif number % 4 == 2:
-            content = bytearray(rng.choice(NONE))
-        else:
-            content += content[: len(content) // 2]
-        path.write_bytes(content)
-        told = told_by(lambda: tokenizer_for(load_checkpoint(str(folder))).encode("The weather", "skip"))
-        refused += bool(told)
-        assert "\n" not in told
-        path.write_bytes(whole)
-    assert refused >= 10
 
 
 @pytest.mark.parametrize(

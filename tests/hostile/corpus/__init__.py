@@ -11,13 +11,10 @@ from tests.hostile.corpus import (
     goldens,
     graphs,
     manifests,
-    outputs,
     paths,
-    reports,
-    texts,
 )
 
-BUNDLES = (manifests, paths, graphs, goldens, texts, reports, outputs)
+BUNDLES = (manifests, paths, graphs, goldens)
 STRANGERS = (checkpoints, folders, audio, chats)
 PARTS = (*BUNDLES, *STRANGERS)
 

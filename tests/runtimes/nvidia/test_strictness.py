@@ -22,8 +22,8 @@ from txport.runtimes.base import running
 from txport.runtimes.ort import placement, providers, sessions
 from txport.runtimes.ort.nvidia import fit, options, problems, rtx
 from txport.runtimes.ort.nvidia.driver import Device
-from txport.runtimes.ort.nvidia.failures import FAILURES, explain
-from txport.runtimes.ort.nvidia.options import CUDA, NVIDIA, RTX, TENSORRT
+from txport.runtimes.ort.nvidia.failures import explain
+from txport.runtimes.ort.nvidia.options import CUDA, RTX, TENSORRT
 
 CPU = "CPUExecutionProvider"
 H100 = Device("NVIDIA H100", (9, 0), 80 << 30, 79 << 30)
@@ -196,19 +196,6 @@ def test_tensorrt_keeps_fp32_and_its_engines(
         assert stat.S_IMODE(engines.stat().st_mode) == 0o700, "engines are code"
 
 
-def test_tensorrt_rtx_keeps_its_engines_too(bundle: Bundle, gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    gpu.setenv("XDG_CACHE_HOME", str(tmp_path))
-    gpu.setattr(sessions, "builder", lambda provider: "1.31.1-1.1")
-    sessions.start_sessions(bundle, "tensorrt-rtx", 1)
-    (name, found), (second, _), cpu = OnProvider.asked
-    assert (name, second, cpu) == (RTX, CUDA, CPU)
-    engines = Path(found["nv_runtime_cache_path"])
-    assert engines.is_dir()
-    assert tmp_path in engines.parents
-    assert engines.parent.name.startswith("tensorrt-rtx-")
-    assert os.environ[fit.TF32] == "0"
-
-
 class Started:
     """What a session was started with."""
 
@@ -249,13 +236,6 @@ def test_engines_are_good_for_one_bundle_one_gpu_and_one_version(bundle: Bundle)
     assert len({key(), *others}) == 6
     assert key() == key(bundle=Bundle(Path("elsewhere"), bundle.manifest))
     assert not set("/\\ :") & set("".join(others)), "they are names of folders"
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_cache_that_cannot_be_written(bundle: Bundle, tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(OutputError, match=r"can't be written: .*XDG_CACHE_HOME"):
-        options.bundle_options(TENSORRT, bundle, ENCODER, H100, "1", tmp_path / "engines")
 
 
 def test_a_cache_where_a_file_lies(bundle: Bundle, tmp_path: Path) -> None:
@@ -346,12 +326,6 @@ def test_errors_of_the_gpu_say_what_to_do(message: str) -> None:
     assert "\n" not in line
 
 
-def test_the_table_of_failures_is_in_one_case() -> None:
-    signs = [sign for failure in FAILURES for sign in failure.signs]
-    assert signs == [sign.lower() for sign in signs]
-    assert len(set(signs)) == len(signs)
-
-
 def test_other_errors_are_not_the_gpus() -> None:
     for message in (
         "INVALID_ARGUMENT : Got invalid dimensions for input: x",
@@ -437,9 +411,3 @@ def test_tensorrt_rtx_is_a_package_of_its_own(
     else:
         assert reason is not None
         assert re.search(line, reason)
-
-
-def test_short_names() -> None:
-    assert runtimes.PROVIDERS["tensorrt-rtx"] == RTX
-    assert [providers.short_name(name) for name in NVIDIA] == ["cuda", "tensorrt", "tensorrt-rtx"]
-    assert [providers.device_of(name) for name in NVIDIA] == ["cuda", "cuda", "cpu"]
