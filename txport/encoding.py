@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NoReturn, Self, TypeVar, get_args, overload
+from typing import Any, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,20 @@ from txport.search.batching import at_once, in_batches
 from txport.system.numbers import switch, whole
 
 BATCH_SIZE = 32
+Texts = str | Iterable[str]
 Floats = NDArray[np.float32]
 Result = TypeVar("Result")
 TINY = 1e-12
 OTHERWISE = {"replaced": "original"}  # the opposite of a model's only label
+
+
+class Batches(TypedDict, total=False):
+    """Options of all methods: how texts are read and put into batches. `Encoder.infer` explains them."""
+
+    batch_size: int
+    batch_tokens: int | None
+    unknown: Unknown
+    special: bool
 
 
 @dataclass(frozen=True)
@@ -108,44 +118,36 @@ class Encoder:
                 raise
             return []
 
-    def infer(
-        self,
-        texts: str | Iterable[str],
-        *,
-        batch_size: int = BATCH_SIZE,
-        batch_tokens: int | None = None,
-        unknown: Unknown = "auto",
-        special: bool = False,
-    ) -> Iterator[Outputs]:
+    def infer(self, texts: Texts, **how: Unpack[Batches]) -> Iterator[Outputs]:
         """Yield all outputs of the model for each text in order, by name; outputs per token have shape (T, ...).
 
-        A batch has up to `batch_size` texts of similar length, and up to `batch_tokens` tokens, padding included; the
-        other texts of a batch do not change a result. `unknown` controls text outside the vocabulary: "token" uses the
-        unknown token, "error" raises, "skip" removes it (a text that becomes empty has the outputs {}), "auto" is
-        "token", or "error" for a tokenizer that has no unknown token or is character-level. With `special`, the
-        spelling of a special token in a text (`</s>`) is read as the token. Raises `TextError` for text that the model
-        can't take.
+        A batch has up to `batch_size` texts of similar length (default: 32), and up to `batch_tokens` tokens, padding
+        included; the other texts of a batch do not change a result. `unknown` controls text outside the vocabulary:
+        "token" uses the unknown token, "error" raises, "skip" removes it (a text that becomes empty has the outputs
+        {}), "auto" is "token", or "error" for a tokenizer that has no unknown token or is character-level. With
+        `special`, the spelling of a special token in a text (`</s>`) is read as the token. Raises `TextError` for text
+        that the model can't take.
         """
         require_ability(self.facts, "infer")
-        return self._each(texts, lambda _, outputs: outputs, batch_size, batch_tokens, unknown, special, nothing={})
+        return self._each(texts, lambda _, outputs: outputs, {}, **how)
 
     @overload
     def embed(
         self,
-        texts: str | Iterable[str],
+        texts: Texts,
         *,
-        pooling: Literal["mean", "first"] | None = ...,
-        normalize: bool | None = ...,
-        **how: Any,
+        pooling: Literal["mean", "first"] | None = None,
+        normalize: bool | None = None,
+        **how: Unpack[Batches],
     ) -> Floats: ...
 
     @overload
     def embed(
-        self, texts: str | Iterable[str], *, pooling: Literal["none"], normalize: bool | None = ..., **how: Any
+        self, texts: Texts, *, pooling: Literal["none"], normalize: bool | None = None, **how: Unpack[Batches]
     ) -> list[Floats]: ...
 
     def embed(
-        self, texts: str | Iterable[str], *, pooling: Pooling | None = None, normalize: bool | None = None, **how: Any
+        self, texts: Texts, *, pooling: Pooling | None = None, normalize: bool | None = None, **how: Unpack[Batches]
     ) -> Floats | list[Floats]:
         """Return one vector per text: (B, D). `pooling` is "mean" over tokens, or the "first" token.
 
@@ -157,31 +159,23 @@ class Encoder:
         return found if pooling == "none" else stacked(found, self.facts.width)
 
     def embed_iter(
-        self,
-        texts: str | Iterable[str],
-        *,
-        pooling: Pooling | None = None,
-        normalize: bool | None = None,
-        batch_size: int = BATCH_SIZE,
-        batch_tokens: int | None = None,
-        unknown: Unknown = "auto",
-        special: bool = False,
+        self, texts: Texts, *, pooling: Pooling | None = None, normalize: bool | None = None, **how: Unpack[Batches]
     ) -> Iterator[Floats]:
         """Like `embed`, for an iterable of any length; a text that "skip" leaves empty has an empty vector: (0,)."""
         require_ability(self.facts, "embed")
-        how: Pooling = self.defaults.get("pooling", "mean") if pooling is None else pooling
-        if how not in get_args(Pooling):
-            raise UnsupportedError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {quoted(how)}")
+        kind: Pooling = self.defaults.get("pooling", "mean") if pooling is None else pooling
+        if kind not in get_args(Pooling):
+            raise UnsupportedError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {quoted(kind)}")
         is_unit = switch("normalize", self.defaults.get("normalize", False) if normalize is None else normalize)
 
         def finish(_: Sequence[int], outputs: Outputs) -> Floats:
-            vectors = pool(outputs[HIDDEN].astype(np.float32, copy=False), how)
+            vectors = pool(outputs[HIDDEN].astype(np.float32, copy=False), kind)
             return unit(vectors) if is_unit else vectors
 
-        nothing = np.zeros((0, self.facts.width) if how == "none" else 0, np.float32)
-        return self._each(texts, finish, batch_size, batch_tokens, unknown, special, nothing=nothing)
+        nothing = np.zeros((0, self.facts.width) if kind == "none" else 0, np.float32)
+        return self._each(texts, finish, nothing, **how)
 
-    def classify(self, texts: str | Iterable[str], *, top: int | None = None, **how: Any) -> list[list[Label]]:
+    def classify(self, texts: Texts, *, top: int | None = None, **how: Unpack[Batches]) -> list[list[Label]]:
         """Return the `top` labels of each text (default: all), highest score first; `how` are the options of `infer`.
 
         Scores are softmax probabilities if labels are exclusive, sigmoid probabilities if they are independent, and the
@@ -189,16 +183,7 @@ class Encoder:
         """
         return list(self.classify_iter(texts, top=top, **how))
 
-    def classify_iter(
-        self,
-        texts: str | Iterable[str],
-        *,
-        top: int | None = None,
-        batch_size: int = BATCH_SIZE,
-        batch_tokens: int | None = None,
-        unknown: Unknown = "auto",
-        special: bool = False,
-    ) -> Iterator[list[Label]]:
+    def classify_iter(self, texts: Texts, *, top: int | None = None, **how: Unpack[Batches]) -> Iterator[list[Label]]:
         """Like `classify`, for an iterable of any length; yield results in order."""
         require_ability(self.facts, "classify")
         labels = self.facts.labels
@@ -209,24 +194,16 @@ class Encoder:
             found = scores(outputs[LOGITS], function)
             return [Label(labels[at], float(found[at])) for at in best(found, count)]
 
-        return self._each(texts, finish, batch_size, batch_tokens, unknown, special, nothing=[])
+        return self._each(texts, finish, [], **how)
 
-    def tag(self, texts: str | Iterable[str], **how: Any) -> list[list[Tag]]:
+    def tag(self, texts: Texts, **how: Unpack[Batches]) -> list[list[Tag]]:
         """Return the tokens of each text, except special tokens, with their most probable labels.
 
         `how` are the options of `infer`. See `likeliest` for models with a single label (ELECTRA's discriminator).
         """
         return list(self.tag_iter(texts, **how))
 
-    def tag_iter(
-        self,
-        texts: str | Iterable[str],
-        *,
-        batch_size: int = BATCH_SIZE,
-        batch_tokens: int | None = None,
-        unknown: Unknown = "auto",
-        special: bool = False,
-    ) -> Iterator[list[Tag]]:
+    def tag_iter(self, texts: Texts, **how: Unpack[Batches]) -> Iterator[list[Tag]]:
         """Like `tag`, for an iterable of any length; yield results in order."""
         require_ability(self.facts, "tag")
         left_out = self.facts.vocabulary.special
@@ -239,26 +216,17 @@ class Encoder:
             tokens = self.tokenizer.tokens([ids[place] for place in kept])
             return [Tag(token, *likeliest(found[place], labels)) for token, place in zip(tokens, kept, strict=True)]
 
-        return self._each(texts, finish, batch_size, batch_tokens, unknown, special, nothing=[])
+        return self._each(texts, finish, [], **how)
 
-    def fill(self, texts: str | Iterable[str], *, top: int = 5, **how: Any) -> list[list[list[Fill]]]:
+    def fill(self, texts: Texts, *, top: int = 5, **how: Unpack[Batches]) -> list[list[list[Fill]]]:
         """Return the `top` tokens for each mask of each text, most probable first; `how` are the options of `infer`."""
         return list(self.fill_iter(texts, top=top, **how))
 
-    def fill_iter(
-        self,
-        texts: str | Iterable[str],
-        *,
-        top: int = 5,
-        batch_size: int = BATCH_SIZE,
-        batch_tokens: int | None = None,
-        unknown: Unknown = "auto",
-        special: bool = False,
-    ) -> Iterator[list[list[Fill]]]:
+    def fill_iter(self, texts: Texts, *, top: int = 5, **how: Unpack[Batches]) -> Iterator[list[list[Fill]]]:
         """Like `fill`, for an iterable of any length; yield results in order."""
         require_ability(self.facts, "fill")
         finish = partial(self._fill, whole("top", top, 1))
-        return self._each(texts, finish, batch_size, batch_tokens, unknown, special, nothing=[], masked=True)
+        return self._each(texts, finish, [], masked=True, **how)
 
     def _fill(self, top: int, ids: Sequence[int], outputs: Outputs) -> list[list[Fill]]:
         filled = []
@@ -278,15 +246,15 @@ class Encoder:
 
     def _each(
         self,
-        texts: str | Iterable[str],
+        texts: Texts,
         finish: Callable[[Sequence[int], Outputs], Result],
-        batch_size: int,
-        batch_tokens: int | None,
-        unknown: Unknown,
-        special: bool,
-        *,
         nothing: Result,
+        *,
         masked: bool = False,
+        batch_size: int = BATCH_SIZE,
+        batch_tokens: int | None = None,
+        unknown: Unknown = "auto",
+        special: bool = False,
     ) -> Iterator[Result]:
         """Yield `finish(ids, outputs)` of each text, or `nothing` for a text that "skip" leaves empty.
 
