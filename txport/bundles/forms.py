@@ -27,19 +27,23 @@ class Form:
     """The storage form of a matrix (out, in). Raises `ValueError` for an unknown form.
 
     `plain` is fp32. `dynamic`, `rows`, `invariant` and `columns` have one scale per row of `out`; `blocks` has one per
-    `block` inputs of each row. The inputs `columns`, in ascending order, stay in fp32.
+    `block` inputs of each row, in 4 bits perhaps with `zeros`, a zero point for each. The inputs `columns`, in
+    ascending order, stay in fp32.
     """
 
     kind: str
     bits: int
     block: int | None = None
     columns: tuple[int, ...] = ()
+    zeros: bool = False
 
     def __post_init__(self) -> None:
         sizes = BLOCKS if self.kind == "blocks" else (None,)
         if self.bits not in BITS.get(self.kind, ()) or self.block not in sizes:
             description = f"{quoted(self.kind)} with bits {quoted(self.bits)} and block {quoted(self.block)}"
             raise ValueError(f"unknown storage form: {description}")
+        if self.zeros and (self.kind, self.bits) != ("blocks", 4):
+            raise ValueError(f"a storage form {quoted(self.kind)} with bits {quoted(self.bits)} and zero points")
         is_ascending = all(one < other for one, other in pairwise((-1, *self.columns)))
         if bool(self.columns) != (self.kind == "columns") or not is_ascending:
             raise ValueError(f"a storage form {quoted(self.kind)} with the columns {quoted(list(self.columns))}")
@@ -58,17 +62,19 @@ class Form:
         """Return a readable name, such as `int8 invariant` or `4-bit blocks of 32`."""
         if self.columns:
             return f"int8 with {len(self.columns)} columns in fp32"
-        return DESCRIPTIONS.get(self.kind, f"{self.bits}-bit blocks of {self.block}")
+        zeros = " with zero points" if self.zeros else ""
+        return DESCRIPTIONS.get(self.kind, f"{self.bits}-bit blocks of {self.block}{zeros}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values; `columns` only if there are any."""
+        """Return JSON values; `columns` and `zeros` only if there are any."""
         values = {"kind": self.kind, "bits": self.bits, "block": self.block}
-        return {**values, "columns": list(self.columns)} if self.columns else values
+        values |= {"columns": list(self.columns)} if self.columns else {}
+        return values | {"zeros": True} if self.zeros else values
 
     @classmethod
     def from_dict(cls, values: Any) -> Form:
         """Create a form from JSON values; raise `TypeError` or `ValueError` for invalid ones."""
-        _check_keys("a form", values, {"kind", "bits", "block", "columns"}, {"kind", "bits"})
+        _check_keys("a form", values, {"kind", "bits", "block", "columns", "zeros"}, {"kind", "bits"})
         kind = values["kind"]
         bits = values["bits"]
         block = values.get("block")
@@ -77,7 +83,10 @@ class Form:
         columns = values.get("columns", [])
         if not isinstance(columns, list) or not all(type(each) is int for each in columns):
             raise TypeError(f"the columns of a form must be a list of numbers, got {quoted(columns)}")
-        return cls(kind, bits, block, tuple(columns))
+        zeros = values.get("zeros", False)
+        if not isinstance(zeros, bool):
+            raise TypeError(f"zeros of a form must be true or false, got {quoted(zeros)}")
+        return cls(kind, bits, block, tuple(columns), zeros)
 
 
 PLAIN = Form("plain", 32)
@@ -89,9 +98,9 @@ def with_columns(columns: tuple[int, ...]) -> Form:
     return Form("columns", 8, columns=columns) if columns else INVARIANT
 
 
-def blocks_of(bits: int, block: int) -> Form:
-    """Return the form with one scale per block of inputs."""
-    return Form("blocks", bits, block)
+def blocks_of(bits: int, block: int, *, zeros: bool = False) -> Form:
+    """Return the form with one scale per block of inputs, and perhaps a zero point."""
+    return Form("blocks", bits, block, zeros=zeros)
 
 
 @dataclass(frozen=True)
@@ -102,8 +111,8 @@ class Stored:
     `sizes` rows if these differ. `form` is None if the precision has no choice: biases, and all weights of an fp32
     bundle. `scales` and `lookup_scales` name the initializers with the scales: (out,) or (out, blocks) for a matrix
     product, (out, blocks, 1) for a lookup. A graph that only looks tokens up may have no `scales`. Only blocks have
-    `lookup_scales`, and may have `lookup_zeros`, the zero point of each block. A form with columns in fp32 also has the
-    initializers `columns`, `places` and `rest`, and `spread` for a lookup.
+    `lookup_scales`, and may have `lookup_zeros`, the zero point of each block. A form with zero points also has the
+    initializer `zeros`, one with columns in fp32 `columns`, `places` and `rest`, and `spread` for a lookup.
     """
 
     weights: tuple[str, ...]
@@ -116,6 +125,11 @@ class Stored:
     def lookup_zeros(self) -> str | None:
         """The name of the initializer with the zero points of a lookup, in graphs that have one."""
         return None if self.lookup_scales is None else f"{self.lookup_scales}.zeros"
+
+    @property
+    def zeros(self) -> str:
+        """The name of the zero points (out, blocks / 2) of a product: the first of two is in the lower 4 bits."""
+        return f"{self.scales}.zeros"
 
     @property
     def columns(self) -> str:

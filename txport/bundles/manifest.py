@@ -83,7 +83,7 @@ class Manifest:
     architecture: str
     config: dict[str, Any]  # of the architecture
     facts: Facts
-    checkpoint: dict[str, str]  # name and sha256 of what was exported
+    checkpoint: dict[str, str]  # name and sha256 of what was exported; `quantised` if another tool quantised it
     tools: dict[str, str]  # versions
     generation: dict[str, Any] = field(default_factory=dict)
     not_followed: dict[str, Any] = field(default_factory=dict)  # the checkpoint's generation options without a search

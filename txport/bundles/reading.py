@@ -36,7 +36,7 @@ VALUES: Mapping[str, type | UnionType] = {
     "parity": dict,
     "files": dict,
 }
-CHECKPOINT_VALUES = {"name": str, "sha256": str}
+CHECKPOINT_VALUES = {"name": str, "sha256": str, "quantised": str}
 KEPT_VALUES = {"kept": list, "share": float, "limit": float, "bytes": int, "bytes_before": int, "loss_before": float}
 FILE_VALUES = {"sha256": str, "bytes": int}
 SHARED_VALUES = {"file": str, "offset": int, "dtype": str, "dims": list}
@@ -77,7 +77,7 @@ def _manifest(values: dict[str, Any]) -> Manifest:
         if name in values and type(values[name]) is not kind:
             expected = "true or false" if kind is bool else "an object"
             raise TypeError(f"{name} must be {expected}, got {quoted(values[name])}")
-    _check_types(values["checkpoint"], CHECKPOINT_VALUES)
+    _check_types({"quantised": "", **values["checkpoint"]}, CHECKPOINT_VALUES)
     if "original" in values:
         require_original(values["original"])
     if "loss" in values:

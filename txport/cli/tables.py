@@ -200,6 +200,8 @@ def show_bundle(bundle: Bundle, brief: bool) -> None:
     parity = ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in manifest.parity.items())
     echo()
     echo(f"checkpoint: {name} (SHA-256 {digest[:16]}...)")
+    if before := manifest.checkpoint.get("quantised"):
+        echo(f"quantised before: {before}")
     chosen = f", kernels for {manifest.rows} rows" if manifest.rows else ""
     echo(f"target: {manifest.target}, precision: {manifest.described_precision}, opset: {manifest.opset}{chosen}")
     echo("weights: none, so nothing runs it" if manifest.weightless else f"parity with PyTorch: {parity}")

@@ -54,6 +54,11 @@ def _require_single(checkpoint: Checkpoint, target: str, *, weights: bool) -> No
     require_single(target, checkpoint.facts)
 
 
+def _quantised(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the manifest's entry of a checkpoint that another tool has quantised."""
+    return {"quantised": checkpoint.quantised} if checkpoint.quantised else {}
+
+
 def _no_weights(name: str) -> Tensor:
     raise UnsupportedError(f"this model's graphs depend on the numbers of {name}, so they can't be without weights")
 
@@ -90,7 +95,7 @@ def export_graphs(
         architecture=architecture.name_of(checkpoint.config),
         config=checkpoint.config.to_dict(),
         facts=checkpoint.facts,
-        checkpoint={"name": checkpoint.name, "sha256": checkpoint.sha256},
+        checkpoint={"name": checkpoint.name, "sha256": checkpoint.sha256, **_quantised(checkpoint)},
         tools={"txport": __version__, **{name: version_of(name) for name in ("torch", "onnx", "onnxscript")}},
         generation=dict(checkpoint.generation),
         not_followed=dict(checkpoint.not_followed),

@@ -39,6 +39,7 @@ from txport.models.adapters.adapted import Adapted
 from txport.models.facts import Task
 from txport.models.model import Model
 from txport.models.parts import RMSNorm
+from txport.models.weights.packed import PackedReader
 from txport.models.weights.streamed import Read
 
 IN_PLACE_OPSET = 24  # first opset with operators that write caches in place and read them up to a length
@@ -51,7 +52,7 @@ class Job:
 
     `weights` states how each initializer is stored. `read` loads weights by name if the model is on the meta device.
     `quantised` contains the quantised matrices, shared by the graphs of a bundle. `unrounded` loads weights in full
-    precision if the model is in 16 bits.
+    precision if the model is in 16 bits. `packed` reads the matrices that another tool has quantised, by any name.
     """
 
     model: Model
@@ -62,6 +63,7 @@ class Job:
     read: Read | None = None
     quantised: Matrices = field(default_factory=dict)
     unrounded: Read | None = None
+    packed: Mapping[str, PackedReader] = field(default_factory=dict)
 
     @property
     def ports(self) -> Graph:
@@ -160,7 +162,7 @@ check_cuda = partial(
 
 
 def _quantise(how: Quantising, forms: Mapping[str, Form], tables: Collection[str], graph: ir.Model, job: Job) -> int:
-    found = apply_forms(graph, forms, tables, job.quantised, how, job.unrounded)
+    found = apply_forms(graph, forms, tables, job.quantised, how, job.unrounded, job.packed)
     job.weights = {**packs(graph), **found}
     return sum(stored.is_quantised for stored in found.values())
 

@@ -21,7 +21,7 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
 from txport.bundles.graphs import Maps, mapped, read_model
 from txport.errors import ParityError
-from txport.exporters.fused.quantize import Quantized, dequantize
+from txport.exporters.fused.quantize import Quantized, dequantize, unpack
 from txport.models.checkpoint import Checkpoint
 from txport.models.weights.copies import copied
 from txport.models.weights.plan import first_names
@@ -231,9 +231,11 @@ def held_weights(initializers: Mapping[str, Array], table: Mapping[str, Stored])
 def read_quantized(stored: Stored, values: Array, tensors: Mapping[str, Array]) -> Quantized | None:
     """Return a stored matrix of a graph; None if the graph has not all that belongs to it."""
     form, scales = stored.form, read_scales(stored, tensors)
-    if form is None or scales is None or (form.columns and stored.columns not in tensors):
+    wanted = form is not None and (stored.columns if form.columns else stored.zeros if form.zeros else None)
+    if form is None or scales is None or (wanted and wanted not in tensors):
         return None
-    return Quantized(form, values, scales, tensors[stored.columns] if form.columns else None)
+    zeros = unpack(tensors[stored.zeros])[:, : scales.shape[1]] if form.zeros else None
+    return Quantized(form, values, scales, tensors[stored.columns] if form.columns else None, zeros)
 
 
 def read_scales(stored: Stored, tensors: Mapping[str, Array]) -> Array | None:

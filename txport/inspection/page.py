@@ -133,7 +133,9 @@ def _running(manifest: Manifest, told: Told) -> Iterator[str]:
 def _facts(bundle: Bundle, told: Told) -> str:
     """Return the list of short facts in the header."""
     manifest = bundle.manifest
-    measures = [manifest.described_precision, f"opset {manifest.opset}", readable(bundle.size)]
+    before = manifest.checkpoint.get("quantised")
+    measures = [f"quantised before: {before}"] if before else []
+    measures += [manifest.described_precision, f"opset {manifest.opset}", readable(bundle.size)]
     description = [("", each) for each in (TASKS[manifest.facts.task], *told.about(manifest), *measures)]
     if told.has_parity:
         verdict = "not compared" if manifest.weightless else str(manifest.parity.get("verdict", "not compared"))

@@ -47,6 +47,7 @@ from txport.models.sources.fitting import fitted, require_computed, without_head
 from txport.models.sources.source import Source, read_source
 from txport.models.tokenizers.convert import companions_of
 from txport.models.tokenizers.load import tokenizer_of
+from txport.models.weights.packed import PackedReader, packed_weights
 from txport.models.weights.plan import Plan, first_names
 from txport.models.weights.streamed import Read, Unfilled, filled, in_memory, outline, streamed
 from txport.models.weights.values import Weights
@@ -73,7 +74,8 @@ STREAMED_ABOVE = 50_000_000  # parameters
 class Checkpoint:
     """A model that is ready to run in PyTorch, and its origin.
 
-    The `outline` of a large model has no weights: `read` returns each one by its first name.
+    The `outline` of a large model has no weights: `read` returns each one by its first name. `quantised` says how
+    another tool has quantised it, and `packed` reads its matrices of 4 bits, by each of their names.
     """
 
     name: str
@@ -84,6 +86,8 @@ class Checkpoint:
     not_followed: Mapping[str, Any] = field(default_factory=dict)  # its generation options that no search follows
     read: Read | None = None
     texts: Mapping[str, Path | str] | None = None  # tokenizer files by name; None for those in the folder
+    quantised: str = ""
+    packed: Mapping[str, PackedReader] = field(default_factory=dict)
 
     @cached_property
     def model(self) -> Model:
@@ -161,6 +165,9 @@ def load_checkpoint(name: str) -> Checkpoint:
         logger.warning("%s: %s %s is not followed; outputs may differ for it", folder, option, quoted(value))
     made_of = partial(Checkpoint, label(name), sha256=digest(name), folder=folder, texts=texts)
     made_of = partial(made_of, generation=defaults.options, not_followed=defaults.not_followed)
+    packed = packed_weights(made, weights)
+    packed = {name: packed[first] for name, first in first_names(model).items() if first in packed}
+    made_of = partial(made_of, quantised=source.quantised, packed=packed)
     if is_large(model):
         model = outline(build, source.config)
         require_computed(source, weights, made, model)

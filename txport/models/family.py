@@ -56,7 +56,6 @@ REFUSED = {  # well-known types that are not supported -> reason
     "olmo2": "it normalises all heads of a query at once, and only norms of each head are known",
     "granite": "it multiplies embeddings, residuals and logits by numbers of its own",
 }
-QUANTISED = "quantization_config"
 HEADLESS = re.compile(r"(?<!Head)(?<!Heads)(Encoder)?Model$")
 BARE = r"(?<!Head)(?<!Heads)Model"  # matches the end of the name of a class without a head
 
@@ -191,7 +190,6 @@ class Family:
             if alias in values and values.setdefault(name, values[alias]) != values[alias]:
                 raise ConfigError(f"{alias} {quoted(values[alias])} and {name} {quoted(values[name])} must be the same")
         published = Published(values, self.defaults[kind], special, weights)
-        _require_unquantised(values)
         if strange := [name for name in published.classes if not re.search(f"({self.classes})$", name)]:
             hint = ""
             if HEADLESS.search(strange[0]):
@@ -215,14 +213,6 @@ class Family:
         part = values.get(self.part, {})
         for each in (values, part if isinstance(part, Mapping) else {}):
             require_known(each, read, self.unused, self.off, published.type)
-
-
-def _require_unquantised(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for weights that another tool has quantised."""
-    if found := values.get(QUANTISED):
-        method = found.get("quant_method", found) if isinstance(found, Mapping) else found
-        fix = "export the model that it was made from; precision='int8' quantises it"
-        raise ConfigError(f"the weights are quantised by another tool ({QUANTISED} {quoted(method)}): {fix}")
 
 
 def _require_special(values: Mapping[str, Any], published: Published, found: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ FORMS = [
     INVARIANT,
     with_columns((3, 7, 200)),
     *(blocks_of(bits, size) for bits in (8, 4) for size in BLOCKS),
+    *(blocks_of(4, size, zeros=True) for size in BLOCKS),
 ]
 
 

@@ -197,6 +197,7 @@ def about(manifest: Manifest) -> str:
         ("precision", plain(manifest.described_precision)),
         ("opset", str(manifest.opset)),
         ("checkpoint", f"{code(checkpoint['name'])}, SHA-256 {code(checkpoint['sha256'])}"),
+        *([("quantised before", plain(checkpoint["quantised"]))] if "quantised" in checkpoint else []),
         ("parity with PyTorch", parity(manifest)),
         ("made with", plain(", ".join(f"{name} {version}" for name, version in tools.items()))),
     ]  # fmt: skip

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from txport.bundles.forms import BLOCKS, DYNAMIC, PLAIN, ROWS, Form, blocks_of, with_columns
 from txport.bundles.ports import PREFILL, STEP
 from txport.exporters.fused.packs import is_linear, parts_of
+from txport.models.weights.packed import PackedReader
 
 ALIKE = (32, 16)  # block sizes whose sums do not depend on the number of rows
 FEW_ROWS = 2  # up to this number of rows, the time is that of reading the weights
@@ -21,6 +22,7 @@ STREAMED = 64_000_000
 # SmolLM2-135M they lower the divergence from fp32 by 40 %, and take a tenth more time; see docs/few-bits.md.
 FINE = 200_000_000
 NO_COLUMNS: Mapping[str, tuple[int, ...]] = {}
+NO_PACKED: Mapping[str, PackedReader] = {}
 # Linear layers of the encoder that are stored in 4 bits to save space, although the encoder has many rows: those that
 # save the most bytes for the time lost.
 FOUR_BITS = frozenset({"ffn_out", "cross_key", "cross_value"})
@@ -64,14 +66,18 @@ def choose_forms(
     tables: Collection[str],
     keep: Collection[str] = (),
     columns: Mapping[str, tuple[int, ...]] = NO_COLUMNS,
+    packed: Mapping[str, PackedReader] = NO_PACKED,
 ) -> dict[str, Form]:
     """Return initializer -> form. A weight that several nodes or graphs read has one form, suitable for all of them.
 
     A linear layer without a tag stays in fp32: nothing is known of the values that it reads.
     `tags`: weight -> tag of its linear layer; `tables`: embedding tables; `keep`: weights that stay in fp32, together
-    with the weights that they are packed with; `columns`: weight -> its inputs to keep in fp32. All names are the
+    with the weights that they are packed with; `columns`: weight -> its inputs to keep in fp32; `packed`: those that
+    another tool has quantised, which int4 takes as they are, beside 8 bits of the others. All names are the
     checkpoint's.
     """
+    is_taken = precision == "int4" and bool(packed)
+    precision = "int8" if is_taken else precision
     forms: dict[str, Form] = {}
     kept: set[str] = set()
     weights = _weights_of_step(models[STEP]) if STEP in models else 0
@@ -83,6 +89,8 @@ def choose_forms(
             parts = parts_of(weight)
             small = all(tags.get(part) in FOUR_BITS for part in parts)
             form = choose(_shape(weight), role=role, small=small, columns=columns.get(parts[0], ()))
+            if is_taken and all(part in packed for part in parts):
+                form = blocks_of(4, max(ALIKE) if rows is None else packed[parts[0]].group, zeros=True)
             forms[str(weight.name)] = form if all(part in tags for part in parts) else PLAIN
     for value in (each for model in models.values() for each in model.graph.initializers.values()):
         name = str(value.name)

@@ -22,7 +22,7 @@ def _linear(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, ma
     x = node.inputs[0]
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if form.kind == "blocks":
-        yield in_blocks(model, x, values, stored, matrix, None, None, bias, accuracy_level=4)
+        yield in_blocks(model, x, values, stored, matrix, bias, accuracy_level=4)
         return
     scale = once(model, str(stored.scales), matrix.scales)
     if form == DYNAMIC:

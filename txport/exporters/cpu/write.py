@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from txport.bundles.manifest import Manifest
 from txport.exporters.cpu.choose import choose_forms
@@ -20,7 +21,8 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, keep: Collec
     source = checkpoint.outline
     target.require(source)
     matrices: Matrices = {}
-    jobs = {role: Job(source, manifest, role, read=checkpoint.reader, quantised=matrices) for role in manifest.graphs}
+    shared: dict[str, Any] = {"read": checkpoint.reader, "quantised": matrices, "packed": checkpoint.packed}
+    jobs = {role: Job(source, manifest, role, **shared) for role in manifest.graphs}
     models = {role: target.trace(job) for role, job in jobs.items()}
     for role, job in jobs.items():
         target.run(models[role], job)
@@ -31,7 +33,14 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, keep: Collec
         may = has_columns(manifest.facts.task, manifest.rows) and not manifest.weightless
         columns = find_columns(checkpoint) if may else {}
         forms = choose_forms(
-            models, manifest.precision, manifest.rows, tags=tags, tables=tables, keep=keep, columns=columns
+            models,
+            manifest.precision,
+            manifest.rows,
+            tags=tags,
+            tables=tables,
+            keep=keep,
+            columns=columns,
+            packed=checkpoint.packed,
         )
     for role, job in jobs.items():
         target.finish(models[role], job, forms)

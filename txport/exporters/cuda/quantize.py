@@ -22,12 +22,18 @@ BITS = {"int8": 8, "int4": 4}
 
 
 def choose_forms(
-    models: Mapping[str, ir.Model], precision: str, tables: Collection[str], tags: Collection[str]
+    models: Mapping[str, ir.Model],
+    precision: str,
+    tables: Collection[str],
+    tags: Collection[str],
+    packed: Collection[str] = (),
 ) -> dict[str, Form]:
     """Return initializer -> form for all matrices that the kernels support; the others are not quantised.
 
-    `tables`: names of embedding tables; `tags`: names of the matrices of linear layers with a tag.
+    `tables`: names of embedding tables; `tags`: names of the matrices of linear layers with a tag; `packed`: those that
+    another tool has quantised, which int4 takes as they are, beside 8 bits of the others.
     """
+    bits = 8 if packed else BITS[precision]
     weights = {name: value for model in models.values() for name, value in model.graph.initializers.items()}
     nodes = (node for model in models.values() for node in filter(is_product, model.graph))
     products = [node.inputs[1] for node in nodes if node.inputs[1] is not None]
@@ -36,9 +42,11 @@ def choose_forms(
     found: dict[str, Form] = {}
     for name in (name for name in weights if name in (multiplied - untagged) | {*tables}):
         rows, inputs = _shape(weights[name])
-        block = next((size for size in SIZES[BITS[precision]] if inputs % size == 0), None)
-        if block is not None and not (name in multiplied and rows % ALIGNED):
-            found[name] = blocks_of(BITS[precision], block)
+        block = next((size for size in SIZES[bits] if inputs % size == 0), None)
+        if precision == "int4" and packed and all(part in packed for part in parts_of(weights[name])):
+            found[name] = blocks_of(4, SIZES[4][0], zeros=True)
+        elif block is not None and not (name in multiplied and rows % ALIGNED):
+            found[name] = blocks_of(bits, block)
     return found
 
 

@@ -29,14 +29,15 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path) -> Manifest:
     target.require(source)
     module = source if dtype == torch.float32 else copied(source, dtype)
     matrices: Matrices = {}
-    shared: dict[str, Any] = {"read": checkpoint.reader, "quantised": matrices, "unrounded": _unrounded(checkpoint)}
+    shared: dict[str, Any] = {"read": checkpoint.reader, "quantised": matrices, "packed": checkpoint.packed}
+    shared |= {"unrounded": _unrounded(checkpoint)}
     jobs = {role: Job(module, manifest, role, **shared) for role in manifest.graphs}
     models = {role: target.trace(job) for role, job in jobs.items()}
     for role, job in jobs.items():
         target.run(models[role], job)
     forms = None
     if is_quantised(manifest.target, manifest.precision):
-        forms = choose_forms(models, manifest.precision, tables_of(source), tags_of(source))
+        forms = choose_forms(models, manifest.precision, tables_of(source), tags_of(source), checkpoint.packed)
         if not forms:
             need = f"{manifest.precision} on cuda needs matrices of whole blocks of {LEAST_BLOCK} inputs"
             raise UnsupportedError(

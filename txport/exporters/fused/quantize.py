@@ -1,6 +1,6 @@
 """Quantisation of weight matrices in each storage form, and dequantisation.
 
-Forms of a matrix (out, in), all symmetric (`bundles.forms` records them):
+Forms of a matrix (out, in), all but the last one symmetric (`bundles.forms` records them):
 
 - dynamic int8: one scale per row of `out`; activations are quantised at run time (DynamicQuantizeMatMul). The
   fastest form from a few rows on.
@@ -14,10 +14,12 @@ Forms of a matrix (out, in), all symmetric (`bundles.forms` records them):
   fastest for one or two rows. The cpu target uses accuracy level 4: activations are quantised row by row. In 4 bits,
   its kernels for small blocks sum all rows in the same order; kernels for larger blocks process two rows at a time and
   sum a last odd row in a different order. The cuda target has 16-bit scales and does not quantise activations.
+- 4-bit blocks with zero points: the same, and not symmetric. They take the weights that GPTQ and AWQ have quantised.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
@@ -28,6 +30,7 @@ from numpy.typing import NDArray
 
 from txport.bundles.forms import DYNAMIC, INVARIANT, Form
 from txport.errors import UnsupportedError
+from txport.models.weights.packed import Packed
 from txport.system.cores import cores
 
 Array = NDArray[Any]
@@ -45,6 +48,7 @@ class Quantized:
     values: Array
     scales: Array
     columns: Array | None = None  # (columns + 1, out): see `Stored.columns`
+    zeros: Array | None = None  # (out, blocks), from 0 to 15
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -60,11 +64,21 @@ class Quantized:
         """Return the rows of the matrix at an index, a slice or an array of integers."""
         values = self.values[:, rows] if self.form == DYNAMIC else self.values[rows]
         columns = None if self.columns is None else self.columns[:, rows]
-        return Quantized(self.form, values, self.scales[rows], columns)
+        zeros = None if self.zeros is None else self.zeros[rows]
+        return Quantized(self.form, values, self.scales[rows], columns, zeros)
+
+
+def joined(parts: Sequence[Quantized]) -> Quantized:
+    """Return matrices in blocks as one, row after row."""
+    values, scales = (np.concatenate([getattr(each, name) for each in parts]) for name in ("values", "scales"))
+    zeros = [each.zeros for each in parts if each.zeros is not None]
+    return Quantized(parts[0].form, values, scales, zeros=np.concatenate(zeros) if zeros else None)
 
 
 def quantize(matrix: Array, form: Form, scales_in: np.dtype[Any] = FLOAT32) -> Quantized:
     """Quantise a matrix (out, in), in parallel if it is large; scales have the dtype `scales_in`."""
+    if form.zeros:
+        return _with_zeros(matrix, form)
     if form.columns:
         rest = quantize(rest_of(matrix, form), INVARIANT, scales_in)
         columns = np.vstack([matrix[:, list(form.columns)].T, -sums_of_rows(rest)])
@@ -125,9 +139,46 @@ def _quantize(matrix: Array, form: Form, scales_in: np.dtype[Any]) -> tuple[Arra
     half = 2 ** (bits - 1)
     values = np.rint(blocks / scales[..., None].astype(np.float32))
     values = (np.clip(values, -half, half - 1) + half).astype(np.uint8)
-    if bits == 4:
-        values = values[..., 0::2] | (values[..., 1::2] << 4)  # the first of two inputs is in the lower 4 bits
-    return values, scales
+    return pack(values) if bits == 4 else values, scales
+
+
+def pack(values: Array) -> Array:
+    """Return numbers of 4 bits in bytes, two of the last axis in each; the first is in the lower 4 bits."""
+    if values.shape[-1] % 2:
+        values = np.concatenate([values, np.zeros_like(values[..., :1])], axis=-1)
+    packed: Array = values[..., 0::2] | (values[..., 1::2] << 4)
+    return packed
+
+
+def unpack(values: Array) -> Array:
+    """Return the numbers of 4 bits in bytes; the inverse of `pack`."""
+    unpacked: Array = np.stack([values & 15, values >> 4], axis=-1).reshape(*values.shape[:-1], -1)
+    return unpacked
+
+
+def quantized_of(packed: Packed, form: Form, scales_in: np.dtype[Any] = FLOAT32) -> Quantized:
+    """Return a matrix that another tool has quantised, in blocks with zero points that are its groups or parts of them.
+
+    Raises `UnsupportedError` if its scales are no numbers of the dtype `scales_in`.
+    """
+    assert form.block is not None
+    out, inputs = packed.codes.shape
+    times = inputs // form.block // packed.scales.shape[1]
+    scales, zeros = (np.repeat(each, times, axis=1) for each in (packed.scales, packed.zeros))
+    if not np.array_equal(scales.astype(scales_in), scales):
+        raise UnsupportedError(f"its scales are no numbers of {scales_in}")
+    values = pack(packed.codes.reshape(out, -1, form.block))
+    return Quantized(form, values, scales.astype(scales_in), zeros=zeros)
+
+
+def _with_zeros(matrix: Array, form: Form) -> Quantized:
+    """Quantise a matrix to blocks whose range is that of their weights and 0."""
+    blocks = matrix.reshape(len(matrix), -1, form.block or 1)
+    low, high = np.minimum(blocks.min(axis=-1), 0), np.maximum(blocks.max(axis=-1), 0)
+    scales = _safe((high - low) / 15)
+    zeros = np.rint(-low / scales)
+    codes = np.clip(np.rint(blocks / scales[..., None]) + zeros[..., None], 0, 15).astype(np.uint8)
+    return Quantized(form, pack(codes), scales, zeros=zeros.astype(np.uint8))
 
 
 def _outwards(scales: Array, kind: np.dtype[Any]) -> Array:
@@ -154,9 +205,9 @@ def dequantize(quantized: Quantized) -> Array:
     bits = quantized.form.bits
     values = quantized.values
     if bits == 4:
-        values = np.stack([values & 15, values >> 4], axis=-1).reshape(*values.shape[:2], -1)
+        values = unpack(values)
     matrix: Array = values.astype(np.float32)
-    matrix -= 2 ** (bits - 1)
+    matrix -= 2 ** (bits - 1) if quantized.zeros is None else quantized.zeros[..., None]
     matrix *= quantized.scales[..., None].astype(np.float32)
     return matrix.reshape(len(values), -1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,21 +15,28 @@ from torch import nn
 from txport.bundles.forms import PLAIN, Form, Stored
 from txport.errors import UnsupportedError
 from txport.exporters.fused.packs import MICROSOFT, parts_of, stored_as
-from txport.exporters.fused.quantize import Quantized, quantize, shapes
+from txport.exporters.fused.quantize import Quantized, joined, pack, quantize, quantized_of, shapes
 from txport.exporters.trace import weight_names
 from txport.models.parts import Linear
+from txport.models.weights.packed import PackedReader
 from txport.models.weights.streamed import Read
 
 Array = NDArray[Any]
 
 
 class Matrix:
-    """A matrix in one storage form. All is computed on demand; only the scales and columns in fp32 are cached."""
+    """A matrix in one storage form. All is computed on demand; only the scales and columns in fp32 are cached.
 
-    def __init__(self, tensor: ir.TensorProtocol, form: Form, scales_in: ir.DataType) -> None:
+    `packed` are the matrices in 4 bits of which it is made, row after row, if another tool has quantised it.
+    """
+
+    def __init__(
+        self, tensor: ir.TensorProtocol, form: Form, scales_in: ir.DataType, packed: Sequence[PackedReader] = ()
+    ) -> None:
         self._tensor = tensor
         self._form = form
         self._scales_in = scales_in
+        self._packed = packed
         self._cached: Quantized | None = None  # without values
         out, inputs = tensor.shape.numpy()
         values, scales = shapes(out, inputs, form)
@@ -37,6 +45,7 @@ class Matrix:
         self.scales = self._of_scales(scales)
         self.lookup_scales = self._of_scales((*scales, 1))  # the same bytes as `scales`
         self.lookup_zeros = _zeros((*scales, 1), form.bits)
+        self.zeros = ir.LazyTensor(self._read_zeros, ir.DataType.UINT8, ir.Shape([out, -(-scales[-1] // 2)]))
         columns = ir.Shape([len(form.columns) + 1, out])
         self.columns = ir.LazyTensor(self._read_columns, ir.DataType.FLOAT, columns)
 
@@ -54,6 +63,11 @@ class Matrix:
         assert columns is not None
         return ir.tensor(columns)
 
+    def _read_zeros(self) -> ir.TensorProtocol:
+        zeros = self._small().zeros
+        assert zeros is not None
+        return ir.tensor(pack(zeros))
+
     def _small(self) -> Quantized:
         """Return what is cached."""
         if self._cached is None:
@@ -67,8 +81,11 @@ class Matrix:
         return quantized.values
 
     def _quantized(self) -> Quantized:
+        kind = self._scales_in.numpy()
         try:
-            return quantize(self._tensor.numpy(), self._form, self._scales_in.numpy())
+            if self._packed:
+                return joined([quantized_of(each.read(), self._form, kind) for each in self._packed])
+            return quantize(self._tensor.numpy(), self._form, kind)
         except UnsupportedError as error:
             raise UnsupportedError(f"{self._tensor.name} can't be quantised: {error}") from error
 
@@ -106,12 +123,14 @@ def apply_forms(
     matrices: Matrices,
     how: Quantising,
     read: Read | None = None,
+    packed: Mapping[str, PackedReader] = MappingProxyType({}),
 ) -> dict[str, Stored]:
     """Quantise the weights of linear layers and of lookups in `tables`; return initializer -> how it is stored.
 
     `forms`, `tables`: by names of the graph's initializers; weights without a form are not changed. `matrices`: cache
     of matrices shared with other graphs, extended by new ones. `read`: loads weights by the checkpoint's names if the
-    graph's are rounded; None: use the graph's weights.
+    graph's are rounded; None: use the graph's weights. `packed`: the matrices that another tool has quantised, which
+    forms with zero points take as they are.
     """
     recorded: dict[str, Stored] = {}
     held: dict[str, tuple[ir.Value, Stored, Matrix]] = {}
@@ -125,8 +144,10 @@ def apply_forms(
             recorded[name] = stored_as(weight, PLAIN)
             continue
         if name not in held:
-            matrix = matrices.get((name, form)) or Matrix(_numbers(weight, read), form, how.scales_in)
-            matrices[name, form] = matrix
+            if (name, form) not in matrices:
+                given = [packed[part] for part in parts_of(weight) if part in packed] if form.zeros else []
+                matrices[name, form] = Matrix(_numbers(weight, read), form, how.scales_in, given)
+            matrix = matrices[name, form]
             held[name] = _store(model, weight, form, matrix, is_table=name in tables)
         values, stored, matrix = held[name]
         recorded[str(values.name)] = stored
@@ -214,15 +235,18 @@ def in_blocks(
     values: ir.Value,
     stored: Stored,
     matrix: Matrix,
-    *more: ir.Value | None,
+    bias: ir.Value | None = None,
     **attributes: int,
 ) -> ir.Node:
-    """Return a MatMulNBits node x @ weight.T for a weight in blocks; `more`: inputs after the scales."""
+    """Return a MatMulNBits node x @ weight.T + bias for a weight in blocks."""
     assert stored.form is not None
     out, blocks = matrix.scales.shape.numpy()
     block = stored.form.block or 1
     sizes = {"K": blocks * block, "N": out, "bits": stored.form.bits, "block_size": block}
-    inputs = [x, values, once(model, str(stored.scales), matrix.scales), *more]
+    inputs: list[ir.Value | None] = [x, values, once(model, str(stored.scales), matrix.scales)]
+    zeros = once(model, stored.zeros, matrix.zeros) if stored.form.zeros else None
+    if zeros is not None or bias is not None:
+        inputs += [zeros] if bias is None else [zeros, None, bias]
     return ir.node("MatMulNBits", inputs, attributes={**sizes, **attributes}, domain=MICROSOFT)
 
 

@@ -35,6 +35,7 @@ def load_transformers(
     """Load the model of a folder in Hugging Face format; code in the folder is never run.
 
     `renamed` are names in the files and those of `weights`, which lack a prefix that transformers does not remove.
+    Matrices of 4 bits are given to it in float32: it runs those of GPTQ and AWQ only with further packages, on a GPU.
     Raise `CheckpointError` if transformers can't load it or the folder lacks tensors.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -48,7 +49,11 @@ def load_transformers(
     try:
         kind = _class(transformers, folder, facts)
         with _without_bar(transformers.utils.logging):
-            module, told = kind.from_pretrained(str(folder), **how)
+            place: str | None = str(folder)
+            if weights.grids:
+                place, how["state_dict"] = None, {name: weights[name] for name in weights.shapes}
+                how["config"] = _unquantised(transformers.AutoConfig.from_pretrained(str(folder)))
+            module, told = kind.from_pretrained(place, **how)
     except MemoryError:
         raise
     except Exception as error:  # it has many
@@ -62,6 +67,13 @@ def load_transformers(
     module = module.cpu().eval()
     _restore_scales(module)
     return Original(name, module, _run(facts), _names(module, weights, name, folder), masks=facts.task != "causal")
+
+
+def _unquantised(config: Any) -> Any:
+    """Return a config of a folder in 4 bits for its weights in float32."""
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return config
 
 
 def _dtype_option(version: str) -> str:

@@ -76,10 +76,7 @@ def _removed(names: Iterable[str], shortened: Iterable[str]) -> str:
 
 def _renamed(weights: Weights, names: dict[str, str]) -> Weights:
     """Return weights by new names; those whose new names are not distinct keep the old ones."""
-    old = {new: name for name, new in names.items()}
-    if len(old) < len(names):
-        return weights
-    return Weights({new: weights.shapes[name] for new, name in old.items()}, lambda name: weights[old[name]])
+    return weights.renamed(names) if len({*names.values()}) == len(names) else weights
 
 
 def require_computed(source: Source, weights: Weights, made: Plan, model: nn.Module) -> None:

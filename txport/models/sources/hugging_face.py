@@ -17,6 +17,7 @@ from txport.models.facts import Facts
 from txport.models.generation import Defaults, require_known_options, search_defaults
 from txport.models.names import CONFIG, GENERATION, INDEX, MODULES, PREPROCESSOR, TOKENIZER, TRANSFORMERS, WEIGHTS
 from txport.models.pooling import is_of_sentences, longest_sentence, pooling_defaults
+from txport.models.sources.packed import CONFIG_KEY, Layout, read_layout, unpacked
 from txport.models.sources.source import Format, Source, place_of, read_weights
 from txport.models.tokenizers.convert import companions_of
 from txport.models.tokenizers.settings import Settings
@@ -38,14 +39,21 @@ def read(folder: Path) -> Source:
     values = read_config(folder / CONFIG)
     config = config_as(folder, values)
     kind = family.find(values[family.TYPE])
+    layout = read_layout(folder, values)
     return Source(
         config=config,
         rules=(*kind.weights, *architecture.of(config).weights),
-        weights=partial(read_weights, folder),
+        weights=partial(_read_weights, folder, layout),
         place=place_of(folder),
         generation=partial(defaults, folder),
         original=TRANSFORMERS,
+        quantised="" if layout is None else layout.describe(),
     )
+
+
+def _read_weights(folder: Path, layout: Layout | None) -> Weights:
+    weights = read_weights(folder)
+    return weights if layout is None else unpacked(weights, layout, place_of(folder))
 
 
 def _values(path: Path) -> dict[str, Any]:
@@ -53,10 +61,10 @@ def _values(path: Path) -> dict[str, Any]:
     return read_config(path) if path.is_file() else {}
 
 
-def _weights(folder: Path) -> Weights | None:
+def _weights(folder: Path, layout: Layout | None) -> Weights | None:
     """Return the tensors of a folder's safetensors; None if there are none."""
     has_some = any((folder / name).is_file() for name in (WEIGHTS, INDEX))
-    return read_weights(folder) if has_some else None
+    return _read_weights(folder, layout) if has_some else None
 
 
 def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
@@ -65,6 +73,8 @@ def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
     longest = longest_sentence(folder)
     try:
         kind = family.find(values[family.TYPE])
+        layout = read_layout(folder, values)
+        values = {name: value for name, value in values.items() if name != CONFIG_KEY}
         if of_sentences and kind.architecture != ENCODER:
             raise ConfigError(f"{family.TYPE} {quoted(values[family.TYPE])} is not supported with {MODULES}")
         if of_sentences:
@@ -72,7 +82,7 @@ def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
         beside = {Path(name).stem: _values(folder / name) for name in (GENERATION, PREPROCESSOR)}
         tokens = beside[Path(GENERATION).stem]
         values = {**values, **{name: tokens[name] for name in GENERATED if tokens.get(name) is not None}, **beside}
-        made = kind.read(values, _special_tokens(folder), partial(_weights, folder))
+        made = kind.read(values, _special_tokens(folder), partial(_weights, folder, layout))
         if of_sentences and longest is not None:
             made["text_length"] = min(longest, made["max_length"])
         return architecture.find(kind.architecture).config.from_dict(made)

@@ -48,7 +48,7 @@ class Source:
     the default search options. Errors about weights name the file or folder `place`. `lines` are the lines of the
     user's rules: number of the rule -> "txport.toml line 7". `texts` returns the text files of a bundle if they are not
     made from files of transformers. `original` is what can run the original model: "transformers", "none" if txport's
-    own module is the original, or "" if only the user knows it.
+    own module is the original, or "" if only the user knows it. `quantised` says how another tool has quantised it.
     """
 
     config: Config
@@ -59,6 +59,7 @@ class Source:
     lines: Mapping[int, str] = field(default_factory=dict)
     texts: Callable[[], Mapping[str, Path | str]] | None = None
     original: str = ""
+    quantised: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,11 +14,35 @@ from txport.errors import quoted
 from txport.models.weights.steps import Dims, MisfitError, Part, Shape, Step
 
 
-class Weights(Mapping[str, Tensor]):
-    """The tensors of a checkpoint's files: their shapes are known, each tensor is read when it is requested."""
+class Grid(NamedTuple):
+    """A matrix in 4 bits, in the order of its weights: `codes`, and the scale and the zero point of each of them."""
 
-    def __init__(self, shapes: Mapping[str, Shape], read: Callable[[str], Tensor]) -> None:
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+
+
+class GridReader(NamedTuple):
+    """Reads a matrix in 4 bits; its scales and zero points are the same in each `group` of consecutive inputs."""
+
+    group: int
+    read: Callable[[], Grid]
+
+
+class Weights(Mapping[str, Tensor]):
+    """The tensors of a checkpoint's files: their shapes are known, each tensor is read when it is requested.
+
+    `grids` reads each matrix that the files hold in 4 bits, by the name of its weights.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, Shape],
+        read: Callable[[str], Tensor],
+        grids: Mapping[str, GridReader] = MappingProxyType({}),
+    ) -> None:
         self.shapes = shapes
+        self.grids = grids
         self._read = read
 
     def __getitem__(self, name: str) -> Tensor:
@@ -36,7 +62,15 @@ class Weights(Mapping[str, Tensor]):
 
     def joined(self, other: Weights) -> Weights:
         """Return these tensors together with others, which must have other names."""
-        return Weights({**self.shapes, **other.shapes}, lambda name: (self if name in self else other)[name])
+        shapes, grids = {**self.shapes, **other.shapes}, {**self.grids, **other.grids}
+        return Weights(shapes, lambda name: (self if name in self else other)[name], grids)
+
+    def renamed(self, new: Mapping[str, str]) -> Weights:
+        """Return these tensors by other names: `new` has a new name for each one."""
+        old = {to: name for name, to in new.items()}
+        shapes = {to: self.shapes[name] for to, name in old.items()}
+        grids = {new[name]: grid for name, grid in self.grids.items()}
+        return Weights(shapes, lambda to: self[old[to]], grids)
 
 
 @dataclass(frozen=True)

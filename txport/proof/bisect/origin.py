@@ -66,7 +66,8 @@ def graphs(role: str, held: Checkpoint, manifest: Manifest) -> Iterator[tuple[st
     """Yield (step, graph) after each step of the export; the same graph is modified in place."""
     first = first_names(held.outline)
     model = copied(held.outline, getattr(torch, manifest.dtype))
-    job = Job(model, manifest, role, read=held.reader, unrounded=lambda name: held.tensor(first[name]))
+    shared: dict[str, Any] = {"unrounded": lambda name: held.tensor(first[name]), "packed": held.packed}
+    job = Job(model, manifest, role, read=held.reader, **shared)
     quantises = bool(manifest.quantization)
     yield from stages(TARGETS[manifest.target], job, lambda graph: forms_in(graph, manifest) if quantises else None)
 

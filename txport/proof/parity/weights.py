@@ -15,7 +15,7 @@ from txport.bundles.graphs import Maps
 from txport.bundles.manifest import Manifest
 from txport.exporters.cpu.rewrite import zeros_name
 from txport.exporters.cpu.screening import INITIALIZERS, initializers_of, shorten
-from txport.exporters.fused.quantize import Quantized, rest_of, spread_of, sums_of_rows
+from txport.exporters.fused.quantize import Quantized, pack, rest_of, spread_of, sums_of_rows
 from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights, read_quantized
 from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint, expected_tensors
@@ -66,7 +66,7 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
                 if place is None or place not in compared:
                     expected = checkpoint.tensor(aliases[held.name]).numpy()
                     expected = expected if held.quantized is not None else expected.astype(dtype, copy=False)
-                    compared[place] = compare_held(role, held, expected)
+                    compared[place] = compare_held(role, held, expected, is_exact=_is_taken(held, checkpoint))
                 yield replace(compared[place], runtime=role)
             elif held.name in known:
                 values = known[held.name]
@@ -129,7 +129,7 @@ def unheld(bundle: Bundle, checkpoint: Checkpoint) -> dict[str, list[str]]:
 def place_of(held: Held) -> Any:
     """Return the location of a weight and its scales in a memory-mapped file; None if they are not mapped."""
     whole = held.quantized
-    parts = [held.values] if whole is None else [whole.values, whole.scales, whole.columns]
+    parts = [held.values] if whole is None else [whole.values, whole.scales, whole.zeros, whole.columns]
     arrays = [each for each in parts if each is not None]
     if not all(_is_mapped(array) for array in arrays):
         return None
@@ -165,14 +165,19 @@ def first_names(model: Model) -> dict[str, str]:
     return {name: first[id(tensor)] for name, tensor in model.named_parameters(remove_duplicate=False)}
 
 
-def compare_held(role: str, held: Held, expected: Array) -> Comparison:
-    """Compare one weight of a graph with the checkpoint's.
+def _is_taken(held: Held, checkpoint: Checkpoint) -> bool:
+    """Return whether a weight in 4 bits is that of another tool, which has the same numbers in a bundle."""
+    return held.form is not None and held.form.zeros and held.name in checkpoint.packed
+
+
+def compare_held(role: str, held: Held, expected: Array, *, is_exact: bool = False) -> Comparison:
+    """Compare one weight of a graph with the checkpoint's; it must be the same if it is not quantised or `is_exact`.
 
     The unit of a quantised weight is the step of the finest grid that includes the largest weight of its row or block.
     The largest difference and the RMS of all differences are bounded, so coarser and shifted grids fail. A large matrix
     is compared in pieces of some rows, and the worst piece is returned.
     """
-    if held.form is None or expected.shape != held.values.shape:
+    if held.form is None or is_exact or expected.shape != held.values.shape:
         return compare(WEIGHTS, role, 0, held.name, expected, held.values, 0.0, kind=WEIGHTS)
     if columns := list(held.form.columns):
         wanted, found = (each[:, columns] for each in (expected, held.values))
@@ -228,6 +233,8 @@ def _of_form(stored: Stored, whole: Quantized) -> dict[str, Array]:
     found = {str(stored.scales): scales, str(stored.lookup_scales): scales[..., None]}
     if stored.lookup_zeros is not None:
         found[stored.lookup_zeros] = np.full((*scales.shape, 1), {8: 0x80, 4: 0x88}[form.bits], np.uint8)
+    if whole.zeros is not None:
+        found[stored.zeros] = pack(whole.zeros)
     if whole.columns is not None:
         inputs = whole.shape[1]
         found[stored.columns] = np.vstack([whole.columns[:-1], -sums_of_rows(whole)]).astype(np.float32)

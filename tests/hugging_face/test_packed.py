@@ -1,0 +1,27 @@
+"""Folders of GPTQ and AWQ compute what transformers computes with the same weights in fp32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.models.packed import write_folder
+from txport.importing.against.hold import hold_against
+
+pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "phi3"])
+def test_a_folder_in_4_bits_equals_transformers(method: str, family: str, tmp_path: Path) -> None:
+    biases: dict[str, Any] = {"change": add_biases} if family == "qwen2" else {}
+    write_folder(tmp_path / "folder", method, family=family, **biases)
+    assert hold_against(str(tmp_path / "folder"), "transformers").passed
+
+
+def add_biases(tensors: dict[str, Any]) -> None:
+    """Add the biases that the class of Qwen 2 has: those of queries, keys and values."""
+    for name in [name for name in tensors if name.endswith(("q_proj.scales", "k_proj.scales", "v_proj.scales"))]:
+        tensors[name.replace("scales", "bias")] = tensors[name][0] * 100
