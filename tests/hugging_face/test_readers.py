@@ -1,12 +1,15 @@
-"""SentencePiece's maps of characters: our ids are SentencePiece's own, and those of readers in JavaScript."""
+"""SentencePiece's maps and users' own pieces: our ids are SentencePiece's own, and those of readers in JavaScript."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import random
 import unicodedata
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,13 +20,14 @@ from txport.models.tokenizers.convert import companions_of
 
 MAPS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
 FEW = 30  # of a thousand
+USERS = ("<sep>", "//", "7", "the", "\u2581and", "\u2026", "\uff21\uff22", "<CTRL>")  # the map changes the last three
 SARA_AM = "\u0e33"  # a vowel of Thai that Unicode counts as a letter
 
 
-def t5_of(folder: Path, normalization: str) -> Path:
+def t5_of(folder: Path, normalization: str, **how: Any) -> Path:
     """The files of a T5 whose SentencePiece model normalises texts so."""
     folder.mkdir()
-    train(folder / "spiece.model", normalization=normalization, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    train(folder / "spiece.model", normalization=normalization, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, **how)
     (folder / "config.json").write_text(json.dumps({"model_type": "t5"}), encoding="utf-8")
     return folder
 
@@ -74,3 +78,38 @@ def test_ids_are_those_of_sentencepiece(name: str, tmp_path: Path) -> None:
     end = ours.tokenizer.encode("").ids
     for line in texts:
         assert ours.tokenizer.encode(line).ids == [*theirs.encode(line), *end], line
+
+
+def with_users(lines: Sequence[str]) -> list[str]:
+    """These lines, in turn as they are, with pieces of a user among the words, and within words."""
+    rng = random.Random(1)
+    users = [text.replace("\u2581", " ") for text in USERS]
+    found = []
+    for number, line in enumerate(lines):
+        words = line.split(" ")
+        for _ in range(number % 3):
+            at = rng.randrange(len(words))
+            words[at : at + rng.randrange(2)] = [words[at] + rng.choice(users), rng.choice(users)]
+        found.append(" ".join(words))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Recommended")
+@pytest.mark.parametrize("trims", [True, False])
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_pieces_of_a_user_have_the_ids_of_sentencepiece(kind: str, trims: bool, tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    how = {"model_type": kind, "user_defined_symbols": list(USERS), "remove_extra_whitespaces": trims}
+    folder = t5_of(tmp_path / "folder", "nmt_nfkc_cf", **how)
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spiece.model"))
+    sides = sides_of(kind, companions_of(folder), tmp_path / "sides")
+    (side,) = sides.values()
+    side.lines = with_users([line for line in side.lines if not is_dropping(line)])
+    ours = side.in_python()
+    used = set()
+    for line, ids in zip(side.lines, ours.ids, strict=True):
+        assert ids == [*theirs.encode(line), 1], line
+        used |= {theirs.id_to_piece(each) for each in ids[:-1]}
+    assert used >= {*USERS}
+    for reader in READERS:
+        assert differences(ours, in_javascript(sides)[kind][reader], side.lines) == []

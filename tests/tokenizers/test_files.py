@@ -103,7 +103,6 @@ SOUND = piece("<unk>", 2) + piece("<s>", 3) + piece("</s>", 3) + piece("\u2581a"
         (SOUND + field(3, field(5, 0)), "keeps spaces as they are"),
         (SOUND + field(5, field(2, b"map")), "changes decoded text"),
         (SOUND + piece("c", 5), "has pieces that are not to be used"),
-        (SOUND + piece("c", 4) + field(3, field(4, 0)), "a piece 'c' of its user"),
         (SOUND + field(3, field(2, b"\xff\0\0\0")), "a map of characters that can't be read"),
         (SOUND + piece("c", 9), "is of the kind 9"),
         (SOUND + piece("c", score=float("nan")), "a piece has the score nan"),

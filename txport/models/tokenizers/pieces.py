@@ -13,7 +13,6 @@ from txport.models.tokenizers.sentencepiece import (
     BYTE_SCORE,
     CONTROL,
     UNKNOWN,
-    USER,
     Pieces,
     decoder_of,
     model_of,
@@ -69,14 +68,14 @@ def _special(found: Pieces) -> list[Added]:
     return [Added(piece.text) for piece in found.pieces if piece.kind in (CONTROL, UNKNOWN)]
 
 
-def users_of(found: Pieces, prefixed: bool) -> list[Added]:
-    """Return the user-defined pieces, which are matched before all others."""
-    users = [piece.text for piece in found.pieces if piece.kind == USER]
-    if users and prefixed and not found.trims:
-        raise CheckpointError(
-            f"{found.path} has a piece {quoted(users[0])} of its user, which no tokenizer.json can say"
-        )
-    return [Added(text, special=False, normalized=True) for text in users]
+def users_of(found: Pieces, prefix: bool | None = None) -> list[Added]:
+    """Return the user-defined pieces as added tokens, which the library matches before all others; `prefix`: `made_of`.
+
+    There are none if spaces are added or removed at the ends of a text, because readers would do that beside each.
+    """
+    if found.trims or (found.adds_prefix if prefix is None else prefix):
+        return []
+    return [Added(text, special=False, normalized=True) for text in found.users]
 
 
 def made_of(
@@ -98,12 +97,13 @@ def made_of(
     if unknown not in words.ids:
         raise CheckpointError(f"the vocabulary of {found.path} has no {quoted(unknown)}, its unk_token")
     prefix = found.adds_prefix if prefix is None else prefix
-    prefix_first = prefix and (prefix_first or any(piece.kind == USER for piece in found.pieces))
+    place = ("first" if prefix_first else "all") if prefix else None
+    users = found.users if prefix or found.trims else ()
     text = assemble(
         words,
-        model_of(found, words.slots, words.ids[unknown]),
-        normalizer=normalizer_of(found, prefix and not prefix_first),
-        pre_tokenizer=splitter_of(found, prefix_first),
+        model_of(found, words.slots, words.ids[unknown], users),
+        normalizer=normalizer_of(found, place, users),
+        pre_tokenizer=splitter_of(found, place, users),
         decoder=decoder_of(found, prefix),
         before=before,
         after=after,
@@ -120,7 +120,7 @@ def t5(settings: Settings) -> Made:
     names = [f"<extra_id_{extra - 1 - number}>" for number in range(extra)]
     slots |= {size + number: (name, 0.0) for number, name in enumerate(names)}
     special = [*_special(found), *(Added(name, lstrip=True, rstrip=True) for name in names)]
-    words = vocabulary(settings, slots, T5, special, users_of(found, True))
+    words = vocabulary(settings, slots, T5, special, users_of(found))
     return made_of(found, words, [], [words.named["eos_token"]])
 
 
@@ -135,7 +135,7 @@ def pegasus(settings: Settings) -> Made:
     first = [named[0], named[1], sentence, named[2], *(f"<unk_{number}>" for number in range(2, OFFSET))]
     slots: Slots = {id_: (token, 0.0) for id_, token in enumerate(first)}
     slots |= {place + OFFSET: (piece.text, piece.score) for place, piece in enumerate(found.pieces) if place > 1}
-    words = vocabulary(settings, slots, PEGASUS, map(Added, first), users_of(found, True))
+    words = vocabulary(settings, slots, PEGASUS, map(Added, first), users_of(found))
     return made_of(found, words, [], [words.named["eos_token"]])
 
 
@@ -165,7 +165,7 @@ def xlm_roberta(settings: Settings) -> Made:
     slots = _fairseq(settings, found)
     mask = settings.token("mask_token", "<mask>") or ""
     slots[max(slots) + 1] = (mask, 0.0)
-    words = vocabulary(settings, slots, FAIRSEQ, [Added(mask, lstrip=True)], users_of(found, True))
+    words = vocabulary(settings, slots, FAIRSEQ, [Added(mask, lstrip=True)], users_of(found))
     return made_of(found, words, [words.named["cls_token"]], [words.named["sep_token"]])
 
 
@@ -178,7 +178,7 @@ def camembert(settings: Settings) -> Made:
     mask = settings.token("mask_token", "<mask>") or ""
     slots[max(slots) + 1] = (mask, 0.0)
     special = [Added(mask, lstrip=True), *map(Added, first)]
-    words = vocabulary(settings, slots, FAIRSEQ, special, users_of(found, True))
+    words = vocabulary(settings, slots, FAIRSEQ, special, users_of(found))
     return made_of(found, words, [words.named["cls_token"]], [words.named["sep_token"]])
 
 
@@ -201,9 +201,7 @@ def _multilingual(languages_of: Callable[[Settings], Languages | None]) -> Calla
         names = [token for token in settings.others() if token != mask]
         if not settings.added():
             slots |= {len(slots) + number: (token, 0.0) for number, token in enumerate([*names, mask])}
-        words = vocabulary(
-            settings, slots, FAIRSEQ, [Added(mask, lstrip=True), *map(Added, names)], users_of(found, True)
-        )
+        words = vocabulary(settings, slots, FAIRSEQ, [Added(mask, lstrip=True), *map(Added, names)], users_of(found))
         languages = languages_of(settings)
         if languages is None:
             fix = "save its tokenizer with transformers anew"
@@ -312,8 +310,6 @@ def _by_ids(
 
     In the target's, tokens keep their names.
     """
-    if any(piece.kind == USER for piece in (*source.pieces, *target.pieces)):
-        raise CheckpointError(f"{source.path} has pieces of its user, which no tokenizer.json can say")
     sides = []
     for found in (source, target):
         scores = {piece.text: piece.score for piece in found.pieces}

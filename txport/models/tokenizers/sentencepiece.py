@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # kinds of piec
 WORDS = f"{SPACE}[^{SPACE}]*|[^{SPACE}]+"  # transformers.js has no `MergedWithNext`
 KINDS = {1: "Unigram", 2: "BPE"}
 BYTE_SCORE = -1e5  # below all pieces: bytes are used only for text that has no pieces
+USER_SCORE = -0.1  # above all pieces, as SentencePiece has it
 # entries of every character map that composes letters: Latin, Devanagari and Korean
 CANONICAL = {"e\u0301": "\u00e9", "\u0958": "\u0915\u093c", "\u1112\u1161\u11ab": "\ud55c"}
 # transformers.js applies one character map, SentencePiece's `nmt_nfkc`, in place of any. It makes spaces of these,
@@ -29,7 +31,8 @@ SPACED = "\u200d\t\n\r\u200b\u200c\u200e\u200f\u2028\u2029\u2581\ufeff\ufffd"
 UNMAPPED = "\u061c"  # keeps this one, which `nmt_nfkc` maps,
 UNFOLDED = "\u0130\u1e9e\uff5e"  # and lowers no letters: these keep their form in maps that lower others
 SIGMAS = "\u03a3\u03c2"  # become an inner sigma in such maps; JavaScript's lower case depends on their place
-STAND_IN = 0xFDD0  # the first of 32 codes that no text has, since they are no characters
+STAND_IN, STAND_INS = 0xFDD0, 32  # the first code, and the number, of those that no text has: they are no characters
+LONGEST_RULE = 8  # characters of an entry of a character map
 HALF_WIDTH = range(0xFF66, 0xFF9E)  # half-width Japanese letters
 HALF_WIDTH_MARKS = "\uff9e\uff9f"  # with a letter before them, two characters for one sound
 
@@ -54,6 +57,11 @@ class Pieces:
     adds_prefix: bool
     trims: bool  # remove spaces at both ends, and all but one of several
     byte_fallback: bool
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """The user-defined pieces, which are matched before all others: longest first."""
+        return tuple(sorted((each.text for each in self.pieces if each.kind == USER), key=len, reverse=True))
 
     @property
     def unknown(self) -> int:
@@ -136,13 +144,19 @@ def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
         yield number, varint(content, start, end)[0] if kind == VARINT else content[start:end]
 
 
-def model_of(found: Pieces, vocabulary: dict[int, tuple[str, float]], unknown: int) -> dict[str, Any]:
-    """Return the model of a `tokenizer.json`; `vocabulary` maps ids to tokens and scores."""
+def model_of(
+    found: Pieces, vocabulary: dict[int, tuple[str, float]], unknown: int, users: Sequence[str]
+) -> dict[str, Any]:
+    """Return the model of a `tokenizer.json`; `vocabulary` maps ids to tokens and scores.
+
+    `users` are the user-defined pieces that are no added tokens.
+    """
     size = max(vocabulary) + 1
     listed = [vocabulary.get(id_, (f" unused {id_}", 0.0)) for id_ in range(size)]
     if found.kind == "Unigram":
         kinds = {piece.text: piece.kind for piece in found.pieces}
-        scored = [(text, BYTE_SCORE if kinds.get(text) == BYTE else score) for text, score in listed]
+        fixed = {BYTE: BYTE_SCORE, USER: USER_SCORE}
+        scored = [(text, fixed.get(kinds.get(text, NORMAL), score)) for text, score in listed]
         return {"type": "Unigram", "unk_id": unknown, "vocab": scored, "byte_fallback": found.byte_fallback}
     ids = {text: id_ for id_, (text, _) in enumerate(listed)}
     return {
@@ -155,6 +169,7 @@ def model_of(found: Pieces, vocabulary: dict[int, tuple[str, float]], unknown: i
         "byte_fallback": found.byte_fallback,
         "vocab": ids,
         "merges": _merges(found),
+        **({"ignore_merges": True} if users else {}),
     }
 
 
@@ -171,23 +186,54 @@ def _merges(found: Pieces) -> list[tuple[str, str]]:
     return [(first, second) for _, first, second in pairs]
 
 
-def normalizer_of(found: Pieces, prepends: bool) -> dict[str, Any]:
-    """Return the normalizer of texts; with `prepends`, a space is added before each section of a text.
+def normalizer_of(found: Pieces, prefix: str | None, users: Sequence[str]) -> dict[str, Any]:
+    """Return the normalizer of texts. A space is added before each section of a text if the `prefix` is "all".
 
     The library looks up a character together with its marks, and uses the first entry that is a prefix. Composing
-    characters first gives the result of SentencePiece, which uses the longest entry.
+    characters first gives the result of SentencePiece, which uses the longest entry. `users` are the user-defined
+    pieces that are no added tokens: the character map leaves them as they are.
     """
     parts: list[dict[str, Any]] = []
     if found.charsmap:
         try:
+            kept = _kept(found.charsmap, users)
+            parts += [replace(text, stand_in) for text, stand_in in kept.items()]
             parts += [*_composing(found.charsmap), *_mapping(found.charsmap)]
+            parts += [replace(stand_in, text) for text, stand_in in kept.items()]
         except (struct.error, IndexError, ValueError) as error:
             raise CheckpointError(f"{found.path} has a map of characters that can't be read: {error}") from error
     if found.trims:  # not the ends of lines: `^` and `$` match there too
-        parts += [replace(" +", " ", regex=True), replace(rf"\A +|[ {SPACE}]+\z", "", regex=True)]
-    if prepends:
+        parts += [replace(" +", " ", regex=True), *_trimming(prefix)]
+    if prefix == "all":
         parts.append({"type": "Prepend", "prepend": SPACE})
     return {"type": "Sequence", "normalizers": [*parts, replace(" ", SPACE)]}
+
+
+def _trimming(prefix: str | None) -> list[dict[str, Any]]:
+    """Return normalizers that remove spaces at both ends; the first one becomes the `prefix` if that is "first".
+
+    The library adds a space only to what was the start of the text before it was normalised.
+    """
+    if prefix != "first":
+        return [replace(rf"\A +|[ {SPACE}]+\z", "", regex=True)]
+    return [replace(rf"[ {SPACE}]+\z", "", regex=True), replace(r"\A +", SPACE, regex=True)]
+
+
+def _kept(charsmap: bytes, users: Sequence[str]) -> dict[str, str]:
+    """Return stand-ins for those user-defined pieces that a character map would change."""
+    changed = [text for text in users if _is_changed(charsmap, text.replace(SPACE, ""))]
+    first = STAND_IN + len(SPACED + UNFOLDED)
+    most = STAND_IN + STAND_INS - first
+    if len(changed) > most:
+        raise CheckpointError(
+            f"a map of characters changes {len(changed)} pieces of its user; at most {most} can be kept"
+        )
+    return {text: chr(first + at) for at, text in enumerate(changed)}
+
+
+def _is_changed(charsmap: bytes, text: str) -> bool:
+    parts = (text[start : start + size] for start in range(len(text)) for size in range(1, LONGEST_RULE + 1))
+    return any(_mapped(charsmap, part) is not None for part in parts)
 
 
 def _composing(charsmap: bytes) -> list[dict[str, Any]]:
@@ -253,17 +299,38 @@ def replace(text: str, other: str, *, regex: bool = False) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"Regex" if regex else "String": text}, "content": other}
 
 
-def splitter_of(found: Pieces, prepends_first: bool) -> dict[str, Any] | None:
+def splitter_of(found: Pieces, prefix: str | None, users: Sequence[str]) -> dict[str, Any] | None:
     """Return a pre-tokenizer that splits before words if no piece has two words: the result is the same, but faster.
 
-    With `prepends_first`, a space is added at the start of a text, but not after a special token.
+    If the `prefix` is "first", a space is added at the start of a text, but not after a special token. A BPE model also
+    splits around `users`, its user-defined pieces, which it never joins with others.
     """
     whole = any(SPACE in piece.text[1:] for piece in found.pieces if piece.kind in (NORMAL, USER))
-    if prepends_first:
-        return {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": not whole}
-    if whole:
-        return None
-    return {"type": "Split", "pattern": {"Regex": WORDS}, "behavior": "Isolated", "invert": False}
+    parts: list[dict[str, Any]] = []
+    if prefix == "first":
+        parts.append({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": not whole})
+    elif not whole:
+        parts.append(_split(WORDS))
+    if users and found.kind == "BPE":
+        parts.append(_split("|".join([*map(_escaped, users), *_inside(found)])))
+    return {"type": "Sequence", "pretokenizers": parts} if len(parts) > 1 else next(iter(parts), None)
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def _inside(found: Pieces) -> Iterator[str]:
+    """Yield expressions that split a special token in a text: alone, it would be that token and not its characters."""
+    special = [each.text for each in found.pieces if each.kind in (CONTROL, UNKNOWN) and len(each.text) > 1]
+    yield from (f"{_escaped(text[0])}(?={_escaped(text[1:])})" for text in special)
+    if found.byte_fallback:
+        yield "<(?=0x[0-9A-F]{2}>)"
+
+
+def _escaped(text: str) -> str:
+    """Return an expression for a text that JavaScript reads too: it refuses escapes of other characters."""
+    return re.sub(r"[\\^$.*+?()[\]{}|/-]", lambda match: rf"\x{ord(match[0]):02x}", text)
 
 
 def decoder_of(found: Pieces, adds_prefix: bool) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def by_pieces(side: Side, found: Pieces, around: Around, *, reads: bool) -> str:
     """Return the `tokenizer.json` of one side; only if it `reads` texts must it split them as the trainer does."""
     scores = {piece.text: piece.score for piece in found.pieces}
     slots: Slots = {id_: (token, scores.get(token, BYTE_SCORE)) for token, id_ in side.ids.items()}
-    users = {each.text: each for each in users_of(found, found.adds_prefix)}
+    users = {each.text: each for each in users_of(found)}
     if lacking := users.keys() - side.ids.keys():
         raise CheckpointError(f"{found.path} has a piece {quoted(min(lacking))} of its user, {side.place} has none")
     special = {*around.special, *(piece.text for piece in found.pieces if piece.kind in (CONTROL, UNKNOWN))}
