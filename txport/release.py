@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -327,7 +327,8 @@ def compare(
     if with_culprit:
         try:
             how = {name: options[name] for name in ("adapter", "trust_code") if name in options}
-            culprit = bisect(bundle, checkpoint, seed=seed, cases=cases, **how)
+            passed = () if isinstance(report, Broken) else report.passed_cases
+            culprit = bisect(bundle, checkpoint, seed=seed, cases=cases, passed=passed, **how)
             report = replace(report, bisected=True, culprit=culprit)
         except TxportError:
             if not isinstance(report, Broken):
@@ -368,15 +369,16 @@ def bisect(
     cases: int = 0,
     adapter: Adapter | None = None,
     trust_code: bool = False,
+    passed: Collection[str] = (),
 ) -> Culprit | None:
     """Return the first part at which a bundle differs from its checkpoint; None if there is none.
 
-    The cases are those of `parity`. With an adapter, the result is a weight or an output, because the parts of the
-    module are not known.
+    The cases are those of `parity`; with a large model, the long ones of those that have `passed` are not tried. With
+    an adapter, the result is a weight or an output, because the parts of the module are not known.
     """
     with needed(EXPORT):
         from txport.proof.bisect import culprit
         from txport.proof.context.check import compare_context
     source = load_checkpoint(checkpoint, adapter=adapter, trust_code=trust_code)
-    found = culprit.bisect(bundle, source, seed=seed, more=cases)
+    found = culprit.bisect(bundle, source, seed=seed, more=cases, passed=passed)
     return found or culprit.of_context(compare_context(bundle, source, seed))

@@ -77,13 +77,14 @@ class Batch:
         return Batch(source.clone(), self.mask.clone(), self.lengths, target)
 
 
-def draw_batches(facts: Facts, *, padded: bool) -> Iterator[Batch]:
+def draw_batches(facts: Facts, *, padded: bool, few: bool = False) -> Iterator[Batch]:
     """Yield one batch per length, all its rows equally long, and one with ids that may be special in the original.
 
-    With `padded`, the original is given masks: yield also a batch with rows of different lengths.
+    With `padded`, the original is given masks: yield also a batch with rows of different lengths. With `few`, there is
+    one length: a large model converts all its weights for each batch.
     """
     draw = Draw(facts, np.random.default_rng(0))
-    for source, target in LENGTHS:
+    for source, target in LENGTHS[: 1 if few else None]:
         yield _batch(facts, draw, [source] * ROWS, target)
     yield _with_special(facts, _batch(facts, draw, [LENGTHS[0][1]] * ROWS, LENGTHS[0][1]), is_masked=padded)
     if padded:

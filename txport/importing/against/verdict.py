@@ -38,6 +38,7 @@ from txport.importing.against.taps import (
     run_freely,
     run_plainly,
 )
+from txport.models.checkpoint import is_large
 from txport.models.facts import LOGITS
 from txport.models.model import Model
 from txport.models.weights.plan import Plan
@@ -157,7 +158,7 @@ def compare(model: Model, made: Plan, original: Original, *, reach: Reach = FAR)
     The original is converted in place to the dtype of the comparison: float64 if it runs in it, else float32. Raises
     `CheckpointError` if the original fails or returns other values each time.
     """
-    batches = list(draw_batches(model.facts, padded=original.masks))
+    batches = list(draw_batches(model.facts, padded=original.masks, few=is_large(model)))
     first, widened = original.widen(batches[0])
     model = converted(model, original.dtype)
     runs = [run_plainly(model, original, given) for given in batches]

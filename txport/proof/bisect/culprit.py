@@ -7,7 +7,7 @@ by step, to find the step that introduced the error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -36,7 +36,7 @@ from txport.proof.bisect.probe import Finding, Observation, Probe, computed_in, 
 from txport.proof.bisect.words import describe
 from txport.proof.few_bits.activations import rounding_activations
 from txport.proof.parity.calls import compare_call, no_crash
-from txport.proof.parity.check import cases_of, exact_of, require_checkpoint
+from txport.proof.parity.check import cases_of, exact_of, is_large, require_checkpoint
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.measures import Comparison, finite
 from txport.proof.parity.replay import Reference
@@ -46,6 +46,7 @@ from txport.proof.parity.weights import compare_epsilons, compare_own_epsilons, 
 # Maximum distance of a quantised weight from the checkpoint's, in steps of its grid: half a step from rounding; in 4
 # bits the largest weight of a block may be clipped. `badly_quantised` checks the grid itself.
 OWN_STEPS = {8: 0.501, 4: 2.1}
+MOST_PLACES = 256  # positions of a case that passed, in a large model: the values between all parts are in memory
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,13 @@ def _describe_figures(figures: Mapping[str, Any]) -> str:
     return f"off by {figures['max_abs']:.3g}, allowed {figures['allowed']:.2g} ({where}: {values}); in {cases}"
 
 
-def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, more: int = 0) -> Culprit | None:
+def bisect(
+    bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, more: int = 0, passed: Collection[str] = ()
+) -> Culprit | None:
     """Return the first culprit of a bundle that differs from its checkpoint; None if every part agrees with PyTorch.
 
-    `more` is the number of random cases in addition to the usual ones.
+    `more` is the number of random cases in addition to the usual ones. With a large model, the long ones of the cases
+    that have `passed` are not tried.
 
     Raises `UnsupportedError` for bundles exported by other tools and if the bundle was not made from this checkpoint.
     Raises `BundleError` for a bundle without weights, and `ParityError` for graphs whose parts can't be identified.
@@ -102,7 +106,7 @@ def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, more: int =
     try:
         if isinstance(checkpoint.outline, Adapted):
             return _bisect_outputs(bundle, checkpoint, seed, more)
-        return _bisect(bundle, checkpoint, seed, more)
+        return _bisect(bundle, checkpoint, seed, more, passed)
     except (TxportError, MemoryError):
         raise
     except Exception as error:  # an altered graph can have any structure
@@ -117,7 +121,7 @@ def require_parts(bundle: Bundle) -> None:
         raise UnsupportedError(f"{bundle.path} can't be bisected: {why}; compare without bisect=True")
 
 
-def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Culprit | None:
+def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int, passed: Collection[str]) -> Culprit | None:
     held = holding(bundle, checkpoint) if bundle.manifest.quantization else checkpoint
     if is_widened(bundle.manifest):  # nothing but the weights is rounded, so PyTorch has these
         exact = exact_of(bundle, checkpoint, computed_in(bundle.manifest))
@@ -125,6 +129,8 @@ def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Cul
         exact = Exact.of(held.model, bundle.manifest.arithmetic)
     reference = Reference(exact, bundle.manifest)
     cases, _ = cases_of(bundle, checkpoint, seed, more)
+    if is_large(checkpoint):
+        cases = [case for case in cases if case.places <= MOST_PLACES or case.name not in passed]
     failures: list[tuple[Probe, ParityError]] = []
     rounding = rounding_activations(reference.model, bundle.manifest.forms, 0) if _rounds(bundle) else nullcontext()
     with rounding:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form
@@ -23,13 +24,12 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.model import Model
 from txport.models.weights.plan import first_names
 from txport.models.weights.streamed import MOST_ROOM
-from txport.proof.bisect.calls import recording
 from txport.proof.parity.weights import COARSE, finest
 from txport.system.terminal import percent
 
 Array = NDArray[Any]
 
-ROWS_ENOUGH, TINY = 512, 1e-30
+ROWS_ENOUGH, TINY = 128, 1e-30
 ILL_SUITED, BEYOND_OTHERS = 0.1, 5.0  # minimum relative error; minimum ratio to the median error
 
 
@@ -101,11 +101,22 @@ def describe_rounding(bad: Rounding, found: Sequence[Rounding]) -> str:
 def linear_inputs(model: Model, calls: Iterable[object]) -> dict[str, Array]:
     """Return the inputs of each linear layer while `calls` are replayed: (rows, in), at most `ROWS_ENOUGH` rows."""
     found: dict[str, list[Array]] = {}
-    with recording(model) as record:
+
+    def keeper(name: str) -> Any:
+        def keep(part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            rows = found.setdefault(name, [])
+            room = ROWS_ENOUGH - sum(map(len, rows))
+            if room > 0:
+                rows.append(inputs[0].reshape(-1, inputs[0].shape[-1])[:room].to(torch.float32, copy=True).numpy())
+
+        return keep
+
+    linear = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    handles = [part.register_forward_pre_hook(keeper(name)) for name, part in linear]
+    try:
         for _ in calls:
-            for call in (each for calls in record.values() for each in calls if isinstance(each.part, nn.Linear)):
-                rows = found.setdefault(call.name, [])
-                room = ROWS_ENOUGH - sum(map(len, rows))
-                rows.append(call.read.reshape(-1, call.read.shape[-1])[:room].copy())
-            record.clear()
+            pass
+    finally:
+        for handle in handles:
+            handle.remove()
     return {name: np.concatenate(rows) for name, rows in found.items()}

@@ -85,6 +85,12 @@ class Report:
             return self.failures()[0]
         return self.worst.describe()
 
+    @property
+    def passed_cases(self) -> set[str]:
+        """The names of the cases in which nothing failed."""
+        every: list[Comparison | TokenComparison] = [*self.tensors, *self.tokens]
+        return {each.case for each in every} - {each.case for each in every if not each.passed}
+
     def failures(self) -> list[str]:
         """Return one line per failure, worst first."""
         rank = {id(each): number for number, each in enumerate(sorted(self.tensors, key=_urgency, reverse=True))}
