@@ -80,11 +80,11 @@ class Batch:
 def draw_batches(facts: Facts, *, padded: bool, few: bool = False) -> Iterator[Batch]:
     """Yield one batch per length, all its rows equally long, and one with ids that may be special in the original.
 
-    With `padded`, the original is given masks: yield also a batch with rows of different lengths. With `few`, there is
-    one length: a large model converts all its weights for each batch.
+    With `padded`, the original is given masks: yield also a batch with rows of different lengths. With `few`, there are
+    only these two: a large model converts all its weights for each batch.
     """
     draw = Draw(facts, np.random.default_rng(0))
-    for source, target in LENGTHS[: 1 if few else None]:
+    for source, target in () if few else LENGTHS:
         yield _batch(facts, draw, [source] * ROWS, target)
     yield _with_special(facts, _batch(facts, draw, [LENGTHS[0][1]] * ROWS, LENGTHS[0][1]), is_masked=padded)
     if padded:
