@@ -17,6 +17,7 @@ import txport
 import txport.api
 import txport.release
 from tests.tiny import edit_graph, reseal, tiny_config, tiny_facts, tiny_model, update_hashes
+from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.ports import DECODER, ENCODER
 from txport.bundles.reading import least_bytes, read_manifest
@@ -24,6 +25,7 @@ from txport.errors import BundleError, ParityError, RunError
 from txport.models.checkpoint import save_checkpoint
 from txport.models.names import MANIFEST
 from txport.proof.verify.check import verify
+from txport.runtimes.base import GraphRuntime
 
 Json = dict[str, Any]
 
@@ -221,6 +223,28 @@ def test_a_bundle_of_links_is_as_good(fused: Bundle, tmp_path: Path, checkpoint:
     (store / f"{abs(hash('onnx/weights.bin')):x}").write_bytes(b"")
     with pytest.raises(BundleError, match=r"onnx/weights\.bin has 0 bytes"):
         load_bundle(linked)
+
+
+def test_a_bundle_that_is_replaced_while_it_is_verified_is_verified_again(copied: Path, tmp_path: Path) -> None:
+    """Otherwise the goldens of one bundle would be held against the graphs of the other."""
+    save_checkpoint(tmp_path / "checkpoint", tiny_model(tiny_config(), seed=1))
+    other = txport.export(tmp_path / "checkpoint", tmp_path / "other").path
+    replacements = 1
+
+    def load(*arguments: Any, **options: Any) -> GraphRuntime:
+        nonlocal replacements
+        if replacements:
+            replacements -= 1
+            for old, new in ((copied, tmp_path / "old"), (other, copied), (tmp_path / "old", other)):
+                old.rename(new)
+        return runtimes.load(*arguments, **options)
+
+    assert verify(copied, load=load).passed
+    replacements = 100
+    with pytest.raises(
+        BundleError, match="was replaced 3 times while it was read; try again when no process writes it"
+    ):
+        verify(copied, load=load)
 
 
 @pytest.mark.parametrize("role", [ENCODER, DECODER])

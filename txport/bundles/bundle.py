@@ -116,7 +116,10 @@ def seal(folder: Path, manifest: Manifest, written: Collection[str] | None = Non
 
 
 def steady(read: Callable[Arguments, Item]) -> Callable[Arguments, Item]:
-    """Decorate a function of the path of a bundle: it is called again if the bundle was replaced meanwhile."""
+    """Decorate a function of the path of a bundle: it is called again if the bundle was replaced meanwhile.
+
+    Raises `BundleError` if this happens at each of its `TRIES`, since a result could mix two bundles.
+    """
     first = next(iter(inspect.signature(read).parameters))
 
     @functools.wraps(read)
@@ -132,7 +135,7 @@ def steady(read: Callable[Arguments, Item]) -> Callable[Arguments, Item]:
             else:
                 if _stamp(path) == before:
                     return result
-        return read(*arguments, **options)
+        raise BundleError(f"{path} was replaced {TRIES} times while it was read; try again when no process writes it")
 
     return read_steadily
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport import runtimes
-from txport.bundles.bundle import Bundle, damage
+from txport.bundles.bundle import Bundle, damage, steady
 from txport.bundles.comparisons import recorded_original
 from txport.bundles.foreign.files import recognises
 from txport.bundles.manifest import Manifest
@@ -92,6 +92,7 @@ class Verification:
         return {"verdict": verdict, **self.about, "seconds": round(self.seconds, 3), "checks": checks}
 
 
+@steady
 def verify(
     path: Path,
     *,
