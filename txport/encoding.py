@@ -15,7 +15,7 @@ from txport.errors import TextError, UnknownTextError, UnsupportedError, quoted
 from txport.models.facts import HIDDEN, LOGITS, Ability, Facts, Function, Pooling
 from txport.models.tokenizers.base import Tokenizer, Unknown, encode_within, shorten
 from txport.runtimes.base import EncoderRuntime, Outputs, Runtime
-from txport.runtimes.encoding import infer
+from txport.runtimes.inputs import infer
 from txport.search.batching import at_once, in_batches
 from txport.system.numbers import switch, whole
 

@@ -14,8 +14,7 @@ from txport.models.audio.targets import longest_prompt
 from txport.models.facts import Facts
 from txport.rounds import Protocol, draw_source
 from txport.runtimes.base import EncoderRuntime, Inputs, QueuedRuntime, Runtime, Sizes
-from txport.runtimes.encoding import infer
-from txport.runtimes.inputs import lengths_of
+from txport.runtimes.inputs import infer, lengths_of
 from txport.runtimes.single import SingleRuntime
 from txport.search.constraints import possible_tops
 from txport.search.generate import first_tokens, longest_target, require_fit, require_room, wanted

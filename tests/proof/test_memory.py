@@ -18,7 +18,7 @@ from txport.errors import OutOfMemoryError
 from txport.models.checkpoint import Checkpoint, load_checkpoint
 from txport.proof.memory import memory_for
 from txport.proof.proven import write
-from txport.runtimes.encoding import infer
+from txport.runtimes.inputs import infer
 from txport.runtimes.ort import sessions
 from txport.search.scoring import logits
 from txport.system import memory

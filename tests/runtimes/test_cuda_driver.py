@@ -22,7 +22,7 @@ from txport.errors import BundleError, RunError, UnsupportedError
 from txport.models.checkpoint import load_checkpoint
 from txport.proof.proven import prove
 from txport.proof.verify.check import verify
-from txport.runtimes.encoding import infer
+from txport.runtimes.inputs import infer
 from txport.runtimes.ort.cuda import ahead, driver, steps
 from txport.runtimes.ort.cuda.ahead import Ahead, StepOutputs
 from txport.runtimes.ort.cuda.driver import CudaRuntime

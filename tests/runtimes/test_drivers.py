@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.runtimes.driven import SEARCHES, Driven, found, numbers, sources_of, tokens
 from txport.errors import TxportError
 from txport.runtimes.base import ContinuousRuntime
-from txport.runtimes.encoding import infer
+from txport.runtimes.inputs import infer
 from txport.search.continuous import Scheduler
 from txport.search.generate import generate, search
 from txport.search.options import SearchOptions

@@ -23,7 +23,7 @@ from txport.proof.parity.tolerances import Tolerance, tolerance_of
 from txport.proof.verify import encoding, golden
 from txport.proof.verify.check import verify
 from txport.runtimes.base import GraphRuntime
-from txport.runtimes.encoding import infer
+from txport.runtimes.inputs import infer
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.options import require_defaults
 from txport.system.progress import Progress, Stage, silent, within

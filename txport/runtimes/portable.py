@@ -27,7 +27,7 @@ from txport.bundles.ports import (
 )
 from txport.errors import RunError
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, scores
-from txport.runtimes.encoding import outputs_of
+from txport.runtimes.inputs import outputs_of
 
 T = TypeVar("T")
 

@@ -35,8 +35,7 @@ from txport.proof.parity.exact import one_pass
 from txport.proof.parity.truth.encoding import join
 from txport.proof.reports.report import Report
 from txport.runtimes.base import GraphRuntime
-from txport.runtimes.encoding import infer
-from txport.runtimes.inputs import Source, Sources, drawn_features
+from txport.runtimes.inputs import Source, Sources, drawn_features, infer
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import generate
 from txport.search.options import SearchOptions

@@ -39,7 +39,7 @@ from txport.proof.verify.golden import (
     stored_values,
 )
 from txport.runtimes.base import EncoderRuntime, Floats, Outputs
-from txport.runtimes.encoding import infer
+from txport.runtimes.inputs import infer
 from txport.system.arrays import read_arrays
 from txport.system.documents import DocumentError
 from txport.system.terminal import percent

@@ -37,7 +37,7 @@ from txport.bundles.ports import (
 )
 from txport.models.facts import Owner
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, running, scores
-from txport.runtimes.encoding import outputs_of
+from txport.runtimes.inputs import outputs_of
 from txport.runtimes.ort.caches import FusedState, Hold, Pool, Rows, Source, move, pick_sources
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.placement import placement

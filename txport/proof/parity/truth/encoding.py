@@ -27,7 +27,7 @@ from txport.proof.parity.tokens import TINY, Tie, TokenComparison
 from txport.proof.parity.tolerances import DRAWS, Tolerance
 from txport.proof.reports.report import Report
 from txport.runtimes.base import EncoderRuntime, GraphRuntime
-from txport.runtimes.encoding import infer
+from txport.runtimes.inputs import infer
 from txport.runtimes.pytorch import TorchRuntime
 
 Array = NDArray[Any]

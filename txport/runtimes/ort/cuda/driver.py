@@ -27,7 +27,7 @@ from txport.errors import UnsupportedError
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, Sizes
-from txport.runtimes.encoding import outputs_of
+from txport.runtimes.inputs import outputs_of
 from txport.runtimes.ort.cuda.caches import Caches
 from txport.runtimes.ort.cuda.device import ENCODE_QUEUE, MAIN, Device, Tensor, bind
 from txport.runtimes.ort.cuda.graphs import Graphs
