@@ -128,9 +128,9 @@ def export(
 
     The manifest of a quantised bundle states what few bits cost (`loss`): the share of tokens or labels that are not
     those of fp32, or the mean of 1 - cosine of vectors. An export that costs more than `max_loss` fails. If it costs
-    more than `max_loss`, or without this 0.05 (vectors: 0.002), `auto` keeps the matrices with the largest errors in
-    fp32 until it does not; the manifest lists them (`kept_in_fp32`), with their cost. At most the share `auto_limit` of
-    the quantised weights stays in fp32 (default: `AUTO_LIMIT`); if that is not enough, the export fails.
+    more than `max_loss`, or without this more than a divergence of 0.0002 from fp32 (vectors: 0.001), `auto` stores the
+    matrices that cost most in wider forms, the last resort being fp32; the manifest lists them (`kept_in_fp32`), with
+    their cost. At most the share `auto_limit` of the quantised weights is in fp32 (default: `AUTO_LIMIT`).
     Without `weights`, only the graphs are written, for inspection: they are not compared and can't be run. With
     `single`, a portable bundle has an additional graph that contains the search: docs/single-graph.md.
 
@@ -199,8 +199,7 @@ def _proven(
     Raises `ParityError` if the bundle differs, or costs too much.
     """
     from txport.proof.adapters import note_on_lengths
-    from txport.proof.fallback import costliest, fall_back_to_fp32
-    from txport.proof.few_bits.loss import usual_aim
+    from txport.proof.fallback import costliest, fall_back
     from txport.proof.overflow import find_overflow
     from txport.proof.proven import prove
 
@@ -208,15 +207,15 @@ def _proven(
     if checkpoint.outline.fp32_only:
         progress(f"held against PyTorch in fp32: in float64 it does not run ({checkpoint.outline.fp32_only})")
     try:
-        aim = usual_aim(checkpoint.facts) if few_bits.auto and few_bits.max_loss is None else few_bits.max_loss
-        bundle, report = prove(bundle, checkpoint, max_loss=aim, progress=within(progress, 0.1, 1))
+        limit = None if few_bits.auto else few_bits.max_loss
+        bundle, report = prove(bundle, checkpoint, max_loss=limit, progress=within(progress, 0.1, 1))
     except ParityError as error:
         if beyond := find_overflow(bundle, checkpoint):
             raise ParityError(f"the export of {checkpoint.name} fails: {beyond}") from error
         raise ParityError(f"{error}{note_on_lengths(bundle, checkpoint)}") from error
-    if few_bits.auto and report.is_equal and report.beyond:
-        assert aim is not None
-        bundle, report = fall_back_to_fp32(bundle, report, checkpoint, progress, aim=aim, limit=few_bits.limit, **how)
+    if few_bits.auto and report.is_equal:
+        bounds: dict[str, Any] = {"max_loss": few_bits.max_loss, "limit": few_bits.limit}
+        bundle, report = fall_back(bundle, report, checkpoint, progress, **bounds, **how)
     if report.is_equal and report.beyond:
         what = f"{report.beyond[0]}; {costliest(bundle, checkpoint)}"
         raise ParityError(f"the export of {checkpoint.name} costs too much: {what}")

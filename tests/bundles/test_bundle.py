@@ -196,7 +196,17 @@ def test_rows_are_a_number_or_none(quantised: Bundle) -> None:
 
 
 def test_a_bundle_says_how_much_of_it_is_in_fp32(quantised: Bundle) -> None:
-    kept = {"kept": ["a.weight"], "share": 0.1234, "limit": 0.25, "bytes": 9, "bytes_before": 7, "loss_before": 0.2}
+    kept = {
+        "kept": ["a.weight"],
+        "wider": {},
+        "share": 0.1234,
+        "limit": 0.25,
+        "bytes": 9,
+        "bytes_before": 7,
+        "loss_before": 0.2,
+        "divergence": 0.1,
+        "divergence_before": 0.3,
+    }
     for given, said in (({}, "int8"), (kept, "int8 (12.3 % of its weights in fp32)")):
         change_manifest(quantised, kept_in_fp32=given)
         assert load_bundle(quantised.path).manifest.described_precision == said

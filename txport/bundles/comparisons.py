@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from types import UnionType
 from typing import Any
@@ -92,8 +93,20 @@ OF_TOKENS: Mapping[str, type] = {  # further entries of models that generate
     "equal_until": float,  # tokens of a row before the first difference, mean
     "perplexity_ratio": float,  # exp of the mean Kullback-Leibler divergence from fp32
 }
-# The loss that `export --auto` aims at if the user sets none: of tokens and labels, and of vectors.
-AUTO_LOSS, AUTO_LOSS_OF_VECTORS = 0.05, 0.002
+KEPT: Mapping[str, type] = {  # what `export --auto` stores in wider forms
+    "kept": list,  # weights in fp32
+    "wider": dict,  # other weights -> the description of their form
+    "share": float,  # of the quantised weights in fp32
+    "limit": float,
+    "bytes": int,
+    "bytes_before": int,
+    "loss_before": float,  # the share of `LOSS`
+    "divergence": float,  # mean Kullback-Leibler divergence from fp32; of vectors, 1 - cosine
+    "divergence_before": float,
+}
+# What `export --auto` aims at without a limit: a divergence of tokens and labels, and 1 - cosine of vectors. At the
+# first, about one of 200 tokens is not that of fp32 (docs/few-bits.md).
+AUTO_DIVERGENCE, AUTO_DISTANCE = 0.0002, 0.001
 NEXT_TOKENS, VECTORS, LABELS, TOKENS = "next tokens", "vectors", "labels", "likeliest tokens"
 
 
@@ -123,3 +136,13 @@ def describe_loss(record: Mapping[str, Any], precision: str) -> str:
     rows = f"{record['equal_rows']} of {record['rows']} rows, and {record['equal_until']:.3g} tokens of a row"
     ratio = f"perplexity x {record['perplexity_ratio']:.4g}"
     return f"cost of {precision}: {equal} ({rows} before the first other one), {ratio}; logits: {error} ({source})"
+
+
+def describe_kept(record: Mapping[str, Any]) -> str:
+    """Describe how many weights have which wider form, and name those in fp32."""
+    forms = Counter(map(str, record["wider"].values()))
+    parts = [f"{count} {'weight' if count == 1 else 'weights'} as {form}" for form, count in sorted(forms.items())]
+    if record["kept"]:
+        share = f"{percent(record['share'])} of all, the limit being {percent(record['limit'])}"
+        parts.append(f"in fp32 ({share}) {', '.join(map(str, record['kept']))}")
+    return "; ".join(parts)

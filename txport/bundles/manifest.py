@@ -93,7 +93,7 @@ class Manifest:
     # initializers have the checkpoint's names and values
     weights: dict[str, Stored] = field(default_factory=dict)
     rows: int | None = None  # rows of a step for which the kernels are the fastest; None: no row depends on the others
-    kept_in_fp32: dict[str, Any] = field(default_factory=dict)  # names of matrices, their share, its limit, bytes
+    kept_in_fp32: dict[str, Any] = field(default_factory=dict)  # what `export --auto` chose: `comparisons.KEPT`
     shared: dict[str, dict[str, Any]] = field(default_factory=dict)  # shared weight -> file, offset, dtype, dims
     parity: dict[str, Any] = field(default_factory=dict)
     # the comparison with the original, and what few bits cost: see bundles/comparisons.py
@@ -127,7 +127,7 @@ class Manifest:
     @property
     def described_precision(self) -> str:
         """The precision, followed by the share of the weights that were kept in fp32, if any."""
-        if not self.kept_in_fp32:
+        if not self.kept_in_fp32.get("share"):
             return self.precision
         return f"{self.precision} ({percent(self.kept_in_fp32['share'])} of its weights in fp32)"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from txport.bundles.comparisons import require_loss, require_original
+from txport.bundles.comparisons import KEPT, require_loss, require_original
 from txport.bundles.forms import Stored, require_distinct
 from txport.bundles.graphs import contained
 from txport.bundles.manifest import FORMAT, RARE, Manifest, is_quantised, require_offer
@@ -37,7 +37,6 @@ VALUES: Mapping[str, type | UnionType] = {
     "files": dict,
 }
 CHECKPOINT_VALUES = {"name": str, "sha256": str, "quantised": str}
-KEPT_VALUES = {"kept": list, "share": float, "limit": float, "bytes": int, "bytes_before": int, "loss_before": float}
 FILE_VALUES = {"sha256": str, "bytes": int}
 SHARED_VALUES = {"file": str, "offset": int, "dtype": str, "dims": list}
 # Bytes per number, by NumPy dtype name.
@@ -83,7 +82,7 @@ def _manifest(values: dict[str, Any]) -> Manifest:
     if "loss" in values:
         require_loss(values["loss"])
     if values["kept_in_fp32"]:
-        _check_types(values["kept_in_fp32"], KEPT_VALUES)
+        _check_types(values["kept_in_fp32"], KEPT)
     for name, entry in values["files"].items():
         contained(name)
         _check_types(entry, FILE_VALUES)

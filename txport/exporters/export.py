@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
+from txport.bundles.forms import Form
 from txport.bundles.manifest import Manifest, is_quantised, require_offer, require_single
 from txport.errors import UnsupportedError
 from txport.exporters import portable
+from txport.exporters.cpu.choose import NO_FORMS
 from txport.exporters.cpu.write import write as write_cpu
 from txport.exporters.cuda.write import write as write_cuda
 from txport.exporters.single.rules import rules_of
@@ -71,18 +73,18 @@ def export_graphs(
     precision: str = "fp32",
     opset: int | None = None,
     rows: int | None = None,
-    keep: Collection[str] = (),
+    chosen: Mapping[str, Form] = NO_FORMS,
     external_above: int = portable.EXTERNAL_ABOVE,
     weights: bool = True,
     single: bool = False,
 ) -> Manifest:
     """Write and check all files of a bundle in `folder`, except the manifest; return the unsealed manifest.
 
-    `opset`: default is `DEFAULT_OPSET`, or the later one that the target prefers for the model. `keep`: names of
-    weights that are not quantised. `rows`: use the fastest kernels of quantised weights for a step of this number of
-    rows; None: use kernels for which no row depends on the others. `external_above`: bytes of weights above which the
-    portable target stores weights in a separate file. `weights=False`: write graphs without weights, which state only
-    the location of each weight. `single`: also write a single graph that contains the search. Raises
+    `opset`: default is `DEFAULT_OPSET`, or the later one that the target prefers for the model. `chosen`: the
+    forms of some weights of a quantised cpu bundle. `rows`: use the fastest kernels of quantised weights for a step of
+    this number of rows; None: use kernels for which no row depends on the others. `external_above`: bytes of weights
+    above which the portable target stores weights in a separate file. `weights=False`: write graphs without weights,
+    which state only the location of each weight. `single`: also write a single graph that contains the search. Raises
     `UnsupportedError` for options that can't be combined or that the model does not support.
     """
     _require_fit(checkpoint, target, precision, opset, rows)
@@ -114,7 +116,7 @@ def export_graphs(
         else:
             (folder / name).write_text(content, encoding="utf-8", newline="\n")
     if target == "cpu":
-        return write_cpu(checkpoint, manifest, folder, keep)
+        return write_cpu(checkpoint, manifest, folder, chosen)
     if target == "cuda":
         return write_cuda(checkpoint, manifest, folder)
     return portable.write(checkpoint, manifest, folder, external_above)

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.comparisons import describe_loss, describe_original
+from txport.bundles.comparisons import describe_kept, describe_loss, describe_original
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.graphs import read_outline
 from txport.bundles.manifest import Manifest
@@ -210,8 +210,8 @@ def _total(counts: Mapping[str, Counter[str]], name: str) -> int:
 
 def _proof(manifest: Manifest) -> dict[str, object]:
     found = {"runtimes": ", ".join(map(str, manifest.parity.get("runtimes", [])))} if manifest.parity else {}
-    kept = manifest.kept_in_fp32.get("kept", [])
-    return {**found, **({"kept in fp32": ", ".join(map(str, kept))} if kept else {})}
+    kept = manifest.kept_in_fp32
+    return {**found, **({"wider forms": describe_kept(kept)} if kept else {})}
 
 
 def _limits(manifest: Manifest) -> Iterator[tuple[str, object]]:

@@ -1,159 +1,176 @@
-"""Fallback for a quantised bundle whose outputs cost too much: the matrices with the largest errors stay in fp32."""
+"""Fallback for a quantised bundle whose outputs cost too much: some matrices get wider forms, a few of them fp32."""
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle, seal
-from txport.bundles.forms import PLAIN
+from txport.bundles.comparisons import VECTORS, describe_kept
+from txport.bundles.forms import PLAIN, Form
+from txport.bundles.manifest import MOST_IN_FP32
 from txport.errors import ParityError
-from txport.exporters.weights import holding
 from txport.models.checkpoint import Checkpoint
+from txport.models.facts import Facts
 from txport.models.model import Model
-from txport.proof.bisect.matrices import linear_inputs, roundings
-from txport.proof.bisect.probe import Observation, Probe, observations
-from txport.proof.bisect.taps import OUT
-from txport.proof.few_bits.loss import measure_loss
-from txport.proof.parity.check import cases_of
-from txport.proof.parity.exact import Exact
-from txport.proof.parity.measures import compare
-from txport.proof.parity.replay import Reference
-from txport.proof.parity.weights import first_names
+from txport.models.weights.plan import first_names
+from txport.proof.few_bits.costs import Matrix, Option, choose_options, measure_costs
+from txport.proof.few_bits.loss import Loss, measure_loss, trial_of, usual_aim
 from txport.proof.proven import prove, write
 from txport.proof.reports.report import Report
+from txport.runtimes.base import GraphRuntime
+from txport.system.progress import Progress
 from txport.system.terminal import percent
 
-Errors = dict[str, float]
-
+ATTEMPTS = 4  # at most so many bundles are written
+LESS = 0.5  # at least so much smaller are the costs of the next bundle
 NAMED = 3  # matrices that an error message lists
 
 
-def fall_back_to_fp32(
+def fall_back(
     bundle: Bundle,
     report: Report,
     checkpoint: Checkpoint,
-    progress: Callable[[str], None],
+    progress: Progress,
     *,
-    aim: float,
+    max_loss: float | None,
     limit: float,
     **how: Any,
 ) -> tuple[Bundle, Report]:
-    """Write a bundle that costs too much again with more matrices in fp32, until its loss is at most `aim`.
+    """Write a bundle that costs too much again, with wider forms, until it does not.
 
-    The first attempt keeps one matrix in fp32; each further attempt at most doubles their number. `how` are the
-    arguments with which the bundle was written. Returns the first bundle that costs no more, with its report; the
-    manifest records the kept matrices, their cost in bytes and the loss before. Raises `ParityError` before the share
-    of weights in fp32 would exceed `limit`.
+    It costs too much if its loss is above `max_loss`, or, if this is None, if its divergence is above the usual aim.
+    The forms are those that save most of what the matrices cost, for their bytes and time; the last attempt takes as
+    many as may be. `limit` bounds the share of the weights in fp32. `how` are the arguments with which the bundle was
+    written. Returns the last bundle with its report; the manifest records the forms, and the figures before. Raises
+    `ParityError` if the loss remains above `max_loss`.
     """
+    runtime = _load(bundle)
     size = bundle.size
-    before = report.about["loss"]["share"]
-    loss = before
-    kept = list[str]()
-    matrices = [stored.weights for stored in bundle.manifest.quantization.values()]
-    while not kept or loss > aim:
-        worst = [name for name in worst_matrices(bundle, checkpoint) if name not in kept]
-        wanted = [kept + worst[: count + 1] for count in range(max(1, len(kept)))] if worst else []
-        fitting = [each for each in wanted if kept_share(checkpoint.outline, matrices, each) <= limit]
-        if not fitting:
-            raise ParityError(beyond(checkpoint, loss, matrices, kept, worst, aim, limit))
-        more = fitting[-1][len(kept) :]
-        kept += more
-        progress(f"the loss is {loss:.3g}; {', '.join(more)} in fp32, and again")
+    loss = before = measure_loss(bundle, checkpoint, runtime)
+    if excess(loss, max_loss, checkpoint.facts) <= 1:
+        return bundle, report
+    matrices = measure_costs(bundle, checkpoint, trial_of(bundle, runtime))
+    del runtime  # it holds the weights
+    fits = partial(_fits, matrices, limit)
+    chosen = [each.options[0] for each in matrices]
+    for attempt in range(ATTEMPTS):
+        part = 0.0 if attempt == ATTEMPTS - 1 else min(LESS, 1 / excess(loss, max_loss, checkpoint.facts))
+        wider = choose_options(matrices, part * sum(each.cost for each in chosen), fits)
+        if wider == chosen:
+            break
+        chosen = wider
+        progress(f"{_figures(loss)}; {describe_kept(record_of(matrices, chosen, limit))}, and again")
         shutil.rmtree(bundle.path / "onnx")
-        bundle = write(checkpoint, bundle.path, keep=aliases(checkpoint.outline, kept), **how)
-        runtime, provider = runtimes.home(bundle.manifest.target)
-        loss = measure_loss(bundle, checkpoint, runtimes.load(runtime, bundle, provider=provider)).record["share"]
+        bundle = write(checkpoint, bundle.path, chosen=forms_of(checkpoint.outline, matrices, chosen), **how)
+        loss = measure_loss(bundle, checkpoint, _load(bundle))
+        if excess(loss, max_loss, checkpoint.facts) <= 1:
+            break
+    if max_loss is not None and loss.record["share"] > max_loss:
+        raise ParityError(beyond(checkpoint, loss.record["share"], matrices, chosen, max_loss, limit))
     bundle, report = prove(bundle, checkpoint)
-    share = kept_share(checkpoint.outline, matrices, kept)
-    record = {"kept": kept, "share": share, "limit": limit, "bytes": bundle.size, "bytes_before": size}
-    sealed = seal(bundle.path, dataclasses.replace(bundle.manifest, kept_in_fp32={**record, "loss_before": before}))
+    sizes = {"bytes": bundle.size, "bytes_before": size, "loss_before": before.record["share"]}
+    gained = {"divergence": loss.divergence, "divergence_before": before.divergence}
+    kept = {**record_of(matrices, chosen, limit), **sizes, **gained}
+    sealed = seal(bundle.path, dataclasses.replace(bundle.manifest, kept_in_fp32=kept))
     return dataclasses.replace(sealed, measured=bundle.measured), report
 
 
-def kept_share(model: Model, matrices: Iterable[Sequence[str]], kept: Iterable[str]) -> float:
-    """Return the share of the weights in `matrices` that stays in fp32.
+def excess(loss: Loss, max_loss: float | None, facts: Facts) -> float:
+    """Return by how many times the costs of the matrices are too large.
 
-    Each item of `matrices` lists weights that are packed together. If one of them is in `kept`, all of them stay in
-    fp32. A tied tensor counts once.
+    The share of other tokens grows with the error, costs with its square.
     """
+    if max_loss is None:
+        return loss.divergence / usual_aim(facts)
+    share = loss.record["share"]
+    if share <= max_loss:
+        return 0.0
+    power = 1 if loss.record["measure"] == VECTORS else 2
+    return float((share / max_loss) ** power) if max_loss else np.inf
+
+
+def _figures(loss: Loss) -> str:
+    return f"the loss is {loss.record['share']:.3g}, the divergence {loss.divergence:.2g}"
+
+
+def _load(bundle: Bundle) -> GraphRuntime:
+    runtime, provider = runtimes.home(bundle.manifest.target)
+    return runtimes.load(runtime, bundle, provider=provider)
+
+
+def _fits(matrices: Sequence[Matrix], limit: float, forms: Sequence[Form]) -> bool:
+    """Return whether at most `limit` of the weights are in fp32, and at most half in more bits than before."""
+    before = [each.options[0].form for each in matrices]
+    wider = [new.bits > old.bits for old, new in zip(before, forms, strict=True)]
+    return in_fp32(matrices, forms) <= limit and share_of(matrices, wider) <= MOST_IN_FP32
+
+
+def in_fp32(matrices: Sequence[Matrix], forms: Sequence[Form]) -> float:
+    """Return the share of the weights that is in fp32."""
+    return share_of(matrices, [form == PLAIN for form in forms])
+
+
+def share_of(matrices: Sequence[Matrix], are_chosen: Sequence[bool]) -> float:
+    """Return the share of the weights that some matrices have."""
+    chosen = sum(each.size for each, is_chosen in zip(matrices, are_chosen, strict=True) if is_chosen)
+    return chosen / sum(each.size for each in matrices)
+
+
+def record_of(matrices: Sequence[Matrix], chosen: Sequence[Option], limit: float) -> dict[str, Any]:
+    """Return the manifest's record of the matrices in other forms than before."""
+    changed = [(each, option.form) for each, option in zip(matrices, chosen, strict=True) if option != each.options[0]]
+    return {
+        "kept": [name for each, form in changed if form == PLAIN for name in each.weights],
+        "wider": {name: form.describe() for each, form in changed if form != PLAIN for name in each.weights},
+        "share": in_fp32(matrices, [option.form for option in chosen]),
+        "limit": limit,
+    }
+
+
+def forms_of(model: Model, matrices: Sequence[Matrix], chosen: Sequence[Option]) -> dict[str, Form]:
+    """Return the form of each weight that has another than before, by all of its names."""
     first = first_names(model)
-    parameters = dict(model.named_parameters())
-    packs = [{first[name] for name in names} for names in matrices]
-    names = {first[name] for name in kept}
-    every, plain = (
-        sum(parameters[name].numel() for name in set[str]().union(*some))
-        for some in (packs, [pack for pack in packs if pack & names])
-    )
-    return plain / every
+    changed = {
+        first[name]: option.form
+        for each, option in zip(matrices, chosen, strict=True)
+        if option != each.options[0]
+        for name in each.weights
+    }
+    return {name: changed[each] for name, each in first.items() if each in changed}
 
 
 def beyond(
     checkpoint: Checkpoint,
     loss: float,
-    matrices: Iterable[Sequence[str]],
-    kept: list[str],
-    worst: list[str],
+    matrices: Sequence[Matrix],
+    chosen: Sequence[Option],
     aim: float,
     limit: float,
 ) -> str:
-    """Return the error message for a fallback that would exceed `limit`, with a fix."""
-    now = percent(kept_share(checkpoint.outline, matrices, kept))
-    what = f"the export of {checkpoint.name} loses {loss:.4g} with {now} of its weights in fp32, the aim is {aim:g}"
-    fix = "export with precision='fp32', with a higher limit, auto_limit=SHARE, or with a higher aim, max_loss=SHARE"
-    if not worst:
-        return f"{what}; no more can be kept: {fix}"
-    others = f" (then {', '.join(worst[1:NAMED])})" if worst[1:] else ""
-    then = percent(kept_share(checkpoint.outline, matrices, [*kept, worst[0]]))
+    """Return the error message for a loss that remains too large, with a fix."""
+    share = percent(in_fp32(matrices, [each.form for each in chosen]))
+    worst = _name_costliest([(option.cost, each.name) for each, option in zip(matrices, chosen, strict=True)])
     return (
-        f"{what}; keeping what errs most, {worst[0]}{others}, would make it {then}, above the limit "
-        f"of {percent(limit)}: {fix}"
+        f"the export of {checkpoint.name} loses {loss:.4g} with {share} of its weights in fp32, the limit being "
+        f"{percent(limit)}, and the aim is {aim:g}; {worst}: export with precision='fp32', with a higher limit, "
+        "auto_limit=SHARE, or with a higher aim, max_loss=SHARE"
     )
 
 
 def costliest(bundle: Bundle, checkpoint: Checkpoint) -> str:
-    """Return a clause that names the matrices with the largest errors."""
-    return f"what errs most: {', '.join(worst_matrices(bundle, checkpoint)[:NAMED])}"
+    """Return a clause that names the matrices that cost most."""
+    matrices = measure_costs(bundle, checkpoint, trial_of(bundle, _load(bundle)))
+    return _name_costliest([(each.cost, each.name) for each in matrices])
 
 
-def aliases(model: Model, names: Iterable[str]) -> set[str]:
-    """Return all names of the given weights; tied weights have several."""
-    first = first_names(model)
-    wanted = {first[name] for name in names}
-    return {name for name, each in first.items() if each in wanted}
-
-
-def worst_matrices(bundle: Bundle, checkpoint: Checkpoint, seed: int = 0) -> list[str]:
-    """Return the names of the quantised weights of a bundle, ordered by error, largest first.
-
-    The error combines two relative errors of the matrix product, as a root sum of squares. One comes from rounding the
-    weights, computed with PyTorch's inputs. The other comes from rounding the activations, measured in the graph.
-    """
-    cases, _ = cases_of(bundle, checkpoint, seed)
-    manifest = bundle.manifest
-    exact = Reference(Exact.of(checkpoint.model), manifest)
-    calls = (call for case in cases for call in exact.replay(case, seed))
-    errors = {each.name: each.error for each in roundings(bundle, checkpoint, linear_inputs(exact.model, calls))}
-    held = Reference(Exact.of(holding(bundle, checkpoint).model), manifest)
-    seen = activation_errors(observations(bundle, held, cases, seed))
-    quantised = {name for name, form in manifest.forms.items() if form != PLAIN}
-    total = {name: float(np.hypot(errors.get(name, 0.0), seen.get(name, 0.0))) for name in quantised}
-    return sorted(total, key=lambda name: (-np.nan_to_num(total[name], nan=np.inf), name))
-
-
-def activation_errors(pairs: Iterable[tuple[Probe, Observation | ParityError]]) -> Errors:
-    """Return the largest relative error of each matrix product over all cases, by weight; inputs are PyTorch's."""
-    found: Errors = {}
-    for _probe, observation in pairs:
-        if isinstance(observation, ParityError):
-            raise observation
-        for tap in (tap for tap in observation.truths if tap.form is not None and tap.side == OUT):
-            error = compare("", "", 0, tap.name, observation.truths[tap], observation.seen[tap], np.inf).relative
-            for name in (f"{module}.weight" for module in tap.modules):
-                found[name] = float(np.fmax(found.get(name, 0.0), error))
-    return found
+def _name_costliest(costs: Sequence[tuple[float, str]]) -> str:
+    total = sum(cost for cost, _ in costs) or 1.0
+    worst = sorted(costs, key=lambda each: (-each[0], each[1]))[:NAMED]
+    return f"what costs most: {', '.join(f'{name} ({percent(cost / total)} of the cost)' for cost, name in worst)}"

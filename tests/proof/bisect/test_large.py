@@ -13,12 +13,13 @@ from tests.proof.context.test_context import LONGEST, WINDOW, checkpoint_of, sho
 from tests.proof.faults import Edit, attribute
 from tests.proof.few import draw_few
 from tests.tiny import edit_graph
-from txport import release
+from txport import release, runtimes
 from txport.bundles.ports import DECODER, STEP
 from txport.models import checkpoint
 from txport.models.checkpoint import Checkpoint, load_checkpoint
 from txport.proof.bisect.culprit import bisect
-from txport.proof.fallback import worst_matrices
+from txport.proof.few_bits.costs import measure_costs
+from txport.proof.few_bits.loss import trial_of
 from txport.proof.proven import write
 
 PRESET = "preset:llama-tiny"
@@ -69,12 +70,16 @@ def test_a_fault_of_a_large_model_is_explained_as_of_one_in_memory(
     assert "not in a fresh export" in found.origin
 
 
-def test_the_worst_matrices_of_a_large_model_are_those_of_one_in_memory(
+def test_the_costs_of_a_large_model_are_those_of_one_in_memory(
     both: tuple[Checkpoint, Checkpoint], tmp_path: Path
 ) -> None:
     whole, streamed = both
     bundle = write(whole, tmp_path, target="cpu", precision="int8")
-    assert worst_matrices(bundle, streamed) == worst_matrices(bundle, whole)
+    trial = trial_of(bundle, runtimes.load("ort", bundle))
+    one, other = (measure_costs(bundle, each, trial) for each in (streamed, whole))
+    assert [each.weights for each in one] == [each.weights for each in other]
+    assert [each.cost for each in one] == pytest.approx([each.cost for each in other], rel=1e-3)
+    assert all(each.cost > 0 for each in one)
 
 
 def test_a_part_that_is_wrong_at_the_end_of_the_context_is_the_culprit(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from txport.bundles.comparisons import AUTO_LOSS, AUTO_LOSS_OF_VECTORS, describe_loss, describe_original
+from txport.bundles.comparisons import AUTO_DISTANCE, AUTO_DIVERGENCE, describe_kept, describe_loss, describe_original
 from txport.bundles.manifest import AUTO_LIMIT, MOST_IN_FP32, PRECISIONS, STAND_IN, STOOD_IN, TARGETS
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
@@ -16,7 +16,6 @@ from txport.cli.outputs import OUTPUT, OUTPUT_FOLDER, command, in_flags
 from txport.cli.progress import shown, verbose_option
 from txport.errors import UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
-from txport.system.terminal import percent
 
 
 @command()
@@ -40,14 +39,14 @@ from txport.system.terminal import percent
 @click.option(
     "--auto",
     is_flag=True,
-    help="int8 and int4 on cpu: if the bundle loses more than --max-loss, keep the matrices with the largest errors in"
-    f" fp32.  [--max-loss is then {AUTO_LOSS} by default, for vectors {AUTO_LOSS_OF_VECTORS}]",
+    help="int8 and int4 on cpu: if the bundle loses more than --max-loss, store the matrices that cost most in wider"
+    f" forms, a few in fp32. Without --max-loss, it aims at a divergence of {AUTO_DIVERGENCE:g} from fp32, for vectors"
+    f" {AUTO_DISTANCE:g}.",
 )
 @click.option(
     "--auto-limit",
     type=click.FloatRange(0, MOST_IN_FP32),
-    help="Maximum fraction of the quantised weights that --auto may keep in fp32; exit 1 if this is not"
-    f" enough.  [default: {AUTO_LIMIT}]",
+    help=f"Maximum fraction of the quantised weights that --auto may keep in fp32.  [default: {AUTO_LIMIT}]",
 )
 @max_loss_option
 @click.option(
@@ -98,13 +97,12 @@ def export(
     if as_json:
         textio.print_json(bundle.manifest.to_dict())
     else:
-        kept = bundle.manifest.kept_in_fp32
         description = f"{target} {bundle.manifest.described_precision}"
         echo(f"{out}  {description}, {_size(bundle.size)}, {_verdict(bundle)}")
-        if kept:
-            cost = f"{_size(kept['bytes'] - kept['bytes_before'])}, the limit being {percent(kept['limit'])}"
-            gained = f"loss {bundle.manifest.loss['share']:.4g} instead of {kept['loss_before']:.4g}"
-            echo(f"kept in fp32, for {cost}, {gained}: {', '.join(kept['kept'])}")
+        if kept := bundle.manifest.kept_in_fp32:
+            more = _size(kept["bytes"] - kept["bytes_before"])
+            gained = f"a divergence of {kept['divergence']:.2g} instead of {kept['divergence_before']:.2g}"
+            echo(f"--auto: {gained}, for {more}: {describe_kept(kept)}")
         if original := describe_original(bundle.manifest.original):
             echo(original)
         if cost := describe_loss(bundle.manifest.loss, bundle.manifest.precision):

@@ -8,11 +8,12 @@ from functools import partial
 
 import onnx_ir as ir
 
-from txport.bundles.forms import BLOCKS, DYNAMIC, PLAIN, ROWS, Form, blocks_of, with_columns
+from txport.bundles.forms import BLOCKS, DYNAMIC, INVARIANT, PLAIN, ROWS, Form, blocks_of, with_columns
 from txport.bundles.ports import PREFILL, STEP
 from txport.exporters.fused.packs import is_linear, parts_of
 from txport.models.weights.packed import PackedReader
 
+FLOAT = 4  # bytes
 ALIKE = (32, 16)  # block sizes whose sums do not depend on the number of rows
 FEW_ROWS = 2  # up to this number of rows, the time is that of reading the weights
 # Number of weights of a step that exceeds last-level caches. From memory, dynamic int8 streams as fast as blocks and
@@ -22,6 +23,7 @@ STREAMED = 64_000_000
 # SmolLM2-135M they lower the divergence from fp32 by 40 %, and take a tenth more time; see docs/few-bits.md.
 FINE = 200_000_000
 NO_COLUMNS: Mapping[str, tuple[int, ...]] = {}
+NO_FORMS: Mapping[str, Form] = {}
 NO_PACKED: Mapping[str, PackedReader] = {}
 # Linear layers of the encoder that are stored in 4 bits to save space, although the encoder has many rows: those that
 # save the most bytes for the time lost.
@@ -64,22 +66,21 @@ def choose_forms(
     *,
     tags: Mapping[str, str],
     tables: Collection[str],
-    keep: Collection[str] = (),
+    chosen: Mapping[str, Form] = NO_FORMS,
     columns: Mapping[str, tuple[int, ...]] = NO_COLUMNS,
     packed: Mapping[str, PackedReader] = NO_PACKED,
 ) -> dict[str, Form]:
     """Return initializer -> form. A weight that several nodes or graphs read has one form, suitable for all of them.
 
     A linear layer without a tag stays in fp32: nothing is known of the values that it reads.
-    `tags`: weight -> tag of its linear layer; `tables`: embedding tables; `keep`: weights that stay in fp32, together
-    with the weights that they are packed with; `columns`: weight -> its inputs to keep in fp32; `packed`: those that
-    another tool has quantised, which int4 takes as they are, beside 8 bits of the others. All names are the
-    checkpoint's.
+    `tags`: weight -> tag of its linear layer; `tables`: embedding tables; `chosen`: weight -> the form that it gets
+    instead, together with the weights that it is packed with; `columns`: weight -> its inputs to keep in fp32;
+    `packed`: those that another tool has quantised, which int4 takes as they are, beside 8 bits of the others. All
+    names are the checkpoint's.
     """
     is_taken = precision == "int4" and bool(packed)
     precision = "int8" if is_taken else precision
     forms: dict[str, Form] = {}
-    kept: set[str] = set()
     weights = _weights_of_step(models[STEP]) if STEP in models else 0
     choose = partial(choose_form, precision=precision, rows=rows, weights=weights, causal=PREFILL in models)
     for role, model in models.items():
@@ -97,8 +98,29 @@ def choose_forms(
         if name in tables:
             form = forms.setdefault(name, choose(_shape(value), role=STEP))
             forms[name] = ROWS if form == DYNAMIC else form
-        kept.update([name] if any(part in keep for part in parts_of(value)) else [])
-    return {name: PLAIN if name in kept else form for name, form in forms.items()}
+        if name in forms:
+            forms[name] = next((chosen[part] for part in parts_of(value) if part in chosen), forms[name])
+    return forms
+
+
+def wider_forms(form: Form, columns: tuple[int, ...], inputs: int) -> list[Form]:
+    """Return the forms that a matrix with this form and number of inputs may get instead, in ascending size.
+
+    No form shares a scale between rows. `columns`: its largest inputs.
+    """
+    blocks = [blocks_of(8, size) for size in ALIKE if inputs % size == 0]
+    eight = [with_columns(columns), *blocks] if columns else [INVARIANT, *blocks]
+    return [each for each in (*eight, PLAIN) if each != form and size_of(each, 1, inputs) > size_of(form, 1, inputs)]
+
+
+def size_of(form: Form, out: int, inputs: int) -> int:
+    """Return the bytes of a matrix (out, in) with its scales and columns in fp32."""
+    values = out * inputs * form.bits // 8
+    if form == PLAIN:
+        return values
+    if form.kind == "blocks":
+        return values + FLOAT * out * (inputs // (form.block or 1))
+    return values + FLOAT * out * (1 + (len(form.columns) + 1 if form.columns else 0))
 
 
 def _weights_of_step(model: ir.Model) -> int:

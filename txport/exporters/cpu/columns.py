@@ -6,7 +6,7 @@ find them as well as sentences do (docs/few-bits.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -22,6 +22,7 @@ from txport.models.parts import Linear
 from txport.models.weights.streamed import converted
 
 COLUMNS: dict[Task, int] = {"encode": 16, "causal": 32}  # other tasks have inputs of about the same size
+USUAL = 16  # columns that a matrix of another task may have
 LEAST = 4  # times as many inputs has a matrix of which some are kept in fp32
 ROWS, LENGTH = 4, 64  # random sources
 
@@ -54,6 +55,15 @@ def find_columns(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
         _run(model, ids)
     order = {name: values.argsort(descending=True, stable=True) for name, values in largest.items()}
     return {layers[name]: tuple(sorted(indices[:count].tolist())) for name, indices in order.items()}
+
+
+def largest_columns(inputs: Sequence[Tensor], task: Task) -> tuple[int, ...]:
+    """Return the columns with the largest of the inputs (..., in) of a matrix; none for a matrix with few inputs."""
+    count = COLUMNS.get(task, USUAL)
+    if not inputs or inputs[0].shape[-1] < LEAST * count:
+        return ()
+    largest = torch.stack([x.abs().flatten(0, -2).amax(0) for x in inputs]).amax(0)
+    return tuple(sorted(largest.argsort(descending=True, stable=True)[:count].tolist()))
 
 
 def _run(model: Model, ids: Tensor) -> None:

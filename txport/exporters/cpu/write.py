@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from txport.bundles.forms import Form
 from txport.bundles.manifest import Manifest
-from txport.exporters.cpu.choose import choose_forms
+from txport.exporters.cpu.choose import NO_FORMS, choose_forms
 from txport.exporters.cpu.columns import find_columns, has_columns
 from txport.exporters.fused.rewrite import Matrices, tables_of, tags_of
 from txport.exporters.fused.write import write_graphs
@@ -15,8 +16,8 @@ from txport.exporters.targets import TARGETS, Job
 from txport.models.checkpoint import Checkpoint
 
 
-def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, keep: Collection[str] = ()) -> Manifest:
-    """Write and check the graphs and their weights, those in `keep` in fp32; return the completed manifest."""
+def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, chosen: Mapping[str, Form] = NO_FORMS) -> Manifest:
+    """Write and check the graphs and their weights, those in `chosen` in these forms; return the completed manifest."""
     target = TARGETS[manifest.target]
     source = checkpoint.outline
     target.require(source)
@@ -38,7 +39,7 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, keep: Collec
             manifest.rows,
             tags=tags,
             tables=tables,
-            keep=keep,
+            chosen=chosen,
             columns=columns,
             packed=checkpoint.packed,
         )

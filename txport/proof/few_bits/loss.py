@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.comparisons import (
-    AUTO_LOSS,
-    AUTO_LOSS_OF_VECTORS,
+    AUTO_DISTANCE,
+    AUTO_DIVERGENCE,
     LABELS,
     NEXT_TOKENS,
     TOKENS,
@@ -54,19 +54,54 @@ RANDOM, RANDOM_FEATURES = "random lists of tokens", "random features"
 
 @dataclass(frozen=True)
 class Loss:
-    """The record of what few bits cost (`bundles.comparisons`), and whether the outputs are right only by chance."""
+    """The record of what few bits cost (`bundles.comparisons`), and whether the outputs are right only by chance.
+
+    `divergence`: see `divergence_of`. Other than the share of other tokens, it tells a small cost from a few places.
+    """
 
     record: dict[str, Any]
     by_chance: bool
+    divergence: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Sources to measure on, what they are, and the tokens that a bundle generates for them (none: an encoder)."""
+
+    sources: Sources
+    inputs: str
+    targets: Sequence[Sequence[int]]
 
 
 def measure_loss(bundle: Bundle, checkpoint: Checkpoint, runtime: Any) -> Loss:
     """Compare the outputs of a quantised bundle on a runtime with those of PyTorch in fp32."""
-    sources, inputs = _sources(bundle, runtime)
+    trial = trial_of(bundle, runtime)
+    how = _of_encoder if bundle.manifest.facts.task == "encode" else _of_generator
+    return how(bundle.manifest.facts, trial, checkpoint.model, runtime)
+
+
+def trial_of(bundle: Bundle, runtime: Any) -> Trial:
+    """Return what a bundle is measured on."""
     facts = bundle.manifest.facts
+    sources, inputs = _sources(bundle, runtime)
     if facts.task == "encode":
-        return _of_encoder(facts, sources, inputs, checkpoint.model, runtime)
-    return _of_generator(facts, sources, inputs, checkpoint.model, runtime)
+        return Trial(sources, inputs, [])
+    options = SearchOptions(max_new_tokens=min(NEW_TOKENS, sides(facts)[1]), scores=False)
+    return Trial(sources, inputs, [each[0].tokens for each in generate(runtime, sources, facts, options)])
+
+
+def outputs_of(model: Model, trial: Trial) -> list[Array]:
+    """Return the logits before each token of each target, or the outputs of an encoder: (N, V) each."""
+    facts = model.facts
+    if facts.task != "encode":
+        return list(_passes(model, trial.sources, trial.targets))
+    return [_as_rows(each) for each in join(infer(TorchRuntime(model), trial.sources, facts), facts).values()]
+
+
+def divergence_of(facts: Facts, expected: Sequence[Array], actual: Sequence[Array]) -> float:
+    """Return how far outputs are from others, mean over places: 1 - cosine of vectors, else Kullback-Leibler."""
+    how = _distances if facts.ability == "embed" else _divergences
+    return float(np.concatenate([how(*pair) for pair in zip(expected, actual, strict=True)]).mean())
 
 
 def _sources(bundle: Bundle, runtime: GraphRuntime) -> tuple[list[Source], str]:
@@ -103,21 +138,18 @@ def _tokenizer(bundle: Bundle) -> Any:
         return None
 
 
-def _of_generator(facts: Facts, sources: Sources, inputs: str, model: Model, runtime: GraphRuntime) -> Loss:
-    room = sides(facts)[1]
-    options = SearchOptions(max_new_tokens=min(NEW_TOKENS, room), scores=False)
-    targets = [each[0].tokens for each in generate(runtime, sources, facts, options)]
-    actual = logits(runtime, sources, targets, facts)
-    rows = list(zip(_passes(model, sources, targets), actual, strict=True))
+def _of_generator(facts: Facts, trial: Trial, model: Model, runtime: GraphRuntime) -> Loss:
+    actual = logits(runtime, trial.sources, trial.targets, facts)
+    rows = list(zip(outputs_of(model, trial), actual, strict=True))
     equal = [one.argmax(axis=1) == other.argmax(axis=1) for one, other in rows]
     until = [len(each) if each.all() else int(each.argmin()) for each in equal]
-    divergence = np.concatenate([_divergences(*row) for row in rows])
+    divergence = divergence_of(facts, *zip(*rows, strict=True))
     every = np.concatenate(equal)
     errors, by_chance = _errors(rows)
     best = np.concatenate([one.argmax(axis=1) for one, _ in rows])
     guess = np.unique(best, return_counts=True)[1].max() / len(best)  # by always the same token
     record = {
-        "inputs": inputs,
+        "inputs": trial.inputs,
         "measure": NEXT_TOKENS,
         "rows": len(rows),
         "places": len(every),
@@ -126,9 +158,9 @@ def _of_generator(facts: Facts, sources: Sources, inputs: str, model: Model, run
         **errors,
         "equal_rows": sum(bool(each.all()) for each in equal),
         "equal_until": float(np.mean(until)),
-        "perplexity_ratio": float(np.exp(divergence.mean())),
+        "perplexity_ratio": float(np.exp(divergence)),
     }
-    return Loss(_short(record), by_chance and float(every.mean()) <= guess)
+    return Loss(_short(record), by_chance and float(every.mean()) <= guess, divergence)
 
 
 def _passes(model: Model, sources: Sources, targets: Sequence[Sequence[int]]) -> Iterator[Array]:
@@ -140,38 +172,38 @@ def _passes(model: Model, sources: Sources, targets: Sequence[Sequence[int]]) ->
         yield from one_pass(model, sources, targets)
 
 
-def _of_encoder(facts: Facts, sources: Sources, inputs: str, model: Model, runtime: Any) -> Loss:
-    expected, actual = (join(infer(each, sources, facts), facts) for each in (TorchRuntime(model), runtime))
-    rows = [(_as_rows(one), _as_rows(actual[name])) for name, one in expected.items()]
+def _of_encoder(facts: Facts, trial: Trial, model: Model, runtime: Any) -> Loss:
+    actual = join(infer(runtime, trial.sources, facts), facts)
+    rows = list(zip(outputs_of(model, trial), map(_as_rows, actual.values()), strict=True))
     if facts.ability == "embed":
         measure = VECTORS
-        costs = np.concatenate([1 - _cosines(*row) for row in rows])
+        costs = np.concatenate([_distances(*row) for row in rows])
     else:
         measure = LABELS if facts.labels else TOKENS
         costs = np.concatenate([one.argmax(axis=1) != other.argmax(axis=1) for one, other in rows]).astype(float)
     errors, by_chance = zip(*(_errors([row]) for row in rows), strict=True)
     record = {
-        "inputs": inputs,
+        "inputs": trial.inputs,
         "measure": measure,
-        "rows": len(sources),
+        "rows": len(trial.sources),
         "places": len(costs),
         "share": max(0.0, float(costs.mean())),
         "worst": max(0.0, float(costs.max())),
         **max(errors, key=lambda each: each["error"]),
     }
-    return Loss(_short(record), all(by_chance))
+    return Loss(_short(record), all(by_chance), divergence_of(facts, *zip(*rows, strict=True)))
 
 
 def _as_rows(values: Array) -> Array:
     return values.reshape(-1, values.shape[-1])
 
 
-def _cosines(expected: Array, actual: Array) -> Array:
-    """Return the cosine of each pair of rows (N, V) -> (N,)."""
+def _distances(expected: Array, actual: Array) -> Array:
+    """Return 1 - cosine of each pair of rows (N, V) -> (N,)."""
     one, other = (each.astype(np.float64) for each in (expected, actual))
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    cosines: Array = np.einsum("nv,nv->n", one, other) / np.maximum(norms, TINY)
-    return cosines
+    distances: Array = 1 - np.einsum("nv,nv->n", one, other) / np.maximum(norms, TINY)
+    return distances
 
 
 def _divergences(expected: Array, actual: Array) -> Array:
@@ -237,5 +269,5 @@ def measure(
 
 
 def usual_aim(facts: Facts) -> float:
-    """Return the loss that `export --auto` aims at by default."""
-    return AUTO_LOSS_OF_VECTORS if facts.ability == "embed" else AUTO_LOSS
+    """Return the divergence that `export --auto` aims at by default."""
+    return AUTO_DISTANCE if facts.ability == "embed" else AUTO_DIVERGENCE
