@@ -195,6 +195,7 @@ def test_load_refuses_what_is_no_engine(name: str, value: Any, bundle: Bundle) -
             "auto_limit": [*(value for value in NO_REAL if value is not None), 1.5],
             "target": [3, None, ["cpu"]],
             "precision": [3, None, ["int8"]],
+            "calibrate": ["texts.txt", "/dev/null"],
         }
     ),
 )

@@ -110,6 +110,7 @@ def export(
     auto: bool = False,
     auto_limit: float | None = None,
     max_loss: float | None = None,
+    calibrate: str | Path | None = None,
     weights: bool = True,
     single: bool = False,
     force: bool = False,
@@ -131,6 +132,7 @@ def export(
     more than `max_loss`, or without this more than a divergence of 0.0002 from fp32 (vectors: 0.001), `auto` stores the
     matrices that cost most in wider forms, the last resort being fp32; the manifest lists them (`kept_in_fp32`), with
     their cost. At most the share `auto_limit` of the quantised weights is in fp32 (default: `AUTO_LIMIT`).
+    `calibrate` is a file with texts, one a line, by which int4 of the cpu target rounds weights (docs/few-bits.md).
     Without `weights`, only the graphs are written, for inspection: they are not compared and can't be run. With
     `single`, a portable bundle has an additional graph that contains the search: docs/single-graph.md.
 
@@ -145,12 +147,16 @@ def export(
     how: dict[str, Any] = {"target": target, "precision": precision, **_whole_numbers(opset=opset, rows=rows)}
     how |= {"weights": switch("weights", weights), "single": switch("single", single)}
     few_bits = FewBits.of(auto, auto_limit, max_loss, target, precision, weights=weights)
+    if calibrate is not None and not (target == "cpu" and precision == "int4" and weights):
+        raise UnsupportedError(f"calibrate rounds the weights of int4, on the cpu target alone; {_told(how)} has none")
     _require_place(name, Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST, owned=listed, progress=progress) as folder:
         progress(Stage(f"reading {name if isinstance(name, str | Path) else 'the module'}", 0))
         is_original = against is not None and code_name(against) is not None  # what the trusted code is
         checkpoint = load_checkpoint(name, adapter=adapter, trust_code=trust_code and not is_original)
         how["original"] = _original(checkpoint, against, how, progress, trust_code=trust_code and is_original)
+        if calibrate is not None:
+            how["texts"] = _texts(checkpoint, Path(calibrate), progress)
         bundle = _written(checkpoint, folder, how, progress)
         if not weights:
             return replace(bundle, path=Path(out))
@@ -180,6 +186,19 @@ def _original(
     require_room(checkpoint, how["target"], how["precision"])
     progress(Stage("comparing with the original", 0.02))
     return compare_original(checkpoint, against, trust_code=trust_code)
+
+
+def _told(how: Mapping[str, Any]) -> str:
+    """Return a target and a precision for an error message."""
+    return f"{how['target']} {how['precision']}{'' if how['weights'] else ' without weights'}"
+
+
+def _texts(checkpoint: Checkpoint, path: Path, progress: Progress) -> list[list[int]]:
+    """Return the texts by which weights are rounded, as tokens."""
+    with needed(EXPORT):
+        from txport.proof.few_bits.calibration import calibration_texts
+    progress(Stage("continuing the texts of the calibration", 0.03))
+    return calibration_texts(checkpoint, path)
 
 
 def _written(checkpoint: Checkpoint, folder: Path, how: Mapping[str, Any], progress: Progress) -> Bundle:

@@ -5,7 +5,8 @@ is found by export and by parity, and named by --bisect. It exits with 1 if one 
 
 With folders, each is exported, and a table printed. Each bundle of the cpu target is compared with the fp32 bundle of
 the same folder. A model with a chat template answers 30 questions, one row at a time, with 48 greedy tokens. An encoder
-makes vectors of 400 sentences of the docs. Bundles are written without proof; random weights have no large inputs, so
+makes vectors of 400 sentences of the docs. int4 is also calibrated with calibration.txt, which has none of these
+questions. `--precision` selects. Bundles are written without proof; random weights have no large inputs, so
 they hide what few bits cost.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.few_bits import planted
 from tests.instruction_sets import describe_processor
 from tests.pages import split_page, write_table
 from txport.models.checkpoint import load_checkpoint
+from txport.proof.few_bits.calibration import calibration_texts
 from txport.proof.proven import write
 
 Array = NDArray[np.float64]
@@ -36,22 +38,31 @@ DOCS = Path(__file__).parents[2] / "docs"
 TOKENS, SENTENCES, NEAREST = 48, 400, 10
 PAGE, TABLE = DOCS / "few-bits.md", "faults"
 SHORTEST, LONGEST = 40, 160  # characters of a sentence
-FORMS: tuple[tuple[str, int | None], ...] = (("int8", None), ("int8", 1), ("int4", None), ("int4", 1))
+CALIBRATION = Path(__file__).with_name("calibration.txt")
+FORMS: tuple[tuple[str, int | None, bool], ...] = (
+    ("int8", None, False),
+    ("int8", 1, False),
+    ("int4", None, False),
+    ("int4", None, True),
+    ("int4", 1, False),
+    ("int4", 1, True),
+)
 HEAD = ("| model | precision | size, MB | as in fp32 |", "|---|---|---|---|")
 
 
 @click.command(help=__doc__)
 @click.argument("folders", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--faults", is_flag=True, help="Plant faults.")
+@click.option("--precision", type=click.Choice(["int8", "int4"]), help="Only this precision of folders.")
 @click.option("--write-docs", is_flag=True, help="Replace the table of faults in docs/few-bits.md by this one.")
-def main(folders: tuple[Path, ...], faults: bool, write_docs: bool) -> None:
+def main(folders: tuple[Path, ...], faults: bool, precision: str | None, write_docs: bool) -> None:
     """Print the table of faults, and a line for each folder and form."""
     if not (folders or faults) or (write_docs and not faults):
         raise click.UsageError("give folders with real weights, or --faults, which alone writes docs")
     if folders:
         click.echo("\n".join([f"Measured on {describe_processor()}.", "", *HEAD]))
     for folder in folders:
-        for line in lines_of(folder):
+        for line in lines_of(folder, [form for form in FORMS if precision in (None, form[0])]):
             click.echo(line)
     if faults:
         sys.exit(not print_faults(write_docs=write_docs))
@@ -71,8 +82,8 @@ def print_faults(*, write_docs: bool) -> bool:
     return not missed
 
 
-def lines_of(folder: Path) -> Iterator[str]:
-    """Yield the lines of the table for one folder."""
+def lines_of(folder: Path, forms: Sequence[tuple[str, int | None, bool]]) -> Iterator[str]:
+    """Yield the lines of the table for one folder: a line for each precision, number of rows, and with calibration."""
     checkpoint = load_checkpoint(str(folder))
     is_encoder = checkpoint.facts.task == "encode"
     outputs: Callable[[Any], Any] = vectors_of if is_encoder else answers_of
@@ -81,14 +92,16 @@ def lines_of(folder: Path) -> Iterator[str]:
         place.mkdir()
         write(checkpoint, place, target="cpu", precision="fp32")
         expected = outputs(txport.load(place))
-        for precision, rows in FORMS:
-            place = Path(scratch, f"{precision}-{rows}")
+        texts = calibration_texts(checkpoint, CALIBRATION) if any(calibrated for *_, calibrated in forms) else []
+        for precision, rows, calibrated in forms:
+            place = Path(scratch, f"{precision}-{rows}-{calibrated}")
             place.mkdir()
-            write(checkpoint, place, target="cpu", precision=precision, rows=rows)
+            write(checkpoint, place, target="cpu", precision=precision, rows=rows, texts=texts if calibrated else [])
             size = sum(each.stat().st_size for each in place.rglob("*") if each.is_file()) / 1e6
             actual = outputs(txport.load(place))
             figures = compare_vectors(expected, actual) if is_encoder else compare_answers(expected, actual)
             name = precision if rows is None else f"{precision} `--rows {rows}`"
+            name += ", calibrated" if calibrated else ""
             yield f"| {folder.name} | {name} | {size:.0f} | {figures} |"
 
 

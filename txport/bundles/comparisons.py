@@ -107,6 +107,12 @@ KEPT: Mapping[str, type] = {  # what `export --auto` stores in wider forms
 # What `export --auto` aims at without a limit: a divergence of tokens and labels, and 1 - cosine of vectors. At the
 # first, about one of 200 tokens is not that of fp32 (docs/few-bits.md).
 AUTO_DIVERGENCE, AUTO_DISTANCE = 0.0002, 0.001
+CALIBRATED: Mapping[str, type] = {
+    "texts": int,
+    "tokens": int,
+    "error": float,  # RMS of the change of products by rounding weights / RMS of the products, mean of the matrices
+    "error_before": float,  # the same with each weight rounded to the nearest number
+}
 NEXT_TOKENS, VECTORS, LABELS, TOKENS = "next tokens", "vectors", "labels", "likeliest tokens"
 
 
@@ -119,6 +125,21 @@ def require_loss(record: Any) -> None:
         allowed = (float, int) if kind is float else kind
         if not isinstance(record[key], allowed) or isinstance(record[key], bool):
             raise TypeError(f"{key} of loss must be {kind.__name__}, got a {type(record[key]).__name__}")
+
+
+def require_calibrated(record: Any) -> None:
+    """Raise `TypeError` or `KeyError` if this is not a record of a calibration."""
+    for key, kind in CALIBRATED.items():
+        if isinstance(record[key], bool) or not isinstance(record[key], (float, int) if kind is float else kind):
+            raise TypeError(f"{key} of calibrated must be {kind.__name__}, got a {type(record[key]).__name__}")
+
+
+def describe_calibrated(record: Mapping[str, Any]) -> str:
+    """Return a record in one line; "" for a bundle that is not calibrated."""
+    if not record:
+        return ""
+    errors = f"{percent(record['error'])} in place of {percent(record['error_before'])}"
+    return f"weights rounded by {record['texts']} texts of {record['tokens']} tokens: products change by {errors}"
 
 
 def describe_loss(record: Mapping[str, Any], precision: str) -> str:

@@ -33,7 +33,14 @@ OFFERED = {
 # need 16, as many as half precision.
 AUTO_LIMIT, MOST_IN_FP32 = 0.25, 0.5
 # Omitted from JSON if false or empty.
-RARE: dict[str, type] = {"weightless": bool, "single": bool, "not_followed": dict, "original": dict, "loss": dict}
+RARE: dict[str, type] = {
+    "weightless": bool,
+    "single": bool,
+    "not_followed": dict,
+    "original": dict,
+    "loss": dict,
+    "calibrated": dict,
+}
 STAND_IN = "cuda-stand-in"  # the runtime that checks a cuda bundle where there is no GPU
 STOOD_IN = "checked in fp32 on a stand-in; no GPU was seen"
 
@@ -99,6 +106,7 @@ class Manifest:
     # the comparison with the original, and what few bits cost: see bundles/comparisons.py
     original: dict[str, Any] = field(default_factory=dict)
     loss: dict[str, Any] = field(default_factory=dict)
+    calibrated: dict[str, Any] = field(default_factory=dict)  # texts by which weights were rounded, what that gained
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> sha256, bytes
     weightless: bool = False  # True if the graphs refer to weight files that are not in the bundle
     single: bool = False  # True if there is an additional graph that contains the whole search

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from txport.bundles.comparisons import KEPT, require_loss, require_original
+from txport.bundles.comparisons import KEPT, require_calibrated, require_loss, require_original
 from txport.bundles.forms import Stored, require_distinct
 from txport.bundles.graphs import contained
 from txport.bundles.manifest import FORMAT, RARE, Manifest, is_quantised, require_offer
@@ -81,6 +81,8 @@ def _manifest(values: dict[str, Any]) -> Manifest:
         require_original(values["original"])
     if "loss" in values:
         require_loss(values["loss"])
+    if "calibrated" in values:
+        require_calibrated(values["calibrated"])
     if values["kept_in_fp32"]:
         _check_types(values["kept_in_fp32"], KEPT)
     for name, entry in values["files"].items():

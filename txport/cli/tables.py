@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from txport.bundles.comparisons import RECORDED, describe_loss, describe_original
+from txport.bundles.comparisons import RECORDED, describe_calibrated, describe_loss, describe_original
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.ports import Port
 from txport.cli.guard import echo, results, write
@@ -207,8 +207,9 @@ def show_bundle(bundle: Bundle, brief: bool) -> None:
     echo("weights: none, so nothing runs it" if manifest.weightless else f"parity with PyTorch: {parity}")
     if original := describe_original(manifest.original):
         echo(f"original: {original}")
-    if cost := describe_loss(manifest.loss, manifest.precision):
-        echo(cost)
+    for line in (describe_calibrated(manifest.calibrated), describe_loss(manifest.loss, manifest.precision)):
+        if line:
+            echo(line)
     echo(f"bundle: {bundle.path.resolve()}  ({megabytes(bundle.size)})")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +74,7 @@ def export_graphs(
     opset: int | None = None,
     rows: int | None = None,
     chosen: Mapping[str, Form] = NO_FORMS,
+    texts: Sequence[Sequence[int]] = (),
     external_above: int = portable.EXTERNAL_ABOVE,
     weights: bool = True,
     single: bool = False,
@@ -81,10 +82,11 @@ def export_graphs(
     """Write and check all files of a bundle in `folder`, except the manifest; return the unsealed manifest.
 
     `opset`: default is `DEFAULT_OPSET`, or the later one that the target prefers for the model. `chosen`: the
-    forms of some weights of a quantised cpu bundle. `rows`: use the fastest kernels of quantised weights for a step of
-    this number of rows; None: use kernels for which no row depends on the others. `external_above`: bytes of weights
-    above which the portable target stores weights in a separate file. `weights=False`: write graphs without weights,
-    which state only the location of each weight. `single`: also write a single graph that contains the search. Raises
+    forms of some weights of a quantised cpu bundle. `texts`: lists of tokens by which int4 of the cpu target rounds
+    matrices. `rows`: use the fastest kernels of quantised weights for a step of this number of rows; None: use kernels
+    for which no row depends on the others. `external_above`: bytes of weights above which the portable target stores
+    weights in a separate file. `weights=False`: write graphs without weights, which state only
+    the location of each weight. `single`: also write a single graph that contains the search. Raises
     `UnsupportedError` for options that can't be combined or that the model does not support.
     """
     _require_fit(checkpoint, target, precision, opset, rows)
@@ -116,7 +118,7 @@ def export_graphs(
         else:
             (folder / name).write_text(content, encoding="utf-8", newline="\n")
     if target == "cpu":
-        return write_cpu(checkpoint, manifest, folder, chosen)
+        return write_cpu(checkpoint, manifest, folder, chosen, texts)
     if target == "cuda":
         return write_cuda(checkpoint, manifest, folder)
     return portable.write(checkpoint, manifest, folder, external_above)

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.comparisons import describe_kept, describe_loss, describe_original
+from txport.bundles.comparisons import describe_calibrated, describe_kept, describe_loss, describe_original
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.graphs import read_outline
 from txport.bundles.manifest import Manifest
@@ -107,7 +107,9 @@ def _body(bundle: Bundle, told: Told, title: str) -> Iterator[str]:
         compared = {"compared with PyTorch at export": parity(manifest).replace("\\", ""), **_proof(manifest)}
         compared |= {"compared with the original at export": original} if original else {}
         cost = describe_loss(manifest.loss, manifest.precision)
-        yield _pairs({**compared, **({"cost of few bits": cost} if cost else {})})
+        compared |= {"cost of few bits": cost} if cost else {}
+        calibrated = describe_calibrated(manifest.calibrated)
+        yield _pairs({**compared, **({"calibration at export": calibrated} if calibrated else {})})
     if manifest.generation:
         yield "<h2>Defaults of the checkpoint</h2>"
         yield _pairs(manifest.generation)

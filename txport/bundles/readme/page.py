@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from txport.bundles.comparisons import describe_loss, describe_original
+from txport.bundles.comparisons import describe_calibrated, describe_loss, describe_original
 from txport.bundles.manifest import Manifest, is_quantised
 from txport.bundles.ports import GENERATE
 from txport.bundles.readme import settings, tables
@@ -57,6 +57,8 @@ def _parts(manifest: Manifest, files: Collection[str]) -> Iterator[str]:
         yield plain(f"Comparison with the original at export: {original}.")
     if cost := describe_loss(manifest.loss, manifest.precision):
         yield plain(f"{cost[0].upper()}{cost[1:]}.")
+    if calibrated := describe_calibrated(manifest.calibrated):
+        yield plain(f"Calibration at export: {calibrated}.")
     yield "## How to run it"
     yield from _how(manifest)
     yield "\n".join(f"- {note}" for note in notes(manifest))

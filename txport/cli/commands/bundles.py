@@ -7,12 +7,19 @@ from typing import Any
 
 import click
 
-from txport.bundles.comparisons import AUTO_DISTANCE, AUTO_DIVERGENCE, describe_kept, describe_loss, describe_original
+from txport.bundles.comparisons import (
+    AUTO_DISTANCE,
+    AUTO_DIVERGENCE,
+    describe_calibrated,
+    describe_kept,
+    describe_loss,
+    describe_original,
+)
 from txport.bundles.manifest import AUTO_LIMIT, MOST_IN_FP32, PRECISIONS, STAND_IN, STOOD_IN, TARGETS
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
 from txport.cli.options import max_loss_option, provider_option, threads_option, trust_option, variant_option
-from txport.cli.outputs import OUTPUT, OUTPUT_FOLDER, command, in_flags
+from txport.cli.outputs import INPUT, OUTPUT, OUTPUT_FOLDER, command, in_flags
 from txport.cli.progress import shown, verbose_option
 from txport.errors import UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
@@ -49,6 +56,12 @@ from txport.runtimes import GRAPH_RUNTIMES
     help=f"Maximum fraction of the quantised weights that --auto may keep in fp32.  [default: {AUTO_LIMIT}]",
 )
 @max_loss_option
+@click.option(
+    "--calibrate",
+    type=INPUT,
+    metavar="FILE",
+    help="int4 on cpu: round weights by the inputs of each layer for the texts in FILE, one a line (docs/few-bits.md).",
+)
 @click.option(
     "--weights",
     type=click.Choice(["all", "none"]),
@@ -105,6 +118,8 @@ def export(
             echo(f"--auto: {gained}, for {more}: {describe_kept(kept)}")
         if original := describe_original(bundle.manifest.original):
             echo(original)
+        if calibrated := describe_calibrated(bundle.manifest.calibrated):
+            echo(calibrated)
         if cost := describe_loss(bundle.manifest.loss, bundle.manifest.precision):
             echo(cost)
 

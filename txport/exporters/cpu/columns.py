@@ -6,7 +6,7 @@ find them as well as sentences do (docs/few-bits.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -51,8 +51,14 @@ def find_columns(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     layers = {name: names[id(each.weight)] for name, each in wide}
     model = converted(checkpoint.model, torch.float64)
     ids = _random_ids(outline.facts.reads)
-    with torch.inference_mode(), _largest_inputs({name: model.get_submodule(name) for name in layers}) as largest:
-        _run(model, ids)
+    largest: dict[str, Tensor] = {}
+
+    def keep(name: str, x: Tensor) -> None:
+        found = x.abs().flatten(0, -2).amax(0)
+        largest[name] = torch.maximum(largest[name], found) if name in largest else found
+
+    with torch.inference_mode(), watching({name: model.get_submodule(name) for name in layers}, keep):
+        run(model, ids)
     order = {name: values.argsort(descending=True, stable=True) for name, values in largest.items()}
     return {layers[name]: tuple(sorted(indices[:count].tolist())) for name, indices in order.items()}
 
@@ -66,7 +72,7 @@ def largest_columns(inputs: Sequence[Tensor], task: Task) -> tuple[int, ...]:
     return tuple(sorted(largest.argsort(descending=True, stable=True)[:count].tolist()))
 
 
-def _run(model: Model, ids: Tensor) -> None:
+def run(model: Model, ids: Tensor) -> None:
     """Run a model on sources (rows, length) without padding."""
     mask = torch.ones_like(ids, dtype=torch.bool)
     if model.facts.task == "encode":
@@ -84,20 +90,14 @@ def _random_ids(reads: Tokens) -> Tensor:
 
 
 @contextmanager
-def _largest_inputs(layers: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """Yield the largest absolute value of each input of each layer that ran: name -> (in,)."""
-    largest: dict[str, Tensor] = {}
-
-    def keep(name: str, x: Tensor) -> None:
-        found = x.abs().flatten(0, -2).amax(0)
-        largest[name] = torch.maximum(largest[name], found) if name in largest else found
-
+def watching(layers: Mapping[str, nn.Module], see: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Return a context in which `see` gets the name and the input of each layer that runs."""
     hooks = [
-        layer.register_forward_pre_hook(lambda _, inputs, name=name: keep(name, inputs[0]))
+        layer.register_forward_pre_hook(lambda _, inputs, name=name: see(name, inputs[0]))
         for name, layer in layers.items()
     ]
     try:
-        yield largest
+        yield
     finally:
         for hook in hooks:
             hook.remove()

@@ -221,11 +221,12 @@ def steps(quantized: Quantized) -> Array:
     return np.repeat(scales, quantized.form.block or 1, axis=1)
 
 
-def best_scales(blocks: Array, bits: int) -> Array:
+def best_scales(blocks: Array, bits: int, importance: Array | None = None) -> Array:
     """Blocks (..., block) -> scales (...): the largest value is mapped to an end of the range, in 4 bits near it.
 
     In 4 bits, the end in `ENDS` with the smallest squared error is chosen: clipping an outlier can make the other
-    values more precise. A negative scale maps the largest value to the longer, negative side.
+    values more precise. A negative scale maps the largest value to the longer, negative side. `importance` multiplies
+    the squared errors of the values.
     """
     half = 2 ** (bits - 1)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1)[..., 0]
@@ -236,7 +237,7 @@ def best_scales(blocks: Array, bits: int) -> Array:
     for end in ENDS:
         scales = _safe(largest / end)
         error = blocks - scales[..., None] * np.clip(np.rint(blocks / scales[..., None]), -half, half - 1)
-        squared = sums_of_squares(error)
+        squared = sums_of_squares(error if importance is None else error * np.sqrt(importance))
         best = np.where(squared < least, scales, best)
         least = np.minimum(squared, least)
     return best

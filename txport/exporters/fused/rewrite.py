@@ -27,16 +27,23 @@ Array = NDArray[Any]
 class Matrix:
     """A matrix in one storage form. All is computed on demand; only the scales and columns in fp32 are cached.
 
-    `packed` are the matrices in 4 bits of which it is made, row after row, if another tool has quantised it.
+    `packed` are the matrices in 4 bits of which it is made, row after row, if another tool has quantised it; `rounded`
+    is the result if it was quantised before.
     """
 
     def __init__(
-        self, tensor: ir.TensorProtocol, form: Form, scales_in: ir.DataType, packed: Sequence[PackedReader] = ()
+        self,
+        tensor: ir.TensorProtocol,
+        form: Form,
+        scales_in: ir.DataType,
+        packed: Sequence[PackedReader] = (),
+        rounded: Quantized | None = None,
     ) -> None:
         self._tensor = tensor
         self._form = form
         self._scales_in = scales_in
         self._packed = packed
+        self._rounded = rounded
         self._cached: Quantized | None = None  # without values
         out, inputs = tensor.shape.numpy()
         values, scales = shapes(out, inputs, form)
@@ -82,6 +89,8 @@ class Matrix:
 
     def _quantized(self) -> Quantized:
         kind = self._scales_in.numpy()
+        if self._rounded is not None:
+            return self._rounded
         try:
             if self._packed:
                 return joined([quantized_of(each.read(), self._form, kind) for each in self._packed])

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form
+from txport.exporters.cpu.columns import watching
 from txport.exporters.weights import graph_weights, held_weights
 from txport.models.checkpoint import Checkpoint
 from txport.models.model import Model
@@ -102,21 +103,14 @@ def linear_inputs(model: Model, calls: Iterable[object]) -> dict[str, Array]:
     """Return the inputs of each linear layer while `calls` are replayed: (rows, in), at most `ROWS_ENOUGH` rows."""
     found: dict[str, list[Array]] = {}
 
-    def keeper(name: str) -> Any:
-        def keep(part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            rows = found.setdefault(name, [])
-            room = ROWS_ENOUGH - sum(map(len, rows))
-            if room > 0:
-                rows.append(inputs[0].reshape(-1, inputs[0].shape[-1])[:room].to(torch.float32, copy=True).numpy())
+    def see(name: str, x: Tensor) -> None:
+        rows = found.setdefault(name, [])
+        room = ROWS_ENOUGH - sum(map(len, rows))
+        if room > 0:
+            rows.append(x.reshape(-1, x.shape[-1])[:room].to(torch.float32, copy=True).numpy())
 
-        return keep
-
-    linear = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
-    handles = [part.register_forward_pre_hook(keeper(name)) for name, part in linear]
-    try:
+    linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    with watching(linear, see):
         for _ in calls:
             pass
-    finally:
-        for handle in handles:
-            handle.remove()
     return {name: np.concatenate(rows) for name, rows in found.items()}

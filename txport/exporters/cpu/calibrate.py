@@ -1,0 +1,107 @@
+"""Calibration: the matrices in 4 bits are rounded by their inputs for a few texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from txport.bundles.forms import Form
+from txport.errors import UnsupportedError
+from txport.exporters.cpu.columns import run, watching
+from txport.exporters.cpu.rounding import change_of_products, round_by_inputs
+from txport.exporters.fused.packs import parts_of
+from txport.exporters.fused.quantize import Quantized, dequantize, quantize
+from txport.exporters.trace import weight_names
+from txport.models.checkpoint import Checkpoint
+from txport.models.parts import Linear
+from txport.models.weights.streamed import converted
+
+ROOM = 1 << 30  # bytes of the moments that are in memory at once
+DIGITS = 3
+
+
+class Calibrated(NamedTuple):
+    """The rounded matrices by the names in the graphs, and the record for the manifest."""
+
+    matrices: dict[str, Quantized]
+    record: dict[str, Any]
+
+
+class Job(NamedTuple):
+    """A matrix of the graphs, its form, and the layer whose inputs it reads."""
+
+    weight: ir.Value
+    form: Form
+    layer: str
+    inputs: int
+
+
+def calibrate(
+    checkpoint: Checkpoint,
+    models: Mapping[str, ir.Model],
+    forms: Mapping[str, Form],
+    texts: Sequence[Sequence[int]],
+) -> Calibrated:
+    """Round the matrices in 4-bit blocks by the inputs of their layers for `texts`, which are lists of tokens.
+
+    The model runs in float64, so that every machine rounds alike. Raises `UnsupportedError` if no matrix is in such
+    blocks.
+    """
+    jobs = _jobs(checkpoint, models, forms)
+    if not jobs:
+        raise UnsupportedError("calibrate rounds matrices in 4-bit blocks, and this model has none; leave it out")
+    model = converted(checkpoint.model, torch.float64)
+    matrices: dict[str, Quantized] = {}
+    errors = []
+    for some in _in_room(jobs):
+        moments: dict[str, Tensor] = {}
+
+        def add(name: str, x: Tensor, moments: dict[str, Tensor] = moments) -> None:
+            rows = x.flatten(0, -2)
+            moments[name] = moments.get(name, 0) + rows.T @ rows
+
+        layers = {job.layer: model.get_submodule(job.layer) for job in some}
+        with torch.inference_mode(), watching(layers, add):
+            for ids in texts:
+                run(model, torch.tensor([list(ids)]))
+        for job in some:
+            assert job.weight.const_value is not None
+            matrix = job.weight.const_value.numpy()
+            seen = moments[job.layer].numpy()
+            found = matrices[str(job.weight.name)] = round_by_inputs(matrix, job.form, seen)
+            both = (found, quantize(matrix, job.form))
+            errors.append([change_of_products(matrix, dequantize(each), seen) for each in both])
+    after, before = np.mean(errors, axis=0).tolist()
+    error = {name: float(f"{value:.{DIGITS}g}") for name, value in (("error", after), ("error_before", before))}
+    return Calibrated(matrices, {"texts": len(texts), "tokens": sum(map(len, texts)), **error})
+
+
+def _jobs(checkpoint: Checkpoint, models: Mapping[str, ir.Model], forms: Mapping[str, Form]) -> list[Job]:
+    """Return the matrices to round, each once."""
+    names = weight_names(checkpoint.outline)
+    modules = checkpoint.outline.named_modules()
+    layers = {names[id(each.weight)]: (name, each) for name, each in modules if isinstance(each, Linear)}
+    found: dict[str, Job] = {}
+    for value in (value for model in models.values() for value in model.graph.initializers.values()):
+        form = forms.get(str(value.name))
+        part = parts_of(value)[0]
+        if form is not None and form.kind == "blocks" and form.bits == 4 and not form.zeros and part in layers:
+            layer, module = layers[part]
+            found.setdefault(str(value.name), Job(value, form, layer, module.in_features))
+    return list(found.values())
+
+
+def _in_room(jobs: Sequence[Job]) -> Iterator[list[Job]]:
+    """Yield the jobs in lists whose moments fit in the room for them; a single one may be larger."""
+    some: list[Job] = []
+    for job in jobs:
+        if some and 8 * (job.inputs**2 + sum(each.inputs**2 for each in some)) > ROOM:
+            yield some
+            some = []
+        some.append(job)
+    yield some
