@@ -90,17 +90,32 @@ def named(candidates: list[str], letter: str, to: str) -> str:
     return found
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "t5", "distilbert", "phi3"])
-def test_models_of_others_are_recognised_without_their_config(name: str, tmp_path: Path) -> None:
-    """By their tensors alone: the config of the same model answers what these do not tell."""
+@pytest.mark.parametrize(
+    ("name", "first"), [("llama", 1), ("qwen3", 0), ("t5", 0), ("distilbert", 0), ("phi3", 0)], ids=str
+)
+def test_models_of_others_are_recognised_without_their_config(name: str, first: int, tmp_path: Path) -> None:
+    """By their tensors alone, whose layers may be counted from one: their config answers what these do not tell."""
     expected = load_checkpoint(str(FAMILIES / name))
-    shutil.copy(FAMILIES / name / WEIGHTS, tmp_path)
+    weights = load_file(FAMILIES / name / WEIGHTS)
+    if first:
+        weights = {
+            re.sub(r"layers\.(\d+)", lambda at: f"layer{int(at[1]) + first}", key): each
+            for key, each in weights.items()
+        }
+    save_file(weights, tmp_path / WEIGHTS)
     write_draft(tmp_path, tmp_path / RULES)
     assert answer_config(tmp_path / RULES, expected.config.to_dict()) > 0
     loaded = load_checkpoint(str(tmp_path))
     theirs = expected.model.state_dict()
     assert all(torch.equal(tensor, theirs[each]) for each, tensor in loaded.model.state_dict().items())
     assert loaded.facts == expected.facts
+
+
+def test_norms_near_zero_are_asked_about(tmp_path: Path) -> None:
+    """Gemma's multiply by 1 + weight, which no name tells."""
+    shutil.copy(FAMILIES / "gemma" / WEIGHTS, tmp_path)
+    write_draft(tmp_path, tmp_path / RULES)
+    assert "QUESTION: norm\\.weight$ if norms multiply by 1 + weight" in (tmp_path / RULES).read_text()
 
 
 def test_norms_after_sublayers_may_have_one_more_at_the_end(tmp_path: Path) -> None:
@@ -313,3 +328,20 @@ def beside_one_another(size: int, inner: int, mixed: int) -> Tensors:
     drawn = torch.Generator().manual_seed(0)
     shapes |= {"head.weight": (50, size)}
     return {name: torch.rand(shape, generator=drawn) + 0.5 for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(("inner", "mixed"), [(128, 32), (128, 48), (32, 32)])
+def test_maps_without_a_part_are_told_apart_by_their_shapes(inner: int, mixed: int, tmp_path: Path) -> None:
+    """The one behind attention is square, the others are not; else it is a question."""
+    save_file(beside_one_another(32, inner, mixed), tmp_path / WEIGHTS)
+    write_draft(tmp_path, tmp_path / RULES)
+    text = (tmp_path / RULES).read_text(encoding="utf-8")
+    own = {"out": "attention.output", "fc": "feed_forward.inner", "proj": "feed_forward.outer"}
+    lines = [
+        rf"rename = {{ pattern = '^blocks\.(\d+)\.{given}\.{kind}$', to = 'decoder.\1.{to}.{kind}' }}  # likely"
+        for given, to in own.items()
+        for kind in ("weight", "bias")
+    ]
+    is_told = mixed == 32 != inner
+    assert [line in text for line in lines] == [is_told] * len(lines)
+    assert is_told or "QUESTION: which tensor is it?" in text
