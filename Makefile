@@ -33,6 +33,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.house
 	$(MAKE) test
 
 format: $(INSTALLED)
