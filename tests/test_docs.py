@@ -92,7 +92,7 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
 def test_sizes_on_the_page_about_trust_are_those_of_the_code() -> None:
     from txport.bundles import reading
     from txport.models import config, names
-    from txport.models.tokenizers import file as tokenizer
+    from txport.models.tokenizers import library as tokenizer
     from txport.system import arrays, documents
 
     limits = {

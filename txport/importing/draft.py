@@ -14,10 +14,9 @@ import torch
 
 from txport.errors import CheckpointError, ConfigError, OutputError
 from txport.importing.likeness import Template, templates
-from txport.importing.match import Match, Pair, match
+from txport.importing.match import Match, Pair, Sizes, match, solve, turned
 from txport.importing.probe import Variant, closest, decided, dims_of, layer_fields, open_fields, task_of
 from txport.importing.questions import own_name, pattern_of, questions, rule, with_groups
-from txport.importing.sizes import Sizes, solve, turned
 from txport.models import architecture
 from txport.models.names import CONFIG, PICKLES, RULES, WEIGHTS, weight_files
 from txport.models.sources.pickles import read_pickle

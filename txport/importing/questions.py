@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from txport.importing.likeness import Role, Template
-from txport.importing.match import FUSED, Match
-from txport.importing.sizes import Sizes, shape_of
+from txport.importing.match import FUSED, Match, Sizes, shape_of
 from txport.models.sources.rules import toml, written
 from txport.models.sources.toml import QUESTION
 from txport.models.weights.rules import Rename, Split

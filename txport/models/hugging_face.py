@@ -11,7 +11,7 @@ from typing import Any
 from txport.errors import BundleError
 from txport.models.facts import Facts, Tokens
 from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER, TOKENIZER_CONFIG
-from txport.models.tokenizers.file import read_tokenizer, refusals, unknown_id
+from txport.models.tokenizers.library import read_tokenizer, refusals, unknown_id
 from txport.models.tokenizers.usage import Usage, read_usage
 from txport.system.documents import write_json
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 
 from txport.errors import CheckpointError, brief, quoted
 from txport.importing.against.batches import Batch
-from txport.importing.against.narrow import Narrow
 from txport.importing.against.watching import tensors_in
 from txport.models.adapters.adapted import computing, line_of
 from txport.models.adapters.load import imported, running
@@ -28,6 +28,7 @@ from txport.system import memory
 from txport.system.machine import is_out_of_memory
 
 RUN = "run"  # the function in a user's file that calls the module
+NARROW = (torch.float32, torch.bfloat16, torch.float16)
 NAMED = 3  # maximum number of tensors of each kind in an error
 
 Run = Callable[[nn.Module, Batch], Any]
@@ -272,3 +273,37 @@ def require_used(original: Original, used: Sequence[str], place: object) -> None
         more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
         told = ", ".join(quoted(name)[1:-1] for name in left[:NAMED])
         raise CheckpointError(f"{original.name} has no tensor for {told}{more} of {place}, which the import needs")
+
+
+# ------------------------------------------------------------------------------- numbers in float32 or less
+class Narrow(TorchFunctionMode):
+    """Collect the names of functions whose inputs or outputs are rounded numbers of a narrow dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[str, None] = {}
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+        """See `TorchFunctionMode`."""
+        found = function(*args, **(options or {}))
+        name = getattr(function, "__name__", "")
+        if name not in ("", "__get__") and name not in self.names:
+            several = tensors_in((args, options or {}, found))
+            if any(each.dtype in NARROW and is_rounded(each.detach()) for each in several):
+                self.names[name] = None
+        return found
+
+
+@torch.no_grad()
+def is_rounded(values: Tensor) -> bool:
+    """Return whether values were rounded to float32: all are exact in float32, and some not in few digits."""
+    values = values[torch.isfinite(values)].double()
+    is_float32 = torch.equal(values.float().double(), values)
+    return is_float32 and not bool(((values.bfloat16().double() == values) | (values == values.round())).all())
+
+
+def rounded_tables(module: nn.Module, known: set[str]) -> Iterator[str]:
+    """Yield the names of tensors that were rounded to float32, except `known` ones, which both models have."""
+    for name, each in (*module.named_buffers(), *module.named_parameters()):
+        if name not in known and each.is_floating_point() and is_rounded(each.detach()):
+            yield name

@@ -25,8 +25,7 @@ from txport.importing.against.batches import (
     long_length,
     outputs_of,
 )
-from txport.importing.against.narrow import rounded_tables
-from txport.importing.against.original import Original, hold_weights
+from txport.importing.against.original import Original, hold_weights, rounded_tables
 from txport.importing.against.pairing import Origins
 from txport.importing.against.parting import TOLD, Parting, find_parting, not_located
 from txport.importing.against.taps import (

@@ -13,7 +13,7 @@ from typing import Any
 from txport.errors import quoted
 from txport.models.names import TOKENIZER
 from txport.models.tokenizers.assemble import around
-from txport.models.tokenizers.file import LARGEST
+from txport.models.tokenizers.library import LARGEST
 from txport.models.tokenizers.settings import Settings
 from txport.system.documents import DocumentError, read_json
 

@@ -21,7 +21,7 @@ from txport.models.names import (
 from txport.models.tokenizers import pieces, vocabularies
 from txport.models.tokenizers.applied import applied
 from txport.models.tokenizers.assemble import Vocabulary
-from txport.models.tokenizers.file import LARGEST
+from txport.models.tokenizers.library import LARGEST
 from txport.models.tokenizers.pieces import Made
 from txport.models.tokenizers.settings import Settings
 from txport.models.tokenizers.usage import Chat, Usage, write_usage
