@@ -60,3 +60,13 @@ def test_presets_of_gpt2_have_about_the_parameters_that_their_names_say() -> Non
         width = values["d_model"]
         size = width * (values["vocab_size"] + values["max_length"]) + values["decoder_layers"] * 12 * width**2
         assert size == pytest.approx(said, rel=0.08), name
+
+
+# Vaswani et al. 2017, table 3: layers, D, feed-forward, heads, H.
+@pytest.mark.parametrize(("name", "row"), [("base", (6, 512, 2048, 8, 64)), ("big", (6, 1024, 4096, 16, 64))])
+def test_presets_of_the_first_transformer_are_those_of_its_paper(name: str, row: tuple[int, ...]) -> None:
+    config: Any = architecture.presets()[name]
+    assert (config.encoder_layers, config.d_model, config.feed_forward, config.heads, config.head_size) == row
+    assert config.decoder_layers == config.encoder_layers
+    assert (config.norm, config.positions, config.activation, config.tied) == ("post", "sinusoidal", "relu", "all")
+    assert config.scale_embedding
