@@ -20,9 +20,6 @@ def without(*packages: str) -> str:
     return f"import sys\nsys.modules.update(dict.fromkeys({packages}))"
 
 
-LIGHT = without(*HEAVY)
-
-
 def run(*arguments: object, before: str = "", **options: Any) -> subprocess.CompletedProcess[Any]:
     """Run a command to its end; `before` is Python that its process runs first."""
     command = [sys.executable, "-c", before + MAIN, *(str(argument) for argument in arguments)]

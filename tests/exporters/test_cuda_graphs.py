@@ -88,10 +88,6 @@ def traced(model: Model, role: str) -> ir.Model:
     return found
 
 
-def graph_of(model: Model, role: str, dtype: str = "float32") -> Graph:
-    return next(each for each in CONTRACTS["cuda"][model.facts.task](model.facts, dtype) if each.role == role)
-
-
 def ran(model: ir.Model, inputs: dict[str, Array]) -> dict[str, Array]:
     session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_outputs()]

@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -136,23 +133,3 @@ def test_new_files_have_the_modes_that_the_user_asks_for(tmp_path: Path) -> None
     (usual / "file").touch()
     assert out.stat().st_mode == usual.stat().st_mode
     assert (out / "file").stat().st_mode == (usual / "file").stat().st_mode
-
-
-def python(code: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-FULL_DISK = """
-    import resource, signal, sys
-    from pathlib import Path
-    from txport.system.files import staged_folder
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-    try:
-        with staged_folder(Path(sys.argv[1]), force=True) as folder:
-            (folder / "small").write_text("fits")
-            (folder / "large").write_bytes(bytes(100_000))
-    except Exception as error:
-        print(type(error).__name__, error)
-"""

@@ -25,18 +25,6 @@ def proceed(bundle: Path, prompts: Sequence[Sequence[int]], count: int) -> Any:
     return _run("continue.mjs", [str(bundle), str(count)], prompts)
 
 
-def encode(bundle: Path, kind: str, ids: Sequence[Sequence[int]], mask: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """The outputs of a model that only encodes, by its class there: `{"dims": ..., "data": ...}` by name."""
-    found: dict[str, Any] = _run("encode.mjs", [str(bundle), kind], {"ids": ids, "mask": mask})
-    return found
-
-
-def pipeline(bundle: Path, task: str, texts: Sequence[str]) -> list[Any]:
-    """What the pipeline of a task gives for each text."""
-    found: list[Any] = _run("pipeline.mjs", [str(bundle), task], texts)
-    return found
-
-
 def loads(jobs: Sequence[dict[str, Any]]) -> list[Any]:
     """What each job of `loads.mjs` gives, all in one process."""
     found: list[Any] = _run("loads.mjs", [], jobs)

@@ -49,7 +49,7 @@ from txport.proof.verify.check import (
 )
 from txport.proof.verify.golden import BEAM, GREEDY, GRID, SUMS, Golden, fold, load_golden, record, save_golden
 from txport.release import load_checkpoint
-from txport.runtimes.base import GraphPorts, Ints, Runtime, State
+from txport.runtimes.base import Ints, Runtime, State
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.scoring import logits
 from txport.system.documents import write_json
@@ -204,16 +204,6 @@ def test_a_port_that_was_renamed_is_named(copied: Path, role: str, old: str, new
     assert verdicts(result)[PORTS] == "fail"
     assert f"{file}: {side} {old} is missing; {file}: {side} {new} was not expected" in detail(result, PORTS)
     assert {verdicts(result)[name] for name in (TOKENIZER, LOGITS, GREEDY, BEAM)} == {"not run"}
-
-
-class Ported:
-    """A runtime that tells of other ports."""
-
-    def __init__(self, ports: GraphPorts) -> None:
-        self._ports = ports
-
-    def ports(self, role: str) -> GraphPorts:
-        return self._ports
 
 
 def test_files_that_are_not_what_the_manifest_says_are_named(copied: Path) -> None:
