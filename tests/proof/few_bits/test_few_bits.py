@@ -73,7 +73,9 @@ def test_the_cost_is_recorded_and_shown(int8: Bundle) -> None:
 
 def test_a_cost_above_the_limit_fails_and_names_what_costs_most(checkpoint: Path, tmp_path: Path) -> None:
     how = {"target": "cpu", "precision": "int4"}
-    with pytest.raises(ParityError, match=r"costs too much: the loss 0\.\d+ is above the limit 1e-06; .*what costs most: "):
+    with pytest.raises(
+        ParityError, match=r"costs too much: the loss 0\.\d+ is above the limit 1e-06; .*what costs most: "
+    ):
         txport.export(checkpoint, tmp_path / "out", max_loss=1e-6, **how)  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
 
