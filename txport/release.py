@@ -128,17 +128,14 @@ def export(
     for this number. Without `rows`, the result for a text does not depend on the rest of its batch.
 
     The manifest of a quantised bundle states what few bits cost (`loss`): the share of tokens or labels that are not
-    those of fp32, or the mean of 1 - cosine of vectors. An export that costs more than `max_loss` fails. If it costs
-    more than `max_loss`, or without this more than a divergence of 0.0002 from fp32 (vectors: 0.001), `auto` stores the
-    matrices that cost most in wider forms, the last resort being fp32; the manifest lists them (`kept_in_fp32`), with
-    their cost. At most the share `auto_limit` of the quantised weights is in fp32 (default: `AUTO_LIMIT`).
-    `calibrate` is a file with texts, one a line, by which int4 of the cpu target rounds weights (docs/few-bits.md).
-    Without `weights`, only the graphs are written, for inspection: they are not compared and can't be run. With
-    `single`, a portable bundle has an additional graph that contains the search: docs/single-graph.md.
+    those of fp32, or the mean of 1 - cosine of vectors. An export that costs more than `max_loss` fails, or with `auto`
+    gets wider forms for the matrices that cost most, at most the share `auto_limit` in fp32 (default: `AUTO_LIMIT`).
+    Without `max_loss`, `auto` aims at a divergence from fp32 of 0.0002 (vectors: 0.001). `calibrate` is a file with
+    texts, one a line, by which int4 of the cpu target rounds weights: see docs/few-bits.md. Without `weights`, only the
+    graphs are written, for inspection. With `single`, a portable bundle has one more graph: see docs/single-graph.md.
 
-    `against` is the original model, with which the checkpoint is compared before anything is written: "model.py:NAME"
-    (with `trust_code`), "transformers", a folder that transformers runs, or "none". By default, transformers runs the
-    folders that it saved, if it is installed and memory suffices. The manifest contains the result (`original`).
+    `against` is the original model, with which the checkpoint is compared first: "model.py:NAME" (with `trust_code`),
+    "transformers" (default for the folders that it saved, if it is installed), a folder that it runs, or "none".
 
     Raises `CheckpointError` or `ConfigError` for an invalid checkpoint, `OutputError` for a path that can't be written,
     `OutOfMemoryError` for too little memory, and `ParityError` if the original or PyTorch computes something else.
@@ -147,21 +144,18 @@ def export(
     how: dict[str, Any] = {"target": target, "precision": precision, **_whole_numbers(opset=opset, rows=rows)}
     how |= {"weights": switch("weights", weights), "single": switch("single", single)}
     few_bits = FewBits.of(auto, auto_limit, max_loss, target, precision, weights=weights)
-    if calibrate is not None and not (target == "cpu" and precision == "int4" and weights):
-        raise UnsupportedError(f"calibrate rounds the weights of int4, on the cpu target alone; {_told(how)} has none")
+    _require_calibrated(calibrate, how)
     _require_place(name, Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST, owned=listed, progress=progress) as folder:
         progress(Stage(f"reading {name if isinstance(name, str | Path) else 'the module'}", 0))
         is_original = against is not None and code_name(against) is not None  # what the trusted code is
         checkpoint = load_checkpoint(name, adapter=adapter, trust_code=trust_code and not is_original)
         how["original"] = _original(checkpoint, against, how, progress, trust_code=trust_code and is_original)
-        if calibrate is not None:
-            how["texts"] = _texts(checkpoint, Path(calibrate), progress)
+        how |= _texts(checkpoint, calibrate, progress)
         bundle = _written(checkpoint, folder, how, progress)
-        if not weights:
-            return replace(bundle, path=Path(out))
-        bundle = _proven(bundle, checkpoint, progress, few_bits, how)
-    if checkpoint.folder is not None:
+        if weights:
+            bundle = _proven(bundle, checkpoint, progress, few_bits, how)
+    if weights and checkpoint.folder is not None:
         remember(bundle, checkpoint.folder)
     return replace(bundle, path=Path(out))
 
@@ -193,12 +187,20 @@ def _told(how: Mapping[str, Any]) -> str:
     return f"{how['target']} {how['precision']}{'' if how['weights'] else ' without weights'}"
 
 
-def _texts(checkpoint: Checkpoint, path: Path, progress: Progress) -> list[list[int]]:
-    """Return the texts by which weights are rounded, as tokens."""
+def _require_calibrated(calibrate: str | Path | None, how: Mapping[str, Any]) -> None:
+    """Raise `UnsupportedError` if texts are given for a bundle whose weights are not rounded by them."""
+    if calibrate is not None and (how["target"], how["precision"], how["weights"]) != ("cpu", "int4", True):
+        raise UnsupportedError(f"calibrate rounds the weights of int4, on the cpu target alone; {_told(how)} has none")
+
+
+def _texts(checkpoint: Checkpoint, calibrate: str | Path | None, progress: Progress) -> dict[str, list[list[int]]]:
+    """Return the texts by which weights are rounded, as tokens; {} without a file of them."""
+    if calibrate is None:
+        return {}
     with needed(EXPORT):
         from txport.proof.few_bits.calibration import calibration_texts
     progress(Stage("continuing the texts of the calibration", 0.03))
-    return calibration_texts(checkpoint, path)
+    return {"texts": calibration_texts(checkpoint, Path(calibrate))}
 
 
 def _written(checkpoint: Checkpoint, folder: Path, how: Mapping[str, Any], progress: Progress) -> Bundle:
