@@ -219,6 +219,24 @@ def test_spaces_before_punctuation_go_where_a_checkpoint_says_so() -> None:
     assert clean_up("Do n't go , he 's in ! ' x ?") == "Don't go, he's in!'x?"
 
 
+@pytest.mark.parametrize("cleans", [True, False])
+def test_word_pieces_are_joined_as_in_transformers(cleans: bool, tmp_path: Path) -> None:
+    """The decoder removes spaces piece by piece, and `clean_up_tokenization_spaces` in the whole text."""
+    folder = copied_of("bert", tmp_path)
+    change(folder, clean_up_tokenization_spaces=cleans)
+    files = companions_of(folder)
+    reader = FileTokenizer(folder / TOKENIZER, content=str(files[TOKENIZER]), clean_up=TEXT in files)
+    found = reader.decode(reader.encode("He did n't go , he 's in ! x ?"))
+    assert found == ("he didn't go, he's in! x?" if cleans else "he did n ' t go, he ' s in! x?")
+
+
+def test_a_pad_that_is_a_piece_is_written(tmp_path: Path) -> None:
+    """As `pad_token_id: 0` beside a vocabulary that begins with "!"; transformers skips what the tokenizer marks."""
+    files = companions_of(copied_of("qwen2", tmp_path))
+    reader = FileTokenizer(tmp_path / TOKENIZER, special=(0, 500), content=str(files[TOKENIZER]))
+    assert (reader.tokens([0]), reader.decode([0, 1, 0, 500])) == (["!"], '!"!')
+
+
 @pytest.mark.parametrize("kind", ["ElectraTokenizer", None])
 def test_electra_has_the_tokenizer_of_bert(kind: str | None, tmp_path: Path) -> None:
     folder = copied_of("bert", tmp_path)

@@ -34,8 +34,9 @@ NOT_UTF8 = re.compile("[\ud800-\udfff]")
 
 
 class FileTokenizer:
-    """A `tokenizer.json` for encoding and decoding. Decoded text leaves out its special tokens and the `special` ids.
+    """A `tokenizer.json` for encoding and decoding.
 
+    Decoded text leaves out its special tokens, or the `special` ids if it has none.
     A text is refused before it is encoded if it is too long for `longest` tokens. The token `mask` is recognised in a
     text; other special tokens are if a method is called with `special`. `content` is the JSON text if it is not to be
     read from `path`. Ids from `limit` on are not ids of the model: text that is encoded as one of them is outside the
@@ -54,7 +55,6 @@ class FileTokenizer:
         clean_up: bool = False,
     ) -> None:
         self._path = path
-        self._special = frozenset(special)
         self._longest = longest
         self._clean_up = clean_up
         with refusals(BundleError, f"{path} is not a tokenizer"):
@@ -64,6 +64,8 @@ class FileTokenizer:
             self._tokenizer.no_truncation()  # a text that is too long is refused, not cut
             self._tokenizer.no_padding()
             parts = json.loads(self._tokenizer.to_str())
+            marks = any(each["special"] for each in parts["added_tokens"])  # a pad without a mark may be a piece
+            self._special = frozenset(() if marks else special)
             self._unknown = unknown_of(parts["model"])
             self._spells = spells(parts)
             self._reader = letter_by_letter(self._tokenizer, parts)

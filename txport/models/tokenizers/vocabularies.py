@@ -115,7 +115,7 @@ def _wordpiece(settings: Settings, defaults: dict[str, str], *special: Added) ->
         decoder={
             "type": "Sequence",
             "decoders": [
-                {"type": "WordPiece", "prefix": "##", "cleanup": False},
+                {"type": "WordPiece", "prefix": "##", "cleanup": True},
                 {"type": "Fuse"},
                 replace("^ +| +$", "", regex=True),
             ],

@@ -61,10 +61,12 @@ function required(pair) {
  * @returns {import("./tokenizer.js").Reader}
  */
 export function foreign({ source, target }, facts, cleansUp, files) {
-  const special = specialOf(facts.target ?? facts.source);
+  const file = files.target ?? files.source;
+  const marks = (file?.added_tokens ?? []).some((/** @type {any} */ token) => token.special);
+  const special = marks ? new Set() : specialOf(facts.target ?? facts.source); // a pad without a mark may be a piece
   const how = { skip_special_tokens: true, clean_up_tokenization_spaces: cleansUp };
   const reads = /** @type {import("./index.js").Tokens} */ (facts.source ?? facts.target);
-  const words = files.source === null ? null : vocabularyOf(files.target ?? files.source);
+  const words = files.source === null ? null : vocabularyOf(file);
   const known = files.source === null ? null : knownBy(files.source, reads);
   const plain = (/** @type {string} */ text) => idsIn(target.encode(text, { add_special_tokens: false }));
   const name = (/** @type {number} */ id) => String(target.decode([id], { skip_special_tokens: false }));
@@ -79,7 +81,7 @@ export function foreign({ source, target }, facts, cleansUp, files) {
       return kept.length ? String(target.decode(kept, how)) : "";
     },
     tokens: words?.tokens ?? ((ids) => ids.map(name)),
-    spelling: spellingOf(target, files.target ?? files.source, words),
+    spelling: spellingOf(target, file, words),
     size: words?.size ?? Infinity,
     ids: words === null ? plain : (text) => idsOf(text, (token) => words.ids.get(token)),
   };

@@ -137,7 +137,7 @@ export function simple(parts, size, facts) {
   const cutPlain = aroundTokens(mask, words, added);
   const cutSpecial = (/** @type {string} */ text) =>
     aroundTokens([...new Set([...mask, ...named])], words, added)(text);
-  const special = new Set([...specialOf(facts.target ?? facts.source), ...named]);
+  const special = named.length ? new Set(named) : specialOf(facts.target ?? facts.source); // as in foreign.js
   const spells = parts.pre_tokenizer?.type === "Split";
   const unknownId = ids.get(model.unk_token);
   return {
