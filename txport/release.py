@@ -215,7 +215,7 @@ def _written(checkpoint: Checkpoint, folder: Path, how: Mapping[str, Any], progr
 def _proven(
     bundle: Bundle, checkpoint: Checkpoint, progress: Progress, few_bits: FewBits, how: Mapping[str, Any]
 ) -> Bundle:
-    """Compare the bundle with PyTorch and return it; with `few_bits.auto`, some of its weights may stay in fp32.
+    """Compare the bundle with PyTorch and return it; with `few_bits.auto`, it is first written with wider forms.
 
     Raises `ParityError` if the bundle differs, or costs too much.
     """
@@ -224,19 +224,18 @@ def _proven(
     from txport.proof.overflow import find_overflow
     from txport.proof.proven import prove
 
+    if few_bits.auto:
+        bounds: dict[str, Any] = {"max_loss": few_bits.max_loss, "limit": few_bits.limit}
+        bundle = fall_back(bundle, checkpoint, progress, **bounds, **how)
     progress("comparing with PyTorch")
     if checkpoint.outline.fp32_only:
         progress(f"held against PyTorch in fp32: in float64 it does not run ({checkpoint.outline.fp32_only})")
     try:
-        limit = None if few_bits.auto else few_bits.max_loss
-        bundle, report = prove(bundle, checkpoint, max_loss=limit, progress=within(progress, 0.1, 1))
+        bundle, report = prove(bundle, checkpoint, max_loss=few_bits.max_loss, progress=within(progress, 0.1, 1))
     except ParityError as error:
         if beyond := find_overflow(bundle, checkpoint):
             raise ParityError(f"the export of {checkpoint.name} fails: {beyond}") from error
         raise ParityError(f"{error}{note_on_lengths(bundle, checkpoint)}") from error
-    if few_bits.auto and report.is_equal:
-        bounds: dict[str, Any] = {"max_loss": few_bits.max_loss, "limit": few_bits.limit}
-        bundle, report = fall_back(bundle, report, checkpoint, progress, **bounds, **how)
     if report.is_equal and report.beyond:
         what = f"{report.beyond[0]}; {costliest(bundle, checkpoint)}"
         raise ParityError(f"the export of {checkpoint.name} costs too much: {what}")

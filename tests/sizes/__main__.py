@@ -1,8 +1,9 @@
 """Exports of models at their published sizes, each in a process of its own: `python -m tests.sizes smollm2-135m`.
 
-Each checkpoint has random weights. `written` writes a bundle without comparing it; `proven` is `txport export`. The
-command exits with 1 if one takes more memory than its shape may, mapped files apart, or fails for a reason other than
-its precision. A process is stopped before the machine runs out of memory.
+Each checkpoint has random weights. `written` writes a bundle without comparing it; `proven` is `txport export`, which
+compares it with transformers too where that is installed. `verify`, `parity`, `bisect` (`parity --bisect`) and `auto`
+(`export --auto`) are those commands. The command exits with 1 if one takes more memory than its shape may, mapped files
+apart, or fails. A process is stopped before the machine runs out of memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from txport.system import machine
 
 GB = 1_000_000_000
 KINDS = {"cpu-int8": ("cpu", "int8"), "cpu-fp32": ("cpu", "fp32"), "portable-fp32": ("portable", "fp32")}
-PARTS = ("written", "proven")
+PARTS = ("written", "proven", "verify", "parity", "bisect", "auto")
+USUAL_PARTS = PARTS[:2]
 WRITE = """
 import sys
 from pathlib import Path
@@ -54,7 +56,7 @@ class Verdict:
 @click.command(help=__doc__)
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--kind", "kinds", type=click.Choice(list(KINDS)), multiple=True, help="[default: all; repeatable]")
-@click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="[default: both; repeatable]")
+@click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="[default: written, proven; repeatable]")
 @click.option("--short", is_flag=True, help="Few layers and a small vocabulary.")
 @click.option("--write-docs", is_flag=True, help="Replace the table of docs/sizes.md by this one.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep checkpoints and bundles in this folder.")
@@ -77,7 +79,7 @@ def main(
     has_failed = False
     for shape in (SHAPES[name] for name in names or SHAPES):
         for line, verdict in _measure_shape(
-            shape.short() if short else shape, kinds or tuple(KINDS), parts or PARTS, keep
+            shape.short() if short else shape, kinds or tuple(KINDS), parts or USUAL_PARTS, keep
         ):
             click.echo(line)
             lines.append(line)
@@ -94,14 +96,13 @@ def _measure_shape(
     with _place(shape.name, keep) as place:
         checkpoint = write_folder(shape, place / "checkpoint")
         for kind in kinds:
-            for part in parts:
-                bundle = place / f"{kind}-{part}"
-                shutil.rmtree(bundle, ignore_errors=True)
-                usage = measure(_command(part, checkpoint, bundle, kind), place / f"{bundle.name}.log")
+            for part in sorted(parts, key=PARTS.index):
+                command = _command(part, checkpoint, place / kind, kind)
+                usage = measure(command, place / f"{kind}-{part}.log")
                 verdict = judge(shape, usage)
                 yield _line(shape, kind, part, usage, verdict), verdict
-                if keep is None:
-                    shutil.rmtree(bundle, ignore_errors=True)
+            if keep is None:
+                shutil.rmtree(place / kind, ignore_errors=True)
 
 
 @contextmanager
@@ -116,12 +117,21 @@ def _place(name: str, keep: Path | None) -> Iterator[Path]:
 
 
 def _command(part: str, checkpoint: Path, bundle: Path, kind: str) -> list[str]:
+    """Return the command of a part. It reads the bundle that an earlier part wrote, or replaces it."""
     target, precision = KINDS[kind]
     if part == "written":
+        shutil.rmtree(bundle, ignore_errors=True)
         bundle.mkdir()
         return [sys.executable, "-c", WRITE, str(checkpoint), str(bundle), target, precision]
     options = ["--target", target, "--precision", precision, "--force"]
-    return [sys.executable, "-m", "txport", "export", str(checkpoint), str(bundle), *options]
+    arguments = {
+        "proven": ["export", str(checkpoint), str(bundle), *options],
+        "auto": ["export", str(checkpoint), str(bundle), *options, "--auto"],
+        "verify": ["verify", str(bundle)],
+        "parity": ["parity", str(bundle), "--checkpoint", str(checkpoint)],
+        "bisect": ["parity", str(bundle), "--checkpoint", str(checkpoint), "--bisect"],
+    }
+    return [sys.executable, "-m", "txport", *arguments[part]]
 
 
 def judge(shape: Shape, usage: Usage) -> Verdict:

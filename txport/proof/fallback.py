@@ -20,10 +20,9 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Facts
 from txport.models.model import Model
 from txport.models.weights.plan import first_names
-from txport.proof.few_bits.costs import Matrix, Option, choose_options, measure_costs
+from txport.proof.few_bits.costs import WORTH, Matrix, Option, choose_options, measure_costs
 from txport.proof.few_bits.loss import Loss, measure_loss, trial_of, usual_aim
-from txport.proof.proven import prove, write
-from txport.proof.reports.report import Report
+from txport.proof.proven import write
 from txport.runtimes.base import GraphRuntime
 from txport.system.progress import Progress
 from txport.system.terminal import percent
@@ -35,34 +34,34 @@ NAMED = 3  # matrices that an error message lists
 
 def fall_back(
     bundle: Bundle,
-    report: Report,
     checkpoint: Checkpoint,
     progress: Progress,
     *,
     max_loss: float | None,
     limit: float,
     **how: Any,
-) -> tuple[Bundle, Report]:
-    """Write a bundle that costs too much again, with wider forms, until it does not.
+) -> Bundle:
+    """Write a bundle that costs too much again, with wider forms, until it does not; nothing of it is proven.
 
     It costs too much if its loss is above `max_loss`, or, if this is None, if its divergence is above the usual aim.
     The forms are those that save most of what the matrices cost, for their bytes and time; the last attempt takes as
     many as may be. `limit` bounds the share of the weights in fp32. `how` are the arguments with which the bundle was
-    written. Returns the last bundle with its report; the manifest records the forms, and the figures before. Raises
-    `ParityError` if the loss remains above `max_loss`.
+    written. Returns the last bundle, whose manifest records the forms, and the figures before. Raises `ParityError` if
+    the loss remains above `max_loss`.
     """
     runtime = _load(bundle)
     size = bundle.size
     loss = before = measure_loss(bundle, checkpoint, runtime)
     if excess(loss, max_loss, checkpoint.facts) <= 1:
-        return bundle, report
+        return bundle
     matrices = measure_costs(bundle, checkpoint, trial_of(bundle, runtime))
     del runtime  # it holds the weights
     fits = partial(_fits, matrices, limit)
+    worth = WORTH if max_loss is None else 0.0
     chosen = [each.options[0] for each in matrices]
     for attempt in range(ATTEMPTS):
         part = 0.0 if attempt == ATTEMPTS - 1 else min(LESS, 1 / excess(loss, max_loss, checkpoint.facts))
-        wider = choose_options(matrices, part * sum(each.cost for each in chosen), fits)
+        wider = choose_options(matrices, part * sum(each.cost for each in chosen), fits, worth)
         if wider == chosen:
             break
         chosen = wider
@@ -74,12 +73,10 @@ def fall_back(
             break
     if max_loss is not None and loss.record["share"] > max_loss:
         raise ParityError(beyond(checkpoint, loss.record["share"], matrices, chosen, max_loss, limit))
-    bundle, report = prove(bundle, checkpoint)
     sizes = {"bytes": bundle.size, "bytes_before": size, "loss_before": before.record["share"]}
     gained = {"divergence": loss.divergence, "divergence_before": before.divergence}
     kept = {**record_of(matrices, chosen, limit), **sizes, **gained}
-    sealed = seal(bundle.path, dataclasses.replace(bundle.manifest, kept_in_fp32=kept))
-    return dataclasses.replace(sealed, measured=bundle.measured), report
+    return seal(bundle.path, dataclasses.replace(bundle.manifest, kept_in_fp32=kept))
 
 
 def excess(loss: Loss, max_loss: float | None, facts: Facts) -> float:

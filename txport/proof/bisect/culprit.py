@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.errors import ParityError, TxportError, UnsupportedError, brief
 from txport.exporters.fused.quantize import steps
-from txport.exporters.weights import graph_weights, held_weights, holding
+from txport.exporters.weights import Held, graph_weights, held_weights, holding
 from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint
 from txport.models.model import Model
@@ -46,6 +47,8 @@ from txport.proof.parity.weights import compare_epsilons, compare_own_epsilons, 
 # Maximum distance of a quantised weight from the checkpoint's, in steps of its grid: half a step from rounding; in 4
 # bits the largest weight of a block may be clipped. `badly_quantised` checks the grid itself.
 OWN_STEPS = {8: 0.501, 4: 2.1}
+Array = NDArray[Any]
+PIECE = 1 << 22  # weights that are compared at once
 MOST_PLACES = 256  # positions of a case that passed, in a large model: the values between all parts are in memory
 
 
@@ -219,10 +222,23 @@ def wrong_weights(bundle: Bundle, checkpoint: Checkpoint) -> dict[str, WrongWeig
             name = first[held.name]
             expected = (tables[name] if name in tables else checkpoint.tensor(name)).detach().numpy()
             expected = expected if held.quantized is not None else expected.astype(bundle.manifest.dtype)
-            limit = 0.0 if held.quantized is None else OWN_STEPS[held.quantized.form.bits] * steps(held.quantized)
-            if held.values.shape != expected.shape or not np.all(np.abs(held.values - expected) <= limit):
+            if not _is_right(held, expected):
                 wrong[name] = WrongWeight(held.name, weight_cause(held.name, held.values, expected))
     return {name: wrong[name] for name in first.values() if name in wrong} | _wrong_epsilons(bundle, model)
+
+
+def _is_right(held: Held, expected: Array) -> bool:
+    """Return whether a weight of a graph is the expected one, within its steps; some rows are compared at a time."""
+    if held.values.shape != expected.shape:
+        return False
+    if held.quantized is None:
+        return np.array_equal(held.values, expected)
+    count = max(1, PIECE // expected.shape[1])
+    for rows in (slice(start, start + count) for start in range(0, len(expected), count)):
+        limit = OWN_STEPS[held.quantized.form.bits] * steps(held.quantized.rows(rows))
+        if not (np.abs(held.values[rows] - expected[rows]) <= limit).all():
+            return False
+    return True
 
 
 def _wrong_epsilons(bundle: Bundle, model: Model) -> dict[str, WrongWeight]:

@@ -218,7 +218,10 @@ def _settled(probe: Probe, call: Call, feed: dict[str, Array], unknown: Sequence
 
 
 def compare_tap(tap: Tap, observation: Observation, probe: Probe) -> Comparison:
-    """Compare one tap with its tolerance; a product with a quantised weight may round a value at a tie either way."""
+    """Compare one tap with its tolerance; a product with a quantised weight may round a value at a tie either way.
+
+    A norm may read such a product as it is: its input is then the same value of the graph.
+    """
     expected = observation.truths[tap]
     seen = observation.seen[tap]
     allowed = _allowed(expected, probe.precision)
@@ -228,8 +231,9 @@ def compare_tap(tap: Tap, observation: Observation, probe: Probe) -> Comparison:
     found = compare(*where, expected, seen, limits[0], rms=limits[1])
     if found.passed or unknown:
         return found
-    if tap.form is not None and tap.side == OUT:
-        return dataclasses.replace(found, allowed=allowed + _slack_of(tap, observation, probe))
+    products = (each for each in observation.truths if each.value == tap.value and each.form and each.side == OUT)
+    if (product := next(products, None)) is not None:
+        return dataclasses.replace(found, allowed=allowed + _slack_of(product, observation, probe))
     return dataclasses.replace(found, allowed=max(allowed, SHAKEN * observation.noise(tap)))
 
 

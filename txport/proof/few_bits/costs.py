@@ -1,14 +1,18 @@
-"""What each quantised matrix of a bundle costs: PyTorch in fp32 with one matrix rounded, beside PyTorch in fp32.
+"""What each quantised matrix of a bundle costs in the outputs: how far its roundings move them, to second order.
 
-A matrix is rounded as in the bundle, its activations as the kernels round them. The roundings of several matrices are
-independent, and the divergence grows with the square of an error, so costs add up.
+The error e of a product, times a factor s, moves the outputs z by J e s. Their divergence is s^2 (J e)^T H (J e) / 2,
+where H is that of the distance between outputs: diag(p) - p p^T for Kullback-Leibler. For random vectors u with the
+covariance H, it is the mean of (d(u z) / ds)^2 / 2. So one run of PyTorch in fp32 and a few of its gradients tell the
+costs of all matrices. Roundings of several matrices are independent, so costs add up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +27,17 @@ from txport.exporters.weights import holding
 from txport.models.checkpoint import Checkpoint
 from txport.models.model import Model
 from txport.models.weights.plan import first_names
+from txport.models.weights.streamed import Reader, in_memory
 from txport.proof.few_bits.activations import round_activations
-from txport.proof.few_bits.loss import Trial, divergence_of, outputs_of
+from txport.proof.few_bits.loss import Trial, tensors_of
 
 TINY = 1e-30
+PIECE = 1 << 24  # weights that are multiplied at once
+SAMPLED = 512  # outputs of a product
+DRAWS = 8  # random vectors; the costs vary by a fifth
 # Time of a product beside that of one scale for a row, mean of 1 and of 64 rows (docs/few-bits.md).
 TIMES = {"dynamic": 0.9, "rows": 0.9, "invariant": 1.0, "columns": 1.3, "blocks": 1.6, "plain": 2.3}
-WORTH = 0.1  # at least so much smaller, in parts of all, must costs become for a price that is larger by as many parts
+WORTH = 1.0  # at least so many parts of the costs should a step save, for each part by which it raises the price
 Layer = nn.Linear | nn.Embedding
 
 
@@ -65,70 +73,129 @@ class Matrix:
 def measure_costs(bundle: Bundle, checkpoint: Checkpoint, trial: Trial) -> list[Matrix]:
     """Return the quantised matrices of a bundle with their forms, and what these cost in the outputs of a trial.
 
-    There is one run of PyTorch for each matrix. The costs of its other forms follow from the errors of its products,
-    for the same inputs.
+    A matrix is rounded as in the bundle, its activations as the kernels round them. The costs of its other forms follow
+    from the errors of its products, for the same inputs. The weights are in memory once in fp32.
     """
-    model = checkpoint.model
-    held = holding(bundle, checkpoint)
-    expected = outputs_of(model, trial)
+    model = in_memory(checkpoint.model).requires_grad_(False)
+    read = Reader.of(holding(bundle, checkpoint).tensor)
     packs = sorted({stored.weights: stored.form for stored in bundle.manifest.quantization.values()}.items())
-    found = []
-    for weights, form in packs:
-        if form is None or form == PLAIN:
-            continue
-        layers = [Rounded(*each, form) for each in _layers(model, weights, checkpoint, held)]
-        with _in_place(layers):
-            cost = divergence_of(model.facts, expected, outputs_of(model, trial))
-        found.append(Matrix(weights, sum(each.size for each in _distinct(layers)), _options(form, cost, layers, model)))
-    return found
+    layers = {
+        weights: [Rounded(layer, partial(read.rows, name), form) for layer, name in _layers(model, weights)]
+        for weights, form in packs
+        if form is not None and form != PLAIN
+    }
+    every = [layer for each in layers.values() for layer in each]
+    with _in_place(every):
+        places = 0
+        for outputs in tensors_of(model, trial):
+            _differentiate(model, outputs, every)
+            places += sum(len(each) for each in outputs)
+    return [
+        Matrix(
+            weights,
+            sum(layer.size for layer in _distinct(each)),
+            _options(each[0].form, sum(layer.squares for layer in each) / (2 * DRAWS * places), each, model),
+        )
+        for weights, each in layers.items()
+    ]
+
+
+def _differentiate(model: Model, outputs: Sequence[Tensor], layers: Sequence[Rounded]) -> None:
+    """Add the squares of the derivatives of outputs (N, V) to the layers, for each draw; the factors are used up."""
+    owners = [layer for layer in layers for _ in layer.factors]
+    factors = [factor for layer in layers for factor in layer.factors]
+    for draw in range(DRAWS):
+        generator = torch.Generator().manual_seed(draw)
+        drawn = torch.stack([_projected(model, each, generator) for each in outputs]).sum()
+        found = torch.autograd.grad(drawn, factors, retain_graph=draw < DRAWS - 1, allow_unused=True)
+        for layer, gradient in zip(owners, found, strict=True):
+            layer.squares += 0.0 if gradient is None else float(gradient.double().square().sum())
+    for layer in layers:
+        layer.factors.clear()
+
+
+def _projected(model: Model, outputs: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the sum of outputs (N, V), times random numbers that have the covariance of the measure of distance."""
+    values = outputs.detach()
+    random = torch.randn(values.shape, generator=generator)
+    if model.facts.ability == "embed":  # 1 - cosine
+        directions = F.normalize(values, dim=-1)
+        across = random - directions * (random * directions).sum(-1, keepdim=True)
+        return torch.sum(outputs * across / values.norm(dim=-1, keepdim=True).clamp_min(TINY))
+    probabilities = values.softmax(-1)
+    random *= probabilities.sqrt()
+    random -= probabilities * random.sum(-1, keepdim=True)
+    return torch.sum(torch.where(probabilities > 0, outputs * random, 0.0))  # a masked token may be -inf
 
 
 class Rounded:
-    """A linear layer or an embedding whose output gets the error of its roundings; its `inputs` are kept."""
+    """A linear layer or an embedding whose output gets the error of its roundings, times factors that are 0.
 
-    def __init__(self, layer: Layer, exact: Tensor, held: Tensor, form: Form) -> None:
+    `read` reads rows of the weight as the bundle holds it. Its `inputs` are kept, and a factor (B, 1, ...) for each
+    run; the `squares` of its derivatives are added up.
+    """
+
+    def __init__(self, layer: Layer, read: Callable[[Any], Tensor], form: Form) -> None:
         self.layer = layer
-        self.exact = exact
-        self.held = held
+        self.read = read
         self.form = form
         self.inputs: list[Tensor] = []
-        self._squares = 0.0
+        self.factors: list[Tensor] = []
+        self.squares = 0.0
+        self._outputs = 0.0
 
     @property
     def size(self) -> int:
         """The number of weights."""
-        return self.exact.numel()
+        return self.layer.weight.numel()
 
     def hook(self, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """Add the error to the output (see `nn.Module.register_forward_hook`)."""
-        self.inputs.append(inputs[0])
-        self._squares += float(output.double().square().sum())
-        return output + self._error(inputs[0], self.held, self.form)
+        read, given = inputs[0].detach(), output.detach()
+        self.inputs.append(read)
+        self.factors.append(torch.zeros(len(output), *[1] * (output.dim() - 1), requires_grad=True))
+        self._outputs += float(given.double().square().sum())
+        return output + self.factors[-1] * self._error(read)
 
-    def error(self, form: Form) -> float:
-        """Return the sum of the squares of the errors in a form, relative to those of the outputs."""
-        held = self.held if form == self.form else _in_form(self.exact, form)
-        errors = (float(self._error(x, held, form).double().square().sum()) for x in self.inputs)
-        return sum(errors) / max(self._squares, TINY)
-
-    def _error(self, x: Tensor, held: Tensor, form: Form) -> Tensor:
+    @torch.no_grad()
+    def _error(self, x: Tensor) -> Tensor:
+        """Return the error of the bundle's form, computed for some rows of the weight at a time."""
+        exact = self.layer.weight
         if isinstance(self.layer, nn.Embedding):
-            return F.embedding(x, held - self.exact)
-        rounded = round_activations(x, form).to(x.dtype)
-        return F.linear(rounded, held) - F.linear(x, self.exact)
+            return (self.read(x.flatten().numpy()) - exact[x.flatten()]).view(*x.shape, -1)
+        rounded = round_activations(x, self.form).to(x.dtype)
+        count = max(1, PIECE // exact.shape[1])
+        pieces = [slice(start, start + count) for start in range(0, len(exact), count)]
+        return torch.cat([F.linear(rounded, self.read(rows)) - F.linear(x, exact[rows]) for rows in pieces], -1)
+
+    @torch.no_grad()
+    def error(self, form: Form) -> float:
+        """Return the sum of the squares of the errors in a form, relative to those of the outputs.
+
+        It is estimated from at most `SAMPLED` outputs of a product: each is rounded by itself.
+        """
+        exact = self.layer.weight
+        error = 0.0
+        every = 1 if isinstance(self.layer, nn.Embedding) else -(-len(exact) // SAMPLED)
+        for x in self.inputs:
+            rows = x.flatten().numpy() if isinstance(self.layer, nn.Embedding) else slice(None, None, every)
+            held = self.read(rows) if form == self.form else _in_form(exact[rows], form)
+            if isinstance(self.layer, nn.Embedding):
+                found = held - exact[rows]
+            else:
+                found = F.linear(round_activations(x, form).to(x.dtype), held) - F.linear(x, exact[rows])
+            error += every * float(found.double().square().sum())
+        return error / max(self._outputs, TINY)
 
 
-def _layers(
-    model: Model, weights: Iterable[str], checkpoint: Checkpoint, held: Checkpoint
-) -> Iterator[tuple[Layer, Tensor, Tensor]]:
-    """Yield the layers of a model that read some weights, the weights of each, and those in the bundle."""
+def _layers(model: Model, weights: Iterable[str]) -> Iterator[tuple[Layer, str]]:
+    """Yield the layers of a model that read some weights, and the first name of each weight."""
     first = first_names(model)
     for name in weights:
         weight = model.get_parameter(first[name])
-        exact, rounded = (each.tensor(first[name]) for each in (checkpoint, held))
-        for layer in model.modules():
-            if isinstance(layer, Layer) and layer.weight is weight:
-                yield layer, exact, rounded
+        yield from (
+            (layer, first[name]) for layer in model.modules() if isinstance(layer, Layer) and layer.weight is weight
+        )
 
 
 def _distinct(layers: Iterable[Rounded]) -> Iterable[Rounded]:
@@ -150,14 +217,14 @@ def _in_place(layers: Iterable[Rounded]) -> Iterator[None]:
 @torch.no_grad()
 def _options(form: Form, cost: float, layers: list[Rounded], model: Model) -> tuple[Option, ...]:
     """Return the form of a matrix and wider ones, with their costs."""
-    inputs = layers[0].exact.shape[1]
+    inputs = layers[0].layer.weight.shape[1]
     read = [x for each in layers if isinstance(each.layer, nn.Linear) for x in each.inputs]
     columns = largest_columns(read, model.facts.task)
     before = sum(each.error(form) for each in layers)
     options = []
     for each in (form, *wider_forms(form, columns, inputs)):
         error = 0.0 if each == PLAIN else sum(layer.error(each) for layer in layers) / max(before, TINY)
-        size = sum(size_of(each, len(layer.exact), inputs) for layer in _distinct(layers))
+        size = sum(size_of(each, len(layer.layer.weight), inputs) for layer in _distinct(layers))
         time = TIMES[each.kind] * sum(layer.size for layer in _distinct(layers))
         options.append(Option(each, cost * error if each != form else cost, size, size + time))
     return tuple(options)
@@ -168,11 +235,14 @@ def _in_form(matrix: Tensor, form: Form) -> Tensor:
     return torch.from_numpy(dequantize(quantize(matrix.numpy(), form)))
 
 
-def choose_options(matrices: list[Matrix], aim: float, fits: Callable[[list[Form]], bool]) -> list[Option]:
+def choose_options(
+    matrices: list[Matrix], aim: float, fits: Callable[[list[Form]], bool], worth: float = 0.0
+) -> list[Option]:
     """Return an option of each matrix, so that their costs add up to at most `aim`, at a low price.
 
     Each step takes the form that saves most for its price; `fits` says whether forms are allowed. If nothing more
-    fits, or is `WORTH` its price, the costs are larger than `aim`.
+    fits, or saves at least `worth` parts of the costs for a price that is larger by one part, the costs are larger than
+    `aim`.
     """
     chosen = [each.options[0] for each in matrices]
     while (cost := sum(each.cost for each in chosen)) > aim:
@@ -183,8 +253,8 @@ def choose_options(matrices: list[Matrix], aim: float, fits: Callable[[list[Form
             for new in matrices[at].options
             if new.cost < old.cost and new.price > old.price
         ]
-        for worth, at, new in sorted(steps, key=lambda step: (-step[0], step[1])):
-            if worth >= WORTH and fits([new.form if each == at else old.form for each, old in enumerate(chosen)]):
+        for gain, at, new in sorted(steps, key=lambda step: (-step[0], step[1])):
+            if gain >= worth and fits([new.form if each == at else old.form for each, old in enumerate(chosen)]):
                 chosen[at] = new
                 break
         else:

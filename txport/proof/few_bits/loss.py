@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.comparisons import (
@@ -28,14 +30,15 @@ from txport.models.audio.facts import Features
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Facts
 from txport.models.model import Model
+from txport.models.ops import padding_mask
 from txport.models.tokenizers.load import tokenizer_of
 from txport.proof.masks import bound_of, cut_off
 from txport.proof.parity.cases import Draw, sides
-from txport.proof.parity.exact import one_pass
+from txport.proof.parity.exact import one_pass, passed
 from txport.proof.parity.truth.encoding import join
 from txport.proof.reports.report import Report
 from txport.runtimes.base import GraphRuntime
-from txport.runtimes.inputs import Source, Sources, drawn_features, infer
+from txport.runtimes.inputs import Source, Sources, batch, drawn_features, infer
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
@@ -118,16 +121,21 @@ def _sources(bundle: Bundle, runtime: GraphRuntime) -> tuple[list[Source], str]:
     draw = Draw(facts, np.random.default_rng(0))
     drawn = draw.sources(*(min(length, most) for length in LENGTHS))
     if facts.task == "causal":
-        starts = [[int(ids[0])] for ids in drawn]
-        how = SearchOptions(max_new_tokens=max(1, min(PROMPT, most - 1)), do_sample=True, seed=0)
-        found = generate(runtime, starts, facts, how)
-        return [[*start, *each[0].tokens][:most] for start, each in zip(starts, found, strict=True)], OWN_TEXTS
+        length = max(1, min(PROMPT, most - 1))
+        return [_written(runtime, facts, int(ids[0]), length, seed)[:most] for seed, ids in enumerate(drawn)], OWN_TEXTS
     if tokenizer is None:
         return drawn, RANDOM
     try:
         return [tokenizer.encode(tokenizer.decode(ids))[:most] for ids in drawn], OF_VOCABULARY
     except TxportError:  # it does not read every text that it writes
         return drawn, RANDOM
+
+
+def _written(runtime: GraphRuntime, facts: Facts, start: int, length: int, seed: int) -> list[int]:
+    """Return a first token, which may be that of every text, and those that a model samples after it."""
+    options = SearchOptions(max_new_tokens=length, do_sample=True, seed=seed)
+    ((found,),) = generate(runtime, [[start]], facts, options)
+    return [start, *found.tokens]
 
 
 def _tokenizer(bundle: Bundle) -> Any:
@@ -170,6 +178,21 @@ def _passes(model: Model, sources: Sources, targets: Sequence[Sequence[int]]) ->
             yield from one_pass(model, [source], [target])
     else:
         yield from one_pass(model, sources, targets)
+
+
+def tensors_of(model: Model, trial: Trial) -> Iterator[list[Tensor]]:
+    """Yield the outputs of `outputs_of` as tensors (N, V), with their gradients, for a part of the rows at a time."""
+    facts = model.facts
+    if facts.task == "encode":
+        ids, lengths = map(torch.from_numpy, batch(trial.sources, facts))
+        mask = padding_mask(lengths, ids.shape[1])
+        found = zip(facts.outputs, model.infer(ids, mask), strict=True)
+        yield [values[mask] if output.is_of_tokens else values for output, values in found]
+    elif isinstance(facts.reads, Features):
+        for source, target in zip(trial.sources, trial.targets, strict=True):
+            yield passed(model, [source], [target])
+    else:
+        yield passed(model, trial.sources, trial.targets)
 
 
 def _of_encoder(facts: Facts, trial: Trial, model: Model, runtime: Any) -> Loss:

@@ -271,26 +271,33 @@ def _worst(right: Sequence[Array], found: Sequence[Array]) -> float:
 @torch.inference_mode()
 def one_pass(model: Model, sources: Sources, targets: Ids) -> list[Array]:
     """Return the logits before each token of each target, computed in one pass: (T, V) per target."""
-    facts = model.facts
-    if facts.task == "causal":
-        return _one_pass_causal(model, sources, targets)
-    given, lengths = map(torch.from_numpy, batch(sources, facts))
-    given = given.to(next(model.parameters()).dtype) if given.is_floating_point() else given
-    tokens, _ = pad([(facts.writes.start or 0, *target[:-1]) for target in targets], facts.writes.pad)
-    logits = model(given, lengths, torch.from_numpy(tokens)).float().numpy()
+    return [each.float().numpy() for each in passed(model, sources, targets)]
+
+
+def passed(model: Model, sources: Sources, targets: Ids) -> list[Tensor]:
+    """Return the logits of `one_pass` as tensors, with their gradients if these are computed."""
+    how = _passed_causal if model.facts.task == "causal" else _passed_source
+    logits = how(model, sources, targets)
     return [each[: len(target)] for each, target in zip(logits, targets, strict=True)]
 
 
-def _one_pass_causal(model: Model, prompts: Ids, targets: Ids) -> list[Array]:
+def _passed_source(model: Model, sources: Sources, targets: Ids) -> Tensor:
+    facts = model.facts
+    given, lengths = map(torch.from_numpy, batch(sources, facts))
+    given = given.to(next(model.parameters()).dtype) if given.is_floating_point() else given
+    tokens, _ = pad([(facts.writes.start or 0, *target[:-1]) for target in targets], facts.writes.pad)
+    logits: Tensor = model(given, lengths, torch.from_numpy(tokens))
+    return logits
+
+
+def _passed_causal(model: Model, prompts: Ids, targets: Ids) -> Tensor:
     rows = [[*prompt, *target[:-1]] for prompt, target in zip(prompts, targets, strict=True)]
     ids, lengths = (torch.from_numpy(each) for each in pad(rows, model.facts.writes.pad))
     mask = padding_mask(lengths, ids.shape[1])
     places = torch.arange(ids.shape[1])[None, :].expand(ids.shape)
     starts = torch.tensor([[len(prompt) - 1] for prompt in prompts])
     wanted = (starts + torch.arange(max(map(len, targets)))).clamp(max=ids.shape[1] - 1)
-    found = model.extend(ids, mask, places, model.empty_state(len(ids)), wanted=wanted)
-    logits = found.logits.float().numpy()
-    return [each[: len(target)] for each, target in zip(logits, targets, strict=True)]
+    return model.extend(ids, mask, places, model.empty_state(len(ids)), wanted=wanted).logits
 
 
 def pad(rows: Ids, pad_id: int) -> tuple[Array, Array]:
