@@ -21,6 +21,8 @@ from txport.models.tokenizers.convert import companions_of
 MAPS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
 FEW = 30  # of a thousand
 USERS = ("<sep>", "//", "7", "the", "\u2581and", "\u2026", "\uff21\uff22", "<CTRL>")  # the map changes the last three
+KA, HA, VOICED, HALF_VOICED = "\uff76", "\uff8a", "\uff9e", "\uff9f"  # half-width
+PAIRS = (KA + VOICED, HA + HALF_VOICED, KA + VOICED + HA + HALF_VOICED, HA + VOICED + HALF_VOICED, "\u30ac" + VOICED)
 SARA_AM = "\u0e33"  # a vowel of Thai that Unicode counts as a letter
 
 
@@ -78,6 +80,33 @@ def test_ids_are_those_of_sentencepiece(name: str, tmp_path: Path) -> None:
     end = ours.tokenizer.encode("").ids
     for line in texts:
         assert ours.tokenizer.encode(line).ids == [*theirs.encode(line), *end], line
+
+
+def llama_of(folder: Path) -> Path:
+    """The files of a Llama whose SentencePiece model has a map, and whose texts, not sections, begin with a space."""
+    folder.mkdir()
+    how = {"normalization": "nmt_nfkc_cf", "byte_fallback": True, "remove_extra_whitespaces": False}
+    train(folder / "tokenizer.model", model_type="bpe", **how)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"legacy": False}), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:Recommended")
+def test_a_text_that_begins_with_two_letters_of_one_sound_has_a_space_before_it(tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    folder = llama_of(tmp_path / "folder")
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    sides = sides_of("llama", companions_of(folder), tmp_path / "sides")
+    side = sides["llama"]
+    begun = map("".join, zip(itertools.cycle(PAIRS), side.lines, strict=False))
+    side.lines = [*PAIRS, *(line for line in begun if not is_dropping(line))]
+    assert len(side.lines) > COUNT // 2
+    ours = side.in_python()
+    for line, ids in zip(side.lines, ours.ids, strict=True):
+        assert ids == [1, *theirs.encode(line)], line
+    for reader in READERS:
+        assert differences(ours, in_javascript(sides)["llama"][reader], side.lines) == []
 
 
 def with_users(lines: Sequence[str]) -> list[str]:

@@ -240,9 +240,27 @@ def _composing(charsmap: bytes) -> list[dict[str, Any]]:
     """Return normalizers that compose letters and marks as the character map does; [] if the map does not compose."""
     if any(_mapped(charsmap, written) != wanted for written, wanted in CANONICAL.items()):
         return []
-    pairs = [chr(letter) + mark for letter in HALF_WIDTH for mark in HALF_WIDTH_MARKS]
-    found = [(pair, other) for pair in pairs if (other := _mapped(charsmap, pair)) is not None]
-    return [{"type": "NFC"}, *(replace(pair, other) for pair, other in found)]
+    parts: list[dict[str, Any]] = [{"type": "NFC"}]
+    for mark in HALF_WIDTH_MARKS:
+        letters = [chr(code) for code in HALF_WIDTH]
+        found = {letter: other for letter in letters if (other := _mapped(charsmap, letter + mark)) is not None}
+        if found:
+            parts += _joining(found, mark)
+    return parts
+
+
+def _joining(found: dict[str, str], mark: str) -> list[dict[str, Any]]:
+    """Return normalizers that replace letters before a mark, and then remove the mark.
+
+    If both are replaced at once, the library counts the result as the mark's: a text that begins so has no start, and
+    gets no space before it. The mark's stand-in is also one of `_mapping`, which comes later.
+    """
+    stand_in = chr(STAND_IN)
+    return [
+        replace(f"(?<=[{''.join(found)}]){mark}", stand_in, regex=True),
+        *(replace(f"{letter}(?={stand_in})", other, regex=True) for letter, other in found.items()),
+        replace(stand_in, ""),
+    ]
 
 
 def _mapping(charsmap: bytes) -> list[dict[str, Any]]:
