@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from tests.tokenizers.test_agreement import tokenizers
+from txport.models.facts import Facts, Tokens
 from txport.pairs import PairEncoder
 
 START, END = 7, 9
 
 
-def facts(*before: int) -> Any:
-    tokens = SimpleNamespace(longest=100, before=before, end=END)
-    return SimpleNamespace(task="causal", vocabulary=tokens, writes=tokens)
+def facts(*before: int) -> Facts:
+    target = Tokens(size=1000, longest=100, pad=0, before=before, ends=(END,))
+    return Facts(task="causal", width=8, target=target)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "llama-new"])

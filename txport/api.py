@@ -274,7 +274,7 @@ class Model(Encoder):
         if isinstance(self.tokenizer, TokenizerPair) and isinstance(self.tokenizer.source, ChatReader):
             raise UnsupportedError("a chat can't be truncated; shorten its messages")
         how = (switch("special", special), self._options(options, [], self.truncate))
-        keeps_end = self.facts.task == "causal"
+        keeps_end = self.facts.is_causal
         part, error = text, self._long(text, unknown, *how)
         if error is None:
             return text
@@ -505,7 +505,7 @@ class Model(Encoder):
     def _checked(self, tokens: Any) -> Source:
         if isinstance(self.facts.reads, Features):
             return checked_features(self.facts.reads, tokens)
-        what = "a prompt" if self.facts.task == "causal" else "a source"
+        what = "a prompt" if self.facts.is_causal else "a source"
         source = token_ids(what, tokens)
         longest = self.facts.reads.longest
         size = self.facts.reads.size
@@ -517,21 +517,20 @@ class Model(Encoder):
 
     def _with_room(self, source: Source, options: SearchOptions) -> Source:
         """Return the source; raise if a prompt leaves too little room for the requested tokens."""
-        if self.facts.task == "causal" and len(source):
+        if self.facts.is_causal and len(source):
             require_room(source, self.facts, options)
         return source
 
     def _text(self, source: Sequence[int], tokens: Sequence[int]) -> str:
         """Return the text of a target; for a causal model, the continuation of the prompt's text."""
-        if self.facts.task == "causal":
+        if self.facts.is_causal:
             return self.tokenizer.continuation(source, tokens, self._special)
         return self.tokenizer.decode(tokens, self._special)
 
     def _until_stop(self, source: Sequence[int], tokens: Sequence[int], stops: Stops | None) -> tuple[str, bool]:
         """Return the text of a target up to its stop string, and whether it has one."""
         text_of = functools.partial(self._text, source)
-        start = self.facts.writes.start if self.facts.task == "seq2seq" else None
-        before = source if start is None else [start]
+        before = source if self.facts.start is None else [self.facts.start]
         cut = None if stops is None else stops.cut(before, tokens, text_of)
         return (text_of(tokens), False) if cut is None else (cut, True)
 
@@ -625,5 +624,5 @@ def load(
     facts = bundle.manifest.facts
     defaults = _defaults_of(bundle)
     tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
-    chat = chat_of(bundle.texts, bundle.path, tokenizer) if facts.task == "causal" else None
+    chat = chat_of(bundle.texts, bundle.path, tokenizer) if facts.is_causal else None
     return Model(engine, tokenizer, facts, workers, defaults, chat, bundle.manifest.not_followed)

@@ -209,8 +209,8 @@ def _work(
 
 def _warm(runtime: Runtime, facts: Facts, protocol: Protocol) -> None:
     """Prepare the steps of all rounds; the warm-up rounds do the rest."""
-    if isinstance(runtime, QueuedRuntime) and facts.task != "encode":
-        longest = protocol.tokens + (protocol.source - 1 if facts.task == "causal" else 0)
+    if isinstance(runtime, QueuedRuntime) and facts.generates:
+        longest = protocol.tokens + facts.before_steps(protocol.source)
         top = 1 if protocol.beams == 1 else 2 * protocol.beams
         runtime.warm(Sizes(protocol.batch, protocol.beams, (protocol.source,), longest, (top,)))
 

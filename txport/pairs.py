@@ -32,7 +32,7 @@ class PairEncoder:
         for what, each in (("a text", text), ("a target", target)):
             if not isinstance(each, str):
                 raise TextError(f"{what} must be a string, got {quoted(each)}")
-        if self.facts.task == "causal":
+        if self.facts.is_causal:
             return self._apart(text, target) if self._by_token else self._together(text, target)
         ids = self._target(target)
         first = [] if self._by_token or self.first is None else [self.first]

@@ -56,7 +56,7 @@ def generate(runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol)
     """
     first = first_tokens(source, facts)
     lengths = lengths_of(source, facts)
-    longest = protocol.tokens + (protocol.source - 1 if facts.task == "causal" else 0)
+    longest = protocol.tokens + facts.before_steps(protocol.source)
     beams = protocol.beams
     clock = [time.perf_counter()]
     state = runtime.start(source, lengths, max_length=longest)
@@ -81,7 +81,7 @@ def generate(runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol)
             tokens = tokens[turned]
         taken.append(tokens)
     clock.append(time.perf_counter())
-    times = times_of(protocol, *np.diff(clock), is_causal=facts.task == "causal")
+    times = times_of(protocol, *np.diff(clock), is_causal=facts.is_causal)
     return times, np.stack(taken)
 
 
@@ -156,14 +156,14 @@ def require_protocol(facts: Facts, protocol: Protocol) -> None:
     if isinstance(facts.reads, Features) and protocol.source != usual.source:
         what = f"this model always reads {facts.reads.frames} frames of features: remove source"
         raise UnsupportedError(f"source needs a model that reads text; {what}")
-    if facts.task == "encode":
+    if not facts.generates:
         if protocol.source > longest:
             raise UnsupportedError(
                 f"source must not exceed the model's longest sequence, {longest}; got {protocol.source}"
             )
         return
     got = f"{longest}; got {protocol.source} and {protocol.tokens}"
-    if facts.task == "causal" and protocol.source + protocol.tokens > longest:
+    if facts.is_causal and protocol.source + protocol.tokens > longest:
         raise UnsupportedError(f"source and tokens together must not exceed the model's longest sequence, {got}")
     if max(protocol.source if facts.masks_source else 0, protocol.tokens) > longest:
         raise UnsupportedError(f"source and tokens must not exceed the model's longest sequence, {got}")

@@ -38,7 +38,7 @@ def lengths_from(given: Any, facts: Facts, options: SearchOptions | None) -> ran
         if given is not None:
             raise UnsupportedError("source_tokens are those of texts; this model reads audio, whose windows are alike")
         return range(longest, longest + 1)
-    prompted = options if facts.task == "causal" else None
+    prompted = options if facts.is_causal else None
     if given is None:
         asked = max(prompted.max_new_tokens or 1, prompted.min_new_tokens) if prompted else 0
         given = max(1, min(LENGTH, longest - asked))
@@ -117,7 +117,7 @@ def _search(runtime: Runtime, source: Inputs, facts: Facts, options: SearchOptio
     """Run a few steps from sources and reorder the rows after each; the scores are ignored."""
     count = len(source)
     steps = min(STEPS, facts.writes.longest)
-    before = source.shape[1] - 1 if facts.task == "causal" else 0
+    before = facts.before_steps(source.shape[1])
     state = runtime.start(source, lengths_of(source, facts), max_length=before + steps)
     rows = np.repeat(np.arange(count), options.rows)
     tokens = first_tokens(source, facts)[rows]

@@ -74,7 +74,7 @@ def require_single(target: str, facts: Facts) -> None:
     if target != "portable":
         why = f"single needs standard ONNX operators, and the {target} target uses others"
         raise UnsupportedError(f"{why}; export it with target='portable'")
-    if facts.task == "encode":
+    if not facts.generates:
         what = "its model.onnx is already a single graph; remove single"
         raise UnsupportedError(f"single needs a generating model; this model is encoder-only, and {what}")
 

@@ -93,7 +93,7 @@ def _target(facts: Facts) -> Iterator[tuple[str, Any]]:
     yield "longest", target.longest
     yield "pad", target.pad
     yield "ends", target.ends
-    if facts.task == "seq2seq":
+    if facts.is_encoder_decoder:
         yield "start", target_start(facts)
     else:
         yield "before", target.before

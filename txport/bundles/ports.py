@@ -316,11 +316,11 @@ def single_graph(facts: Facts, dtype: str) -> Graph:
 
     A score of -inf marks an unused hypothesis. Features are fp32 in any precision.
     """
-    source = source_port(facts, "float32") if facts.task == "seq2seq" else Port(INPUT_IDS, "int64", (BATCH, TOKENS))
+    source = source_port(facts, "float32") if facts.is_encoder_decoder else Port(INPUT_IDS, "int64", (BATCH, TOKENS))
     inputs = [source]
-    if facts.task == "causal" or facts.masks_source:
+    if facts.is_causal or facts.masks_source:
         inputs.append(Port(ATTENTION_MASK, "int64", source.dims))
-    if facts.task == "seq2seq":  # first tokens of each target, after the start token
+    if facts.is_encoder_decoder:  # first tokens of each target, after the start token
         inputs.append(Port(PREFIX_IDS, "int64", (BATCH, PREFIX)))
     inputs += [
         Port(MAX_NEW_TOKENS, "int64", (1,)),

@@ -130,7 +130,7 @@ class Watched:
     def encode_target(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
         """See `Tokenizer.encode_target`."""
         ids = self._tokenizer.encode_target(text, unknown, special)
-        if self._facts.task == "seq2seq":  # otherwise a part of a text that is also encoded
+        if self._facts.is_encoder_decoder:  # otherwise a part of a text that is also encoded
             pair = self._tokenizer
             self._watch(pair.target if isinstance(pair, TokenizerPair) else pair, text, ids, special)
         return ids

@@ -117,6 +117,5 @@ def transformers_js_config(precision: str, external: bool) -> dict[str, Any]:
 
 def generation_config(facts: Facts) -> dict[str, Any]:
     """Return the default `generation_config.json`: greedy search up to an end token."""
-    start = 1 if facts.task == "seq2seq" else 0  # the start token counts too
     speech = {} if facts.speech is None else speech_config(facts.speech)
-    return {**token_config(facts), "max_length": facts.writes.longest + start, "num_beams": 1, **speech}
+    return {**token_config(facts), "max_length": facts.writes.longest + facts.start_tokens, "num_beams": 1, **speech}

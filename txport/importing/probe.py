@@ -252,10 +252,10 @@ def _outputs(model: Model) -> list[torch.Tensor]:
     if isinstance(facts.source, Features):
         features = torch.from_numpy(drawn_features(facts.source, 0))[None]
         return [model(features, torch.tensor([facts.source.longest]), ids)]
-    if facts.task == "seq2seq":
+    if facts.is_encoder_decoder:
         return [model(ids, torch.tensor([length]), ids)]
     mask = torch.ones_like(ids, dtype=torch.bool)
-    if facts.task == "encode":
+    if not facts.generates:
         return list(model.infer(ids, mask))
     return [model.extend(ids, mask, torch.arange(length)[None], model.empty_state(1)).logits]
 

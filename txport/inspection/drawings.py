@@ -45,7 +45,7 @@ def flow(manifest: Manifest) -> str:
     stops = list(_stops(manifest))
     tops = [EDGE + sum(_high(each) + ARROW for each in stops[:number]) for number in range(len(stops) + 1)]
     shapes = [shape for stop, top in zip(stops, tops, strict=False) for shape in _stop(stop, top)]
-    if manifest.facts.task != "encode":
+    if manifest.facts.generates:
         at = next(number for number, stop in enumerate(stops) if stop.file in _running(manifest))
         shapes += _loops(manifest, tops[at], tops[-3])
     height = tops[-1] - ARROW + EDGE
@@ -65,12 +65,12 @@ def _stops(manifest: Manifest) -> Iterator[Stop]:
     facts = manifest.facts
     stepping = STEP in manifest.graphs
     each = "once a token" if _has_past(manifest) else "once a token, over all so far"
-    if facts.task == "encode":
+    if not facts.generates:
         yield Stop("ids of a text")
         yield _graph(graphs[MODEL], "once a text", "input_ids")
         yield Stop(", ".join(each.name for each in facts.outputs))
         return
-    if facts.task == "causal":
+    if facts.is_causal:
         yield Stop("ids of a prompt")
         if PREFILL in graphs:
             yield _graph(graphs[PREFILL], "once a prompt", "all ids but the last")

@@ -42,7 +42,7 @@ def notes(manifest: ForeignManifest) -> list[str]:
 
 
 def _running(manifest: ForeignManifest) -> str:
-    if manifest.facts.task == "encode":
+    if not manifest.facts.generates:
         return "**Running**: `txport run FOLDER TEXT` does all of this."
     given = "AUDIO" if reads_features(manifest) else "TEXT"
     return f"**Search**: `txport run FOLDER {given}` does all of this, with beams, samples and streams."

@@ -223,7 +223,7 @@ def _limits(manifest: Manifest) -> Iterator[tuple[str, object]]:
         for name, value in vars(values).items() if values is not None else ():
             if value not in (None, (), []):
                 yield f"{side} {name}", ", ".join(map(str, value)) if isinstance(value, tuple) else value
-    if facts.task == "seq2seq":
+    if facts.is_encoder_decoder:
         yield "a target begins with", ", ".join(map(str, start(manifest)))
     if facts.windows:
         yield "windows", ", ".join(map(str, facts.windows))

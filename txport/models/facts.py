@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from txport.errors import quoted
 from txport.models.audio.facts import Features, Speech, features, speech
@@ -37,6 +37,21 @@ RARE: dict[str, Any] = {
     "windows": (),
     "function_to_apply": None,
 }  # omitted from JSON if they have these values
+
+
+class Sides(NamedTuple):
+    """What a task has: a source that an encoder reads, a target that a decoder writes, and owners of a state."""
+
+    source: bool
+    target: bool
+    owners: frozenset[Owner]
+
+
+TASKS: dict[Task, Sides] = {
+    "seq2seq": Sides(source=True, target=True, owners=frozenset({"row", "source"})),
+    "causal": Sides(source=False, target=True, owners=frozenset({"row"})),
+    "encode": Sides(source=True, target=False, owners=frozenset()),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +160,35 @@ class Facts:
     function_to_apply: Function | None = None
 
     @property
+    def is_encoder_decoder(self) -> bool:
+        """True if an encoder reads a source, and a decoder writes a target from it."""
+        return self.source is not None and self.target is not None
+
+    @property
+    def is_causal(self) -> bool:
+        """True if a decoder continues a prompt."""
+        return self.source is None
+
+    @property
+    def generates(self) -> bool:
+        """True if a decoder writes tokens, one a step; False for an encoder-only model."""
+        return self.target is not None
+
+    @property
+    def start(self) -> int | None:
+        """Start token of a target; None for a model without one, which continues its prompt."""
+        return self.writes.start if self.is_encoder_decoder else None
+
+    @property
+    def start_tokens(self) -> int:
+        """Number of tokens of a decoder's sequence that are no part of the target: 1 or 0."""
+        return int(self.is_encoder_decoder)
+
+    def before_steps(self, length: int) -> int:
+        """Return the tokens in the cache of a row before the first step, with a source of `length` tokens."""
+        return length - 1 if self.is_causal else 0
+
+    @property
     def reads(self) -> Tokens | Features:
         """Input: tokens or features of the source; for causal models, tokens of the prompt."""
         found = self.target if self.source is None else self.source
@@ -171,7 +215,7 @@ class Facts:
     @property
     def ability(self) -> Ability | None:
         """Ability of an encoder-only model: embed, classify, tag or fill; None for other models."""
-        if self.task != "encode":
+        if self.generates:
             return None
         logits = next((each for each in self.outputs if each.name == LOGITS), None)
         if logits is None:
@@ -218,28 +262,28 @@ class Facts:
 
 def _problems(facts: Facts) -> Iterator[str]:
     """Yield a message for each inconsistency."""
-    if facts.task not in get_args(Task):
-        yield f"task must be one of {', '.join(get_args(Task))}, got {quoted(facts.task)}"
+    if facts.task not in tuple(TASKS):
+        yield f"task must be one of {', '.join(TASKS)}, got {quoted(facts.task)}"
         return
-    sides = {"seq2seq": (True, True), "causal": (False, True), "encode": (True, False)}[facts.task]
-    if (facts.source is not None, facts.target is not None) != sides:
+    sides = TASKS[facts.task]
+    if (facts.source is not None, facts.target is not None) != (sides.source, sides.target):
         yield f"a model of the task {facts.task} has other sides than source and target as given"
-    if facts.task != "seq2seq" and (isinstance(facts.source, Features) or facts.speech is not None):
+    if not facts.is_encoder_decoder and (isinstance(facts.source, Features) or facts.speech is not None):
         yield f"a model of the task {facts.task} reads no features"
         return
     yield from _problems_of_state(facts)
-    if facts.task == "causal" and facts.target is not None and facts.target.longest < 2:
-        yield f"target.longest of a causal model must be 2 or more, a prompt and a token, got {facts.target.longest}"
-    if facts.task == "seq2seq" and facts.target is not None and (facts.target.start is None or not facts.target.ends):
+    if facts.is_causal and facts.writes.longest < 2:
+        yield f"target.longest of a causal model must be 2 or more, a prompt and a token, got {facts.writes.longest}"
+    if facts.is_encoder_decoder and (facts.start is None or not facts.writes.ends):
         yield "a target needs a start token and an end token"
-    if facts.windows and facts.task != "causal":
+    if facts.windows and not facts.is_causal:
         yield f"a model of the task {facts.task} has no windows"
-    if bool(facts.outputs) != (facts.task == "encode"):
+    if bool(facts.outputs) == facts.generates:
         yield f"a model of the task {facts.task} has other outputs"
-    if facts.task == "encode":
+    if not facts.generates:
         yield from _problems_of_outputs(facts)
     yield from _problems_of_labels(facts)
-    if facts.attention is not None and facts.task != "seq2seq":
+    if facts.attention is not None and not facts.is_encoder_decoder:
         yield f"a model of the task {facts.task} has no attention over a source"
     elif facts.attention is not None and facts.attention.layer not in {each.layer for each in facts.owned("source")}:
         yield f"attention.layer must be a layer of the state over a source, got {facts.attention.layer}"
@@ -247,8 +291,7 @@ def _problems(facts: Facts) -> Iterator[str]:
 
 def _problems_of_state(facts: Facts) -> Iterator[str]:
     """Check that each layer has a key and a value per row, and a key and a value per source if there is a source."""
-    owners = {"seq2seq": {"row", "source"}, "causal": {"row"}, "encode": set[str]()}[facts.task]
-    if {each.owner for each in facts.state} != owners:
+    if {each.owner for each in facts.state} != TASKS[facts.task].owners:
         yield f"the state is none of a model of the task {facts.task}"
     for owner in get_args(Owner):
         found = sorted((each.layer, each.role) for each in facts.owned(owner))

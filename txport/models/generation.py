@@ -208,7 +208,7 @@ def _followed(values: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     longest = found.pop("max_length", None)
     if type(longest) is not int or "max_new_tokens" in found:
         return found
-    if facts.speech is not None or facts.task == "causal":
+    if facts.speech is not None or facts.is_causal:
         limits = longest <= facts.writes.longest if facts.speech is not None else longest < facts.writes.longest
         return found | ({"max_length": longest} if limits else {})
     return found | {"max_new_tokens": max(1, min(longest - 1, facts.writes.longest))}

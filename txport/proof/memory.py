@@ -72,7 +72,7 @@ def _of_graphs(checkpoint: Checkpoint, target: str, precision: str) -> int:
     products = {id(each.weight): each.weight.numel() for each in model.modules() if isinstance(each, nn.Linear)}
     last = [each.weight.numel() for each in model.modules() if isinstance(each, Linear) and each.tag == "projection"]
     held = sum(products.values())
-    if target == "cpu" and model.facts.task == "causal" and not reads_in_place(OWN * held, precision):
+    if target == "cpu" and model.facts.is_causal and not reads_in_place(OWN * held, precision):
         held += (held - sum(last)) * (2 if is_quantised(target, precision) else 1)
     packed = int(PACKED.get((target, precision), 0.0) * held)
     stored = (HALF if arithmetic_of(target, precision) in HALVES else OWN) * held

@@ -86,7 +86,7 @@ class PortableRuntime(Generic[T]):
 
     def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> PortableState[T]:
         """See `Runtime.start`."""
-        if self._facts.task == "causal":
+        if self._facts.is_causal:
             return self._prefill(source, source_lengths, max_length)
         given, kept = self._sources(source, source_lengths)
         key = b"" if self.encoded is None else source.tobytes()

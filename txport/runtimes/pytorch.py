@@ -34,7 +34,7 @@ class TorchRuntime:
     def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> TorchState:
         """See `Runtime.start`."""
         state = self._model.empty_state(source.shape[0])
-        if self._model.facts.task == "causal":
+        if self._model.facts.is_causal:
             return self._prefill(source, source_lengths, state)
         return TorchState(self._model.encode(self._sources(source), self._tensor(source_lengths)), state)
 

@@ -67,12 +67,12 @@ class SingleRuntime(Generic[T]):
         Raise `RunError` if the graph fails or if its outputs are not those of a search.
         """
         given: dict[str, NDArray[Any]] = {}
-        if self.facts.task == "causal" or self.facts.masks_source:
+        if self.facts.is_causal or self.facts.masks_source:
             mask = np.arange(source.shape[1])[None, :] < lengths[:, None]
             given |= {INPUT_IDS: source, ATTENTION_MASK: mask.astype(np.int64)}
         else:
             given[INPUT_FEATURES] = np.ascontiguousarray(source, np.float32)
-        if self.facts.task == "seq2seq":
+        if self.facts.is_encoder_decoder:
             given[PREFIX_IDS] = prefixes
         given |= {MAX_NEW_TOKENS: np.array([max_new_tokens]), NUM_BEAMS: np.array([beams])}
         given[LENGTH_PENALTY] = np.array([length_penalty], np.float32)

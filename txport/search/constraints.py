@@ -242,8 +242,7 @@ def limits(
     taken = map(len, prompts) if len(prompts) else [0] * len(prefixes)
     longest = facts.writes.longest
     if options.max_length is not None:
-        start = 1 if facts.task == "seq2seq" else 0  # the start token is not part of the target
-        longest = min(longest, options.max_length - start)
+        longest = min(longest, options.max_length - facts.start_tokens)  # start tokens are no part of the target
     room = np.array([longest - count for count in taken], np.int64)
     return room if most is None else np.array([len(prefix) + most for prefix in prefixes], np.int64)
 

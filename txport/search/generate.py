@@ -42,7 +42,7 @@ def begin(
 ) -> Callable[[], list[list[Found]]]:
     """Like `generate`, in two calls; an asynchronous device encodes the sources between them."""
     requests, longest = _planned(sources, facts, options, prefixes)
-    is_ahead = isinstance(runtime, QueuedRuntime) and facts.task == "seq2seq"  # prompts use memory of the steps
+    is_ahead = isinstance(runtime, QueuedRuntime) and facts.is_encoder_decoder  # prompts use memory of the steps
     state = start(runtime, sources, facts, longest) if is_ahead else None
     return lambda: _end(carry_out(requests, runtime, sources, facts, longest, state))
 
@@ -118,13 +118,12 @@ def plan(sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids, 
 
 def first_tokens(sources: Sources | Inputs, facts: Facts) -> Ints:
     """Return the first input token of each row: the start token, or the last token of the prompt: (B,)."""
-    start = facts.writes.start if facts.task == "seq2seq" else None
-    return np.array([source[-1] if start is None else start for source in sources], np.int64)
+    return np.array([source[-1] if facts.start is None else facts.start for source in sources], np.int64)
 
 
 def prompts_of(sources: Sources, facts: Facts) -> Ids:
     """Return the prompts of a causal model, which count towards the sequence length; () for other models."""
-    return sources if facts.task == "causal" else ()
+    return sources if facts.is_causal else ()
 
 
 def longest_target(sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids) -> int:
@@ -156,7 +155,7 @@ def require_room(prompt: Sequence[int], facts: Facts, options: SearchOptions) ->
 def require_fit(prefixes: Ids, facts: Facts, options: SearchOptions) -> None:
     """Raise `UnsupportedError` for options and prefixes that this model does not support."""
     longest = max(map(len, prefixes), default=0)
-    if longest and facts.task == "causal":
+    if longest and facts.is_causal:
         raise UnsupportedError("prefixes begin targets, and a causal model continues its prompt: put them at its end")
     options.require_fit(facts, longest)
     if options.forced_bos_token_id is not None and longest:

@@ -181,7 +181,7 @@ class SearchOptions:
         limit = f"the model's longest sequence, {facts.writes.longest}"
         if prefix >= facts.writes.longest:
             raise UnsupportedError(f"a prefix of {prefix} tokens leaves no room for a target in {limit}; shorten it")
-        is_full = self.max_length is not None and facts.task == "seq2seq" and prefix + 1 >= self.max_length
+        is_full = self.max_length is not None and facts.is_encoder_decoder and prefix + 1 >= self.max_length
         if self.max_new_tokens is None and is_full:
             raise UnsupportedError(f"a prefix of {prefix} tokens leaves no room in max_length {self.max_length}")
         if (longest := prefix + (self.max_new_tokens or 1)) > facts.writes.longest:
@@ -220,7 +220,7 @@ class SearchOptions:
         for name, is_given in reads_source.items():
             if is_given and isinstance(facts.source, Features):
                 raise UnsupportedError(f"{name} needs a source of tokens, and this model reads audio")
-        if self.forced_bos_token_id is not None and facts.task == "causal":
+        if self.forced_bos_token_id is not None and facts.is_causal:
             what = "forced_bos_token_id comes after a start token, and a causal model starts from a prompt"
             raise UnsupportedError(f"{what}; put the token at the end of the prompt")
 
@@ -280,7 +280,7 @@ def require_defaults(values: Mapping[str, Any], facts: Facts) -> None:
 
     For an encoder-only model, these are the options of pooling.
     """
-    if facts.task == "encode":
+    if not facts.generates:
         require_pooling(values, facts)
         return
     known = {each.name for each in dataclasses.fields(SearchOptions)} - {"logits_processor", "scores", "alignment"}

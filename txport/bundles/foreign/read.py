@@ -204,7 +204,7 @@ def _state(read: Mapping[str, Graph]) -> tuple[StateTensor, ...]:
 
 def _pads(read: Mapping[str, Graph], model: Facts) -> bool:
     """Whether a batch can have rows of different lengths: the graphs must have masks, causal ones also positions."""
-    if model.task == "causal":
+    if model.is_causal:
         return all({ATTENTION_MASK, POSITION_IDS} <= _names(graph) for graph in read.values())
     masks = {ENCODER: ATTENTION_MASK, MODEL: ATTENTION_MASK}
     every = all(masks.get(role, ENCODER_ATTENTION_MASK) in _names(graph) for role, graph in read.items())
@@ -227,7 +227,7 @@ def _precision(found: Found, operators: frozenset[str], read: Mapping[str, Graph
 
 def _defaults(path: Path, values: Values, model: Facts) -> Defaults:
     """Return the default options of search, or of pooling for encoder-only models."""
-    if model.task == "encode":
+    if not model.generates:
         return Defaults(pooling_defaults(path, model), {})
     return search_defaults(values.generation or values.config, model)
 

@@ -164,13 +164,13 @@ $inputs
 def loop(manifest: Manifest) -> str:
     """Return the program, which defines `generate`, or a function with the name of what an encoder does."""
     head = ["import numpy as np", "import onnxruntime", "", *_constants(manifest), *_sessions(manifest)]
-    text = _encoder(manifest) if manifest.facts.task == "encode" else _generator(manifest)
+    text = _generator(manifest) if manifest.facts.generates else _encoder(manifest)
     return "\n".join(head) + "\n" + text
 
 
 def _generator(manifest: Manifest) -> str:
     facts = manifest.facts
-    is_prompted = facts.task == "causal"
+    is_prompted = facts.is_causal
     reads = "prompt" if is_prompted else "features" if reads_features(manifest) else "tokens"
     limit = f"    most = min(most, {facts.writes.longest} - len(source))\n    given = {{}}"
     given = limit if is_prompted else ENCODED[manifest.target, reads]
@@ -217,10 +217,10 @@ def _encoder(manifest: Manifest) -> str:
 
 def _constants(manifest: Manifest) -> Iterator[str]:
     facts = manifest.facts
-    if facts.task == "encode":
+    if not facts.generates:
         yield from [f"MASK = {facts.vocabulary.mask}"] if facts.ability == "fill" else []
         return
-    if facts.task == "seq2seq":
+    if facts.is_encoder_decoder:
         yield _constant("START", list(settings.start(manifest)))
     yield _constant("ENDS", list(facts.writes.ends))
     yield _constant("MOST", settings.most(manifest))
@@ -238,12 +238,12 @@ def _sessions(manifest: Manifest) -> Iterator[str]:
     for role, graph in manifest.driven.items():
         if role != "select":
             yield f'{role} = onnxruntime.InferenceSession("{graph.file}")'
-    if manifest.facts.task == "encode":
+    if not manifest.facts.generates:
         return
     if manifest.target == "portable":
         present = '(port.name for port in decoder.get_outputs() if port.name.startswith("present."))'
         yield f'outputs = ["logits", *{present}]'
-    elif manifest.facts.task == "seq2seq":
+    elif manifest.facts.is_encoder_decoder:
         yield "cross = [port.name for port in encoder.get_outputs()]"
 
 

@@ -24,7 +24,7 @@ def notes(manifest: Manifest) -> list[str]:
     """Return notes on batches, beams and attention, as Markdown."""
     facts = manifest.facts
     found = [f"**Batches**: {_batches(manifest)}."]
-    if facts.task == "encode":
+    if not facts.generates:
         return found
     found.append(f"**Beams**: {_beams(manifest)}.")
     if manifest.target == "cuda":
@@ -53,7 +53,7 @@ def _batches(manifest: Manifest) -> str:
     if isinstance(facts.source, Features):
         return "several sources are rows of `input_features`; all have the same length"
     is_portable = manifest.target == "portable"
-    if facts.task == "causal":
+    if facts.is_causal:
         return {
             "portable": f"pad shorter prompts at the left with {pad}; `attention_mask` is 0 there, and `position_ids` "
             "count from the first real token",
@@ -75,10 +75,10 @@ def _beams(manifest: Manifest) -> str:
     if SELECT in graphs:
         return f"`{graphs[SELECT].file}` picks `rows` of the state by their numbers; each `selected.X` becomes `X`"
     if manifest.target == "cuda":
-        return (shared if manifest.facts.task == "seq2seq" else "") + (
+        return (shared if manifest.facts.is_encoder_decoder else "") + (
             f"`{graphs[SELECT_ROWS].file}` picks rows of the caches by their numbers, `{graphs[GROW_ROWS].file}` gives "
             "them more places, and `onnx/admit_rows.onnx` puts those of others in their place"
         )
-    if manifest.facts.task == "causal":
+    if manifest.facts.is_causal:
         return "rows of the caches may be copied from one to another; all rows are independent"
     return f"{shared}When beams change places, copy their rows in the caches"

@@ -64,7 +64,7 @@ def _parts(manifest: Manifest, files: Collection[str]) -> Iterator[str]:
     yield "\n".join(f"- {note}" for note in notes(manifest))
     yield "## Ids and limits"
     yield "\n".join(f"- {line}" for line in _limits(manifest))
-    if (manifest.generation or manifest.not_followed) and facts.task != "encode":
+    if (manifest.generation or manifest.not_followed) and facts.generates:
         yield "## The checkpoint's settings for search"
         yield from _generation(manifest)
     if facts.labels:
@@ -134,7 +134,7 @@ def _limits(manifest: Manifest) -> Iterator[str]:
         special = f"; {around(source.before, source.after)}" if source.before or source.after else ""
         yield f"source: ids 0 to {source.size - 1}, at most {source.longest} tokens; padding {source.pad}{special}"
     if target is not None:
-        start = "" if facts.task == "causal" else f"; it starts with {numbers(settings.start(manifest))}"
+        start = "" if facts.is_causal else f"; it starts with {numbers(settings.start(manifest))}"
         most = f"at most {target.longest} tokens; padding {target.pad}"
         yield f"target: ids 0 to {target.size - 1}, {most}; end tokens {numbers(target.ends) or 'none'}{start}"
     if facts.windows:

@@ -26,7 +26,7 @@ def reads_features(manifest: Manifest) -> bool:
 
 def start(manifest: Manifest) -> tuple[int, ...]:
     """Return the tokens at the start of a target; () for a causal model."""
-    return target_start(manifest.facts) if manifest.facts.task == "seq2seq" else ()
+    return target_start(manifest.facts) if manifest.facts.is_encoder_decoder else ()
 
 
 def most(manifest: Manifest) -> int:
@@ -34,7 +34,7 @@ def most(manifest: Manifest) -> int:
     given = manifest.generation
     facts = manifest.facts
     longest = facts.writes.longest
-    if given.get("max_length") is not None and facts.task == "seq2seq":
+    if given.get("max_length") is not None and facts.is_encoder_decoder:
         longest = min(longest, given["max_length"] - (facts.speech is None))
     if facts.speech is not None:
         longest -= len(start(manifest))
@@ -45,7 +45,7 @@ def rules(manifest: Manifest) -> dict[str, Any]:
     """Return the checkpoint's rules for the next token that have an effect."""
     found = dict(manifest.generation)
     least = found.get("min_length") or 0
-    if manifest.facts.task == "seq2seq" and not found.get("min_new_tokens"):
+    if manifest.facts.is_encoder_decoder and not found.get("min_new_tokens"):
         found["min_new_tokens"] = max(0, least - len(start(manifest)))
     is_set = {name: found.get(name) not in (None, [], ()) for name in RULES}
     return {name: found[name] for name in RULES if is_set[name] and (found[name] or name.startswith("forced_"))}
@@ -53,7 +53,7 @@ def rules(manifest: Manifest) -> dict[str, Any]:
 
 def left_out(manifest: Manifest) -> list[str]:
     """Return the names of the checkpoint's other settings for search."""
-    obeyed = (*RULES, *(LENGTHS if manifest.facts.task == "seq2seq" else LENGTHS[:1]))
+    obeyed = (*RULES, *(LENGTHS if manifest.facts.is_encoder_decoder else LENGTHS[:1]))
     return [name for name in manifest.generation if name not in obeyed]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from txport.exporters.trace import weight_names
 from txport.models.audio.facts import Features
 from txport.models.checkpoint import Checkpoint
-from txport.models.facts import Task, Tokens
+from txport.models.facts import Facts, Task, Tokens
 from txport.models.model import Model
 from txport.models.parts import Linear
 from txport.models.weights.streamed import converted
@@ -27,9 +27,9 @@ LEAST = 4  # times as many inputs has a matrix of which some are kept in fp32
 ROWS, LENGTH = 4, 64  # random sources
 
 
-def has_columns(task: Task, rows: int | None) -> bool:
+def has_columns(facts: Facts, rows: int | None) -> bool:
     """Return whether int8 matrices of a model have columns in fp32; `rows` as in `choose_form`."""
-    return task in COLUMNS and (rows is None) == (task == "encode")
+    return facts.task in COLUMNS and (rows is None) != facts.generates
 
 
 def find_columns(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
@@ -75,7 +75,7 @@ def largest_columns(inputs: Sequence[Tensor], task: Task) -> tuple[int, ...]:
 def run(model: Model, ids: Tensor) -> None:
     """Run a model on sources (rows, length) without padding."""
     mask = torch.ones_like(ids, dtype=torch.bool)
-    if model.facts.task == "encode":
+    if not model.facts.generates:
         model.infer(ids, mask)
     else:
         places = torch.arange(ids.shape[1]).expand(ids.shape)

@@ -86,7 +86,7 @@ class CpuStep(nn.Module):
         Return logits (R, V), the caches, and the attention of the alignment layer, averaged over heads (R, S).
         """
         facts = self.model.facts
-        has_source = facts.task == "seq2seq"
+        has_source = facts.is_encoder_decoder
         source_lengths, caches = (rest[0], rest[1:]) if has_source else (None, rest)
         state = dict(zip((*facts.owned("source"), *facts.owned("row")), caches, strict=True))
         aligned = facts.attention.layer if facts.attention else None

@@ -42,9 +42,9 @@ def require_fusable(model: Model) -> None:
             why = "" if part.rotary is None else " for rotary positions"
             need = f"a head size that is a multiple of {step}{why}, this model's is {part.head_size}"
             raise UnsupportedError(f"the cpu target needs {need}; export it with target='portable'")
-        if model.facts.task == "causal" and not part.core.has_operator:
+        if model.facts.is_causal and not part.core.has_operator:
             raise UnsupportedError(NO_PROMPTS)
-        if part.window is not None and not (part.core.has_operator and model.facts.task == "causal"):
+        if part.window is not None and not (part.core.has_operator and model.facts.is_causal):
             raise UnsupportedError(NO_WINDOW)
     for owner in get_args(Owner):
         if len(shapes := sorted({str(list(each.dims)) for each in model.facts.owned(owner)})) > 1:

@@ -43,7 +43,7 @@ def write(
     if manifest.precision != "fp32":
         tags = tags_of(source)
         tables = tables_of(source)
-        may = has_columns(manifest.facts.task, manifest.rows) and not manifest.weightless
+        may = has_columns(manifest.facts, manifest.rows) and not manifest.weightless
         columns = find_columns(checkpoint) if may else {}
         forms = choose_forms(
             models,

@@ -86,7 +86,7 @@ class DeviceStep(nn.Module):
         """
         facts = self.model.facts
         (*caches, count) = rest
-        source_lengths = caches.pop(0) if facts.task == "seq2seq" else None
+        source_lengths = caches.pop(0) if facts.is_encoder_decoder else None
         state = dict(zip((*facts.owned("source"), *facts.owned("row")), caches, strict=True))
         aligned = facts.attention.layer if facts.attention else None
         self.ops = ops = StepOps(input_ids, past_lengths, state, source_lengths, aligned)

@@ -35,7 +35,7 @@ def require_device(model: Model) -> None:
             need = f"a head size that is a multiple of {HEAD_SIZE_STEP} and at most {LARGEST_HEAD}"
             why = "fast kernels of attention have no other"
             raise UnsupportedError(f"the cuda target needs {need}, this model's is {part.head_size}: {why}; {INSTEAD}")
-        if not part.core.has_operator and (model.facts.task == "causal" or part.window is not None):
+        if not part.core.has_operator and (model.facts.is_causal or part.window is not None):
             what = "for prompts" if part.window is None else "with a window"
             raise UnsupportedError(f"the cuda target has no form of this attention {what}; {INSTEAD}")
 

@@ -63,7 +63,7 @@ def single_model(models: Models, manifest: Manifest) -> ir.Model:
     Raises `UnsupportedError` if the checkpoint's search options are not supported.
     """
     build = Builder(models, manifest)
-    outputs = causal(build) if manifest.facts.task == "causal" else seq2seq(build)
+    outputs = causal(build) if manifest.facts.is_causal else seq2seq(build)
     body = ir.Graph(
         list(build.given.values()),
         outputs,

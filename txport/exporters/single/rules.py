@@ -62,7 +62,7 @@ class Rules:
 
 def rules_of(manifest: Manifest) -> Rules:
     """Return the rules of a bundle; raise `UnsupportedError` for options that the single graph does not support."""
-    for problem in _problems(manifest.generation, is_causal=manifest.facts.task == "causal"):
+    for problem in _problems(manifest.generation, is_causal=manifest.facts.is_causal):
         fix = "change its generation_config.json, or leave single out"
         raise UnsupportedError(
             f"single searches greedily and by beams, and this checkpoint's defaults {problem}; {fix}"

@@ -168,7 +168,7 @@ def _batch(facts: Facts, draw: Draw, lengths: list[int], target: int) -> Batch:
 
 def _targets(facts: Facts, draw: Draw, rows: int, length: int) -> Tensor | None:
     """Return the decoder inputs (B, T): the start token, then random tokens; None unless the task is seq2seq."""
-    if facts.task != "seq2seq":
+    if not facts.is_encoder_decoder:
         return None
     start = facts.writes.start
     assert start is not None
@@ -180,11 +180,11 @@ def _targets(facts: Facts, draw: Draw, rows: int, length: int) -> Tensor | None:
 def outputs_of(model: Model, given: Batch) -> dict[str, Tensor]:
     """Return the outputs of the imported model by name: logits, or the outputs of an encoder-only model."""
     facts = model.facts
-    if facts.task == "seq2seq":
+    if facts.is_encoder_decoder:
         assert given.target is not None
         memory = model.encode_masked(given.source, given.mask if facts.masks_source else None)
         return {LOGITS: model.decode(given.target, memory, model.empty_state(len(given.target))).logits}
-    if facts.task == "encode":
+    if not facts.generates:
         names = [each.name for each in facts.outputs]
         return dict(zip(names, model.infer(given.source, given.mask), strict=True))
     places = torch.arange(given.source.shape[1])[None].expand(given.source.shape)

@@ -75,7 +75,7 @@ class Beside(Evidence):
     @property
     def role(self) -> str:
         """The side of the model with the tap; "model" for an encoder-only model."""
-        if self.model.facts.task == "encode":
+        if not self.model.facts.generates:
             return "model"
         return side_of(self.model, self.tap)
 

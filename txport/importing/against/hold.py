@@ -81,7 +81,7 @@ def memory_for(model: Model) -> int:
     maps = (each for each in model.modules() if isinstance(each, nn.Linear))
     heads = sum(each.core.heads for each in model.modules() if isinstance(each, Attention))
     values = VALUES_COPIES * (SHORT if large else length) * sum(each.in_features + each.out_features for each in maps)
-    outputs = OUTPUT_COPIES * length * (facts.width if facts.task == "encode" else facts.writes.size)
+    outputs = OUTPUT_COPIES * length * (facts.writes.size if facts.generates else facts.width)
     scores = SCORES_COPIES * length * length * heads
     weights = (4 if large else 2 * 8) * sum(sizes)
     return weights + 8 * (scores + outputs + max(LARGEST_COPIES * max(sizes), values))

@@ -66,7 +66,7 @@ def load_transformers(
         raise CheckpointError(f"{folder} lacks {', '.join(sorted(missing)[:NAMED])}, which {name} has")
     module = module.cpu().eval()
     _restore_scales(module)
-    return Original(name, module, _run(facts), _names(module, weights, name, folder), masks=facts.task != "causal")
+    return Original(name, module, _run(facts), _names(module, weights, name, folder), masks=not facts.is_causal)
 
 
 def _unquantised(config: Any) -> Any:
@@ -110,7 +110,7 @@ def _class(transformers: Any, folder: Path, facts: Facts) -> Any:
     values = read_config(folder / CONFIG)
     named = values.get("architectures")
     first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
-    is_whole = first.endswith(WHOLE) or (facts.task == "encode" and facts.ability != "embed")
+    is_whole = first.endswith(WHOLE) or (not facts.generates and facts.ability != "embed")
     if is_whole and first.isidentifier():
         with contextlib.suppress(AttributeError):
             found = getattr(transformers, first)
@@ -154,9 +154,9 @@ def _run(facts: Facts) -> Run:
             inputs["input_features"] = given.source
         else:
             inputs |= {"input_ids": given.source, "attention_mask": given.mask.long()}
-        if facts.task == "seq2seq":
+        if facts.is_encoder_decoder:
             inputs["decoder_input_ids"] = given.target
-        if facts.task != "encode":
+        if facts.generates:
             inputs["use_cache"] = False
         found: Mapping[str, Any] = module(**inputs)
         return found

@@ -169,8 +169,8 @@ def load_module(name: str, weights: Weights, facts: Facts, place: object) -> Ori
         raise CheckpointError(f"{RUN} of {path} must be a function, got {quoted(run)}")
     module = module.cpu().float().eval()
     names = fill(module, weights, f"{variable} of {path}", place)
-    how = PLAIN[facts.task] if run is None else _told(run, facts.task)
-    return Original(f"{path.name}:{variable}", module, how, names, masks=run is not None and facts.task != "causal")
+    how = PLAIN[facts.task] if run is None else _told(run, facts)
+    return Original(f"{path.name}:{variable}", module, how, names, masks=run is not None and not facts.is_causal)
 
 
 def _made(made: Any, what: str) -> nn.Module:
@@ -256,11 +256,11 @@ PLAIN: dict[Task, Run] = {
 }
 
 
-def _told(run: Callable[..., Any], task: Task) -> Run:
+def _told(run: Callable[..., Any], facts: Facts) -> Run:
     """Return a function that calls `run` of the user's file with the arguments of the task."""
-    if task == "seq2seq":
+    if facts.is_encoder_decoder:
         return lambda module, given: run(module, given.source, given.mask, given.target)
-    if task == "encode":
+    if not facts.generates:
         return lambda module, given: run(module, given.source, given.mask)
     return lambda module, given: run(module, given.source)
 

@@ -297,7 +297,7 @@ def side_of(model: Model, tap: Tap) -> Side:
     stack = model.stack_of(tap.key[0])
     if stack is not None:
         return stack.side
-    return "encoder" if model.facts.task == "encode" else "decoder"
+    return "decoder" if model.facts.generates else "encoder"
 
 
 def _scope(tap: Tap) -> PartCall:

@@ -58,7 +58,7 @@ def compare_texts(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
         from transformers import AutoTokenizer
 
         theirs = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        writes = checkpoint.facts.task != "encode"
+        writes = checkpoint.facts.generates
         differing = [line for line in LINES if _differs(ours, theirs, line, writes=writes)]
     except MemoryError:
         raise

@@ -56,9 +56,9 @@ class Adapted(Model):
         """
         ids = torch.zeros(2, 4, dtype=torch.long)
         with _without_recurrence(self.module):
-            if self.facts.task == "causal":
+            if self.facts.is_causal:
                 self.extend(ids, torch.ones_like(ids).bool(), torch.arange(4).expand(2, 4), self.empty_state(2))
-            elif self.facts.task == "encode":
+            elif not self.facts.generates:
                 self.infer(ids, torch.ones_like(ids).bool())
             else:
                 self(ids, torch.tensor([4, 4]), ids)

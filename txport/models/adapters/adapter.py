@@ -229,12 +229,12 @@ def published(facts: Facts) -> dict[str, Any]:
 
     It is a Marian model, a GPT-2 or a BERT, with the cache sizes of the first layer.
     """
-    if facts.task == "encode":
+    if not facts.generates:
         return _encoder(facts)
     heads, _, size = facts.owned("row")[0].dims
     layers = len(facts.owned("row")) // 2
     width = int(heads) * int(size)
-    if facts.task == "causal":
+    if facts.is_causal:
         sizes = {"n_embd": width, "n_head": heads, "n_layer": layers, "n_positions": facts.writes.longest}
         known = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
         return {**known, "vocab_size": facts.writes.size, **sizes}

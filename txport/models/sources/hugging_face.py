@@ -92,7 +92,7 @@ def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
 
 def defaults(folder: Path, facts: Facts) -> Defaults:
     """Return the default search options, or the pooling of an encoder-only model."""
-    if facts.task == "encode":
+    if not facts.generates:
         return Defaults(pooling_defaults(folder, facts), {})
     own = folder / GENERATION
     path = own if own.is_file() else folder / CONFIG
@@ -107,7 +107,7 @@ def _warn_of_end(folder: Path, facts: Facts) -> None:
     """Warn if the tokenizer's end of a turn does not end the generation of a causal model."""
     token = Settings(folder).token("eos_token")
     id_ = (_special_tokens(folder) or {}).get(token or "")
-    if facts.task == "causal" and id_ is not None and id_ not in facts.writes.ends:
+    if facts.is_causal and id_ is not None and id_ not in facts.writes.ends:
         ends = ", ".join(map(str, facts.writes.ends))
         what = f"{token} (id {id_}), the tokenizer's end token, is not among the end tokens of generation ({ends})"
         how = f"`txport run --eos-token {shlex.quote(token or '')}`"

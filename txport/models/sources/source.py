@@ -34,7 +34,7 @@ def no_defaults(facts: Facts) -> Defaults:
 
 def generation(folder: Path, facts: Facts) -> Defaults:
     """Return the search defaults of `generation_config.json` or of the config; for encoder-only models, the pooling."""
-    if facts.task == "encode":
+    if not facts.generates:
         values = read_config(folder / GENERATION) if (folder / GENERATION).is_file() else {}
         return Defaults({name: values[name] for name in ("pooling", "normalize") if name in values}, {})
     return search_defaults(read_config(folder / (GENERATION if (folder / GENERATION).is_file() else CONFIG)), facts)

@@ -154,7 +154,7 @@ def _layer(path: Sequence[Place]) -> tuple[str, Sequence[Place]]:
         return stack.side, path
     if getattr(first.part, "tag", None) == PROJECTION:
         facts = getattr(first.parent, "facts", None)
-        return "encoder" if facts is not None and facts.task == "encode" else "decoder", path
+        return "encoder" if facts is not None and not facts.generates else "decoder", path
     return "", path
 
 

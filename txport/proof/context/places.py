@@ -98,7 +98,7 @@ def places_of(graph: Graph, facts: Facts, numbers: int, rng: np.random.Generator
         yield Place("longest source", 0, size, size, _some(size - PADDING, TAIL, rng), padding, both_ways=True)
         return
     longest = facts.writes.longest
-    source = facts.reads.longest if facts.task == "seq2seq" else 0
+    source = facts.reads.longest if facts.is_encoder_decoder else 0
     one = np.zeros(1, np.int64)
     if graph.role == STEP:
         yield Place("last position", longest - 1, 1, longest, one, source=source)

@@ -25,7 +25,7 @@ def calibration_texts(checkpoint: Checkpoint, path: Path) -> list[list[int]]:
     weights are not rounded so, and `TextError` for a file without text.
     """
     facts = checkpoint.facts
-    if facts.task == "seq2seq":
+    if facts.is_encoder_decoder:
         raise UnsupportedError("calibrate is for models that continue text, and encoders; this one reads a source")
     if checkpoint.packed:
         raise UnsupportedError(f"calibrate rounds weights, and these are quantised already: {checkpoint.quantised}")
@@ -39,7 +39,7 @@ def calibration_texts(checkpoint: Checkpoint, path: Path) -> list[list[int]]:
     tokenizer = tokenizer_of(files, place, facts)
     reader = chat_of(files, place, tokenizer) or tokenizer
     texts = [reader.encode(line)[: sides(facts)[0]] for line in lines]
-    if facts.task == "encode":
+    if not facts.generates:
         return texts
     options = SearchOptions(max_new_tokens=min(NEW_TOKENS, sides(facts)[1]), scores=False)
     answers = generate(TorchRuntime(checkpoint.model), texts, facts, options)

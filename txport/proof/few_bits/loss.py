@@ -79,7 +79,7 @@ class Trial:
 def measure_loss(bundle: Bundle, checkpoint: Checkpoint, runtime: Any) -> Loss:
     """Compare the outputs of a quantised bundle on a runtime with those of PyTorch in fp32."""
     trial = trial_of(bundle, runtime)
-    how = _of_encoder if bundle.manifest.facts.task == "encode" else _of_generator
+    how = _of_generator if bundle.manifest.facts.generates else _of_encoder
     return how(bundle.manifest.facts, trial, checkpoint.model, runtime)
 
 
@@ -87,7 +87,7 @@ def trial_of(bundle: Bundle, runtime: Any) -> Trial:
     """Return what a bundle is measured on."""
     facts = bundle.manifest.facts
     sources, inputs = _sources(bundle, runtime)
-    if facts.task == "encode":
+    if not facts.generates:
         return Trial(sources, inputs, [])
     options = SearchOptions(max_new_tokens=min(NEW_TOKENS, sides(facts)[1]), scores=False)
     return Trial(sources, inputs, [each[0].tokens for each in generate(runtime, sources, facts, options)])
@@ -96,7 +96,7 @@ def trial_of(bundle: Bundle, runtime: Any) -> Trial:
 def outputs_of(model: Model, trial: Trial) -> list[Array]:
     """Return the logits before each token of each target, or the outputs of an encoder: (N, V) each."""
     facts = model.facts
-    if facts.task != "encode":
+    if facts.generates:
         return list(_passes(model, trial.sources, trial.targets))
     return [_as_rows(each) for each in join(infer(TorchRuntime(model), trial.sources, facts), facts).values()]
 
@@ -120,7 +120,7 @@ def _sources(bundle: Bundle, runtime: GraphRuntime) -> tuple[list[Source], str]:
         return [ids for ids in known if ids], SAMPLES
     draw = Draw(facts, np.random.default_rng(0))
     drawn = draw.sources(*(min(length, most) for length in LENGTHS))
-    if facts.task == "causal":
+    if facts.is_causal:
         length = max(1, min(PROMPT, most - 1))
         return [_written(runtime, facts, int(ids[0]), length, seed)[:most] for seed, ids in enumerate(drawn)], OWN_TEXTS
     if tokenizer is None:
@@ -183,7 +183,7 @@ def _passes(model: Model, sources: Sources, targets: Sequence[Sequence[int]]) ->
 def tensors_of(model: Model, trial: Trial) -> Iterator[list[Tensor]]:
     """Yield the outputs of `outputs_of` as tensors (N, V), with their gradients, for a part of the rows at a time."""
     facts = model.facts
-    if facts.task == "encode":
+    if not facts.generates:
         ids, lengths = map(torch.from_numpy, batch(trial.sources, facts))
         mask = padding_mask(lengths, ids.shape[1])
         found = zip(facts.outputs, model.infer(ids, mask), strict=True)

@@ -145,7 +145,7 @@ def reach_of(facts: Facts) -> tuple[int, int]:
     Sources of features all have one length, which is always reached. A target has a row of logits for each position.
     """
     target = REACH if facts.target is None else min(REACH, max(LEAST_REACH, MOST_LOGITS // facts.target.size))
-    if facts.task == "causal":
+    if facts.is_causal:
         return target, target
     return facts.reads.longest if isinstance(facts.reads, Features) else REACH, target
 
@@ -163,7 +163,7 @@ def shortened(facts: Facts) -> Facts:
 def not_reached(facts: Facts, *, by_part: bool) -> list[str]:
     """Describe the positions for which no whole graph is compared; `by_part`: its parts are, up to the last one."""
     sides = {"sources": facts.reads.longest, "targets": facts.writes.longest}
-    if facts.task != "seq2seq":
+    if not facts.is_encoder_decoder:
         sides = {"sequences": facts.reads.longest}
     beyond = [
         f"{side} of more than {reach} tokens, of {longest}"
@@ -179,7 +179,7 @@ def not_reached(facts: Facts, *, by_part: bool) -> list[str]:
 def sides(facts: Facts) -> tuple[int, int]:
     """Return the maximum lengths of sources and targets; prompts and new tokens share the longest sequence."""
     longest = facts.reads.longest
-    if facts.task != "causal":
+    if not facts.is_causal:
         return longest, facts.writes.longest
     return max(1, longest // 2), max(1, longest - longest // 2)
 
@@ -187,7 +187,7 @@ def sides(facts: Facts) -> tuple[int, int]:
 def _long_prompts(facts: Facts, draw: Draw) -> list[Case]:
     """Return cases of causal models whose prompts leave room for one token, beyond the limits of `sides`."""
     longest = facts.reads.longest - 1
-    if facts.task != "causal" or longest <= sides(facts)[0]:
+    if not facts.is_causal or longest <= sides(facts)[0]:
         return []
     return [
         Case(LONGEST_PROMPT, draw.sources(longest), (1,), draw.targets(1), search_tokens=1),

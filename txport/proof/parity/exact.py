@@ -276,7 +276,7 @@ def one_pass(model: Model, sources: Sources, targets: Ids) -> list[Array]:
 
 def passed(model: Model, sources: Sources, targets: Ids) -> list[Tensor]:
     """Return the logits of `one_pass` as tensors, with their gradients if these are computed."""
-    how = _passed_causal if model.facts.task == "causal" else _passed_source
+    how = _passed_causal if model.facts.is_causal else _passed_source
     logits = how(model, sources, targets)
     return [each[: len(target)] for each, target in zip(logits, targets, strict=True)]
 

@@ -108,7 +108,7 @@ def generated(bundle: Bundle, runtime: Runtime, texts: Texts) -> list[str]:
         part = order[start : start + BATCH]
         found = generate(runtime, [encoded[at] for at in part], facts, options)
         for at, results in zip(part, found, strict=True):
-            before = encoded[at] if facts.task == "causal" else []
+            before = encoded[at] if facts.is_causal else []
             outputs[at] = tokenizer.continuation(before, results[0].tokens)
     return [outputs[at] for at in range(len(texts))]
 

@@ -59,7 +59,7 @@ def check_single_graph(
 def _has_room(facts: Facts, source: Any, rules: dict[str, Any]) -> bool:
     """Return whether a prompt leaves room for the minimum number of new tokens."""
     least = max(1, rules.get("min_new_tokens", 0))
-    return facts.task != "causal" or len(source) + least <= facts.writes.longest
+    return not facts.is_causal or len(source) + least <= facts.writes.longest
 
 
 def _prefixes(
@@ -68,7 +68,7 @@ def _prefixes(
     """Yield the prefixes of all rows: first none, then one token each if the model has room for more."""
     yield [()] * len(rows)
     least = 1 + max(1, rules.get("min_new_tokens", 0))
-    if facts.task == "seq2seq" and least <= facts.writes.longest:
+    if facts.is_encoder_decoder and least <= facts.writes.longest:
         words = [golden.targets[row][0] for row in rows]
         yield [() if word in facts.writes.ends else (word,) for word in words]
 

@@ -78,7 +78,7 @@ class ForeignRuntime(Generic[T]):
         """See `Runtime.start`; prompts are left-padded, so that all rows end at the same position."""
         rows = len(source)
         sources = np.arange(rows)
-        if self._facts.task == "causal":
+        if self._facts.is_causal:
             state = ForeignState[T](*self._prompts(source, source_lengths), sources)
             return self._prefill(state)
         nothing = np.zeros((rows, 0), np.int64)

@@ -132,7 +132,7 @@ class FusedRuntime:
         self.sessions = sessions
         self.pool = Pool()
         self.graphs = bundle.manifest.graphs
-        self.has_source = self.facts.task == "seq2seq"
+        self.has_source = self.facts.is_encoder_decoder
         self.encoded: dict[bytes, NDArray[np.float32]] | None = None  # kept keys and values by features; None: none are
         # its bound requires exact sums, and the session option for these does not apply to subgraphs
         self._screens = screens(self.facts, bundle.manifest.precision) and not may_saturate()

@@ -105,7 +105,7 @@ class GeneratorTruth:
 
     def _has_room(self, case: Case, facts: Facts) -> bool:
         """Return whether each prompt leaves room for the minimum number of new tokens."""
-        if facts.task != "causal":
+        if not facts.is_causal:
             return True
         longest = max(map(len, case.sources)) + int(self._rules.get("min_new_tokens", 0))
         return longest <= facts.writes.longest

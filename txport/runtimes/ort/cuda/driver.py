@@ -51,10 +51,10 @@ class CudaRuntime:
         self.graphs = graphs
         self.device = device
         self._described = graphs.described
-        self._has_source = facts.task == "seq2seq"
+        self._has_source = facts.is_encoder_decoder
         self._workspaces = Workspaces(device)
         self._encoder_workspaces = Workspaces(device)
-        if self.facts.task != "encode":
+        if self.facts.generates:
             self._caches = Caches(device, graphs)
             self._steps = Steps(facts, graphs, device, self._caches)
 
@@ -170,7 +170,7 @@ class CudaRuntime:
         `torch.from_dlpack` accepts the outputs without a copy. Raise `UnsupportedError` for tensors on another device
         or of another dtype, and for a generating model, whose search reads the best tokens on the host.
         """
-        if self.facts.task != "encode":
+        if self.facts.generates:
             raise UnsupportedError("infer_on_device needs an encoder-only model; this model generates")
         given = {INPUT_IDS: input_ids, SOURCE_LENGTHS: source_lengths}
         return self.graphs.run_on_device(MODEL, given, self.device)
@@ -300,7 +300,7 @@ class CudaRuntime:
 
     def warm(self, sizes: Sizes) -> None:
         """See `QueuedRuntime.warm`; captures the steps of all shapes in workspaces that later batches use first."""
-        if self.facts.task == "encode":
+        if not self.facts.generates:
             return
         every = list(shapes(self.facts, sizes))
         counts = self._steps.counts(sizes.tops)

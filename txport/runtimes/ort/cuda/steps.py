@@ -150,7 +150,7 @@ class Steps:
         lengths = self._lengths(state)
         own = self._caches.tensors(state, "row")
         inputs = {INPUT_IDS: tokens, PAST_LENGTHS: lengths, **dict(zip(self._caches.names("row"), own, strict=True))}
-        if self._facts.task == "seq2seq":
+        if self._facts.is_encoder_decoder:
             inputs[SOURCE_LENGTHS] = workspace.tensor("source lengths", (state.batch,), "int64")
             inputs.update(zip(self._caches.names("source"), self._caches.tensors(state, "source"), strict=True))
         found = workspace.tensor(f"best {count}", (12 * state.size * count,), "uint8")  # ids, log-probs

@@ -38,7 +38,7 @@ def shapes(facts: Facts, sizes: Sizes) -> Iterator[Shape]:
     batches = buckets(sizes.sources, batch_bucket)
     capacities = _capacities(facts, sizes.length)
     places = _places(facts, sizes.source_lengths)
-    has_source = facts.task == "seq2seq"
+    has_source = facts.is_encoder_decoder
     has_smaller = len(batches) > 1
     has_moves = has_smaller or sizes.rows > 1 or len(capacities) > 1
     sides = (0, 1) if has_moves else (0,), (0, 1) if has_source and (has_smaller or len(places) > 1) else (0,)
@@ -62,7 +62,7 @@ def _capacities(facts: Facts, length: int) -> list[int]:
 
 def _places(facts: Facts, lengths: Sequence[int]) -> list[int]:
     """Return the padded lengths of sources, the largest first; [0] for a causal model."""
-    if facts.task != "seq2seq":
+    if not facts.is_encoder_decoder:
         return [0]
     if isinstance(facts.reads, Features):
         return [facts.reads.longest]
