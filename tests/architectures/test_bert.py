@@ -403,6 +403,14 @@ def test_configs_that_make_no_model_are_refused() -> None:
         tiny("hidden", repeated="cycles")
     with pytest.raises(ConfigError, match="the head 'replaced' has one label, got 3"):
         tiny("replaced")
+    with pytest.raises(ConfigError, match=r"windows must be none, or 2 numbers from 0 to .*, got \[3\]"):
+        tiny("hidden", windows=(3,))
+    with pytest.raises(ConfigError, match="windows can't be combined with buckets, got 8"):
+        tiny("hidden", windows=(3, 0), buckets=8, farthest=9)
+    with pytest.raises(ConfigError, match="first_norm false needs norm_first"):
+        tiny("hidden", first_norm=False)
+    with pytest.raises(ConfigError, match="rotary positions need an even head size, got 5"):
+        tiny("hidden", d_model=10, positions="rotary")
     with pytest.raises(ConfigError, match="mask_id must lie in the source vocabulary"):
         tiny("tokens", mask_id=900)
 

@@ -63,6 +63,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
 
 
 OF_FIVE = {"tie_word_embeddings": True, "transformers_version": "5.24.0"}
+OF_SEP = ("bert", "distilbert", "electra", "ernie", "gte", "modernbert", "nomic_bert")  # types whose texts end with it
 TIES = {"gemma": 1}  # sources with two hypotheses that score alike, of which rounding decides
 
 
@@ -526,7 +527,7 @@ def test_a_special_token_beyond_the_vocabulary_is_told_by_its_name_in_the_folder
     config = json.loads((folder / CONFIG).read_text())
     inner = config.get("text_config", config)
     size = inner["vocab_size"]
-    key = "sep_token_id" if config["model_type"] in ("bert", "distilbert", "electra", "ernie") else "eos_token_id"
+    key = "sep_token_id" if config["model_type"] in OF_SEP else "eos_token_id"
     config[key] = inner[key] = size + 5
     (folder / CONFIG).write_text(json.dumps(config))
     with pytest.raises(

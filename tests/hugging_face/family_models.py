@@ -104,6 +104,15 @@ DISTIL: dict[str, Any] = {
 MPNET: dict[str, Any] = {**BERT, "pad_token_id": 1, "max_position_embeddings": LONGEST + 2}
 ELECTRA: dict[str, Any] = {**BERT, "embedding_size": 20}
 ALBERT: dict[str, Any] = {**BERT, "embedding_size": 20, "num_hidden_layers": 4, "bos_token_id": 3, "eos_token_id": 4}
+MODERNBERT: dict[str, Any] = {
+    **BERT,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "local_attention": WINDOW,
+    "bos_token_id": 3,
+    "eos_token_id": 4,
+}
+NOMIC: dict[str, Any] = {**BERT, "num_attention_heads": 2}
 
 
 def scaled(kind: str, factor: float, **more: Any) -> dict[str, Any]:
@@ -277,6 +286,29 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "electra-tokens": ("ElectraForMaskedLM", ELECTRA),
     "electra-labels": ("ElectraForSequenceClassification", ELECTRA),
     "electra-wide": ("ElectraForTokenClassification", {**ELECTRA, "embedding_size": 32}),
+    "modernbert": ("ModernBertModel", MODERNBERT),
+    "modernbert-tokens": ("ModernBertForMaskedLM", MODERNBERT),
+    "modernbert-labels": ("ModernBertForSequenceClassification", {**MODERNBERT, "classifier_pooling": "mean"}),
+    "modernbert-token-labels": (
+        "ModernBertForTokenClassification",
+        {
+            **MODERNBERT,
+            **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), True),
+            "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "nomic_bert": ("NomicBertModel", NOMIC),
+    "nomic_bert-tokens": ("NomicBertForMaskedLM", NOMIC),
+    "nomic_bert-labels": ("NomicBertForSequenceClassification", NOMIC),
+    "jina_embeddings_v3": ("JinaEmbeddingsV3Model", {**ROBERTA, "num_attention_heads": 2}),
+    "jina_embeddings_v3-tokens": ("JinaEmbeddingsV3ForMaskedLM", {**ROBERTA, "num_attention_heads": 2}),
+    "jina_embeddings_v3-labels": (
+        "JinaEmbeddingsV3ForSequenceClassification",
+        {**ROBERTA, "num_attention_heads": 2},
+    ),
+    "gte": ("GteModel", {**ROBERTA, "num_attention_heads": 2, **SPECIAL}),
+    "gte-tokens": ("GteForMaskedLM", {**ROBERTA, "num_attention_heads": 2, **SPECIAL}),
+    "gte-labels": ("GteForSequenceClassification", {**ROBERTA, "num_attention_heads": 2, **SPECIAL}),
     "albert": ("AlbertModel", ALBERT),
     "albert-groups": ("AlbertForSequenceClassification", {**ALBERT, "num_hidden_groups": 2}),
     "albert-inner": ("AlbertForMaskedLM", {**ALBERT, "num_hidden_layers": 2, "inner_group_num": 2}),

@@ -122,7 +122,7 @@ def test_a_folder_that_nothing_knows_is_told_what_it_is_nearest_to(
 
 def test_a_type_that_nothing_expresses_is_near_to_none(run: Run, own: Path) -> None:
     (own / RULES).unlink()
-    (own / CONFIG).write_text(json.dumps({"model_type": "modernbert"}))
+    (own / CONFIG).write_text(json.dumps({"model_type": "longformer"}))
     code, _, err = run(own)
     assert (code, "its encoder attends to windows" in err, "nearest" in err) == (2, True, False)
 

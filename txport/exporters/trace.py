@@ -34,6 +34,7 @@ from txport.bundles.ports import (
 )
 from txport.exporters.forms import FORMS
 from txport.exporters.symbols import Form, Symbol, Tracer
+from txport.models.parts import Window
 from txport.models.weights.streamed import Read
 from txport.version import __version__
 
@@ -71,7 +72,8 @@ def trace(
     """
     tracer = Tracer(forms, weight_names(module), opset, read)
     values = [value_of(port) for port in graph.inputs]
-    inputs = [Symbol(tracer, value, examples(port)) for value, port in zip(values, graph.inputs, strict=True)]
+    sizes = lengths_for(module)
+    inputs = [Symbol(tracer, value, examples(port, sizes)) for value, port in zip(values, graph.inputs, strict=True)]
     with tracer:
         found = module.eval()(*inputs)
     outputs = [each.value for each in (found if isinstance(found, tuple) else (found,))]
@@ -111,10 +113,16 @@ def weight_names(module: nn.Module) -> dict[int, str]:
     return {id(tensor): name.removeprefix("model.") for name, tensor in named}
 
 
-def examples(port: Port) -> tuple[Tensor, Tensor]:
+def lengths_for(module: nn.Module) -> Mapping[str, tuple[int, int]]:
+    """Return `SIZES`, with two sources of different numbers of blocks if a window to both sides computes in blocks."""
+    most = max((each.size for each in module.modules() if isinstance(each, Window) and each.both_ways), default=0)
+    return {**SIZES, **{dim: (SIZES[dim][0] + most, SIZES[dim][1]) for dim in (SOURCE, TOKENS)}}
+
+
+def examples(port: Port, sizes: Mapping[str, tuple[int, int]] = SIZES) -> tuple[Tensor, Tensor]:
     """Return zero tensors of a port for the two sets of lengths."""
     dtype = getattr(torch, port.dtype)
-    one, other = ([SIZES[dim][at] if isinstance(dim, str) else dim for dim in port.dims] for at in (0, 1))
+    one, other = ([sizes[dim][at] if isinstance(dim, str) else dim for dim in port.dims] for at in (0, 1))
     return torch.zeros(one, dtype=dtype), torch.zeros(other, dtype=dtype)
 
 

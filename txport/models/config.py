@@ -57,7 +57,12 @@ def real(
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The sizes and options of one model. The config of an architecture checks its combinations in `problems`."""
+    """The sizes and options of one model. The config of an architecture checks its combinations in `problems`.
+
+    `RARE` are fields that JSON values and `repr` leave out at their defaults.
+    """
+
+    RARE = frozenset[str]()
 
     def __post_init__(self) -> None:
         if problems := [*_wrong_types(self), *_wrong_choices(self)]:
@@ -93,7 +98,13 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the config as JSON values, in declaration order."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+        usual = {each.name: each.default for each in dataclasses.fields(self) if each.name in self.RARE}
+        values = {k: v for k, v in dataclasses.asdict(self).items() if k not in usual or v != usual[k]}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+    def __repr__(self) -> str:
+        """Return the `repr` of a dataclass with the fields of `to_dict`: digests of presets are computed from it."""
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.to_dict())})"
 
 
 def read_config(path: Path) -> dict[str, Any]:

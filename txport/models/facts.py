@@ -276,7 +276,7 @@ def _problems(facts: Facts) -> Iterator[str]:
         yield f"target.longest of a causal model must be 2 or more, a prompt and a token, got {facts.writes.longest}"
     if facts.is_encoder_decoder and (facts.start is None or not facts.writes.ends):
         yield "a target needs a start token and an end token"
-    if facts.windows and not facts.is_causal:
+    if facts.windows and facts.is_encoder_decoder:
         yield f"a model of the task {facts.task} has no windows"
     if bool(facts.outputs) == facts.generates:
         yield f"a model of the task {facts.task} has other outputs"

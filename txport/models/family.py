@@ -51,7 +51,7 @@ REFUSED = {  # well-known types that are not supported -> reason
     **dict.fromkeys(("glm", "glm4"), _PARTIAL),
     "helium": "its rotary positions turn neighbouring numbers of a head, and only those that turn its halves are known",
     "bloom": "its scores fall with the distance (ALiBi)",
-    **dict.fromkeys(("modernbert", "led", "longt5", "longformer"), _WINDOWS),
+    **dict.fromkeys(("led", "longt5", "longformer"), _WINDOWS),
     "umt5": "each of its layers has its own biases of distances, and only those of T5, which share them, are known",
     "olmo2": "it normalises all heads of a query at once, and only norms of each head are known",
     "granite": "it multiplies embeddings, residuals and logits by numbers of its own",

@@ -33,6 +33,10 @@ class Ops(Protocol):
         """Return activations (..., D) as (B, T, D)."""
         ...
 
+    def mean(self, x: Tensor) -> Tensor:
+        """Return the mean of the activations of each source's tokens, without padding: (..., D) -> (B, D)."""
+        ...
+
     def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
         """Add row `position + offset` of a table (longest + offset, D) to the activations of each token."""
         ...
@@ -73,6 +77,7 @@ class PlainOps:
         self.source_rows = source_rows
         self.weights: dict[int, Tensor] = {}
         self._masks: dict[Window, Tensor] = {}
+        self._blocks: dict[Window, Blocks] = {}
         self._caches = {(each.layer, each.owner, each.role): each for each in self.state}
 
     def lay_out(self, x: Tensor) -> Tensor:
@@ -82,6 +87,10 @@ class PlainOps:
     def whole(self, x: Tensor) -> Tensor:
         """See `Ops`."""
         return x
+
+    def mean(self, x: Tensor) -> Tensor:
+        """See `Ops`."""
+        return x.mean(1) if self.mask is None else mean_of(x, (self.mask == 0).flatten(1))
 
     def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
         """See `Ops`."""
@@ -99,9 +108,24 @@ class PlainOps:
             query = part.queries(part.query(x), self.places)
             key = part.keys(part.key(x), self.places)
             key, value = self._kept(layer, key, part.split(part.value(x)))
+            if in_blocks(part) and type(x) is not Tensor:
+                return self._through_window(part, query, key, value)
             distances = self._distances(key) if part.uses_distances else None
             mixed = attended(part, query, key, value, self._mask_of(part, key), distances)
         return mixed.transpose(1, 2).flatten(2)
+
+    def _through_window(self, part: Attention, *heads: Tensor) -> Tensor:
+        """Attention of a graph in blocks: heads (B, N, S, H) of queries, keys and values -> (B, S, N x H)."""
+        window = part.window
+        assert window is not None
+        assert self.mask is not None
+        if window not in self._blocks:
+            self._blocks[window] = Blocks(window, self.mask, heads[0].shape[2])
+        blocks = self._blocks[window]
+        query, key, value = (each.transpose(1, 2).flatten(2) for each in heads)
+        cut = (blocks.of_queries(query), blocks.of_keys(key), blocks.of_keys(value))
+        mixed = part.core(*map(part.split, cut), blocks.mask)[0]
+        return blocks.joined(mixed.transpose(1, 2).flatten(2), query)
 
     def _kept(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append new keys and values to the cache, if there is one, and return all of them."""
@@ -160,6 +184,50 @@ class PlainOps:
         new = self.places.shape[-1]
         places = torch.arange(size, device=key.device)
         return places[None, :] - places[size - new :][:, None]
+
+
+def mean_of(x: Tensor, seen: Tensor) -> Tensor:
+    """Return the mean of activations (B, S, D) where a mask (B, S) is True: (B, D)."""
+    shares = seen.to(x.dtype)[:, :, None]
+    return (x * shares).sum(1) / shares.sum(1)
+
+
+def in_blocks(part: Attention) -> bool:
+    """True if an attention sees only its neighbourhood, so that graphs compute it in blocks."""
+    return part.window is not None and part.window.both_ways
+
+
+class Blocks:
+    """A source in blocks of queries, each with all keys that one of its queries sees through a window to both sides.
+
+    So the scores of a graph grow with the length of a source, not with its square. `mask` is that of the blocks, made
+    of the additive mask (B, 1, 1, S) of the source. Letters: C blocks, W queries and K keys in each.
+    """
+
+    def __init__(self, window: Window, mask: Tensor, length: int) -> None:
+        size = window.size
+        first = torch.arange(0, length, size)[:, None]
+        queries = first + torch.arange(size)  # (C, W)
+        keys = first + torch.arange(1 - size, 2 * size - 1)  # (C, K)
+        distances = keys[:, None, :] - queries[:, :, None]  # (C, W, K)
+        seen = window.sees(distances) & ((keys >= 0) & (keys < length))[:, None, :]
+        self._counts = size, 3 * size - 2
+        self._places = [each.clamp(0, length - 1).flatten() for each in (queries, keys)]
+        of_keys = mask.index_select(3, self._places[1]).reshape(mask.shape[0], -1, 1, 1, self._counts[1])
+        both = of_keys.minimum(additive(seen, mask.dtype)[:, None])
+        self.mask = both.masked_fill((distances == 0)[:, None], 0.0).flatten(0, 1)  # (B x C, 1, W, K)
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """Return the queries (B, S, D) of each block: (B x C, W, D)."""
+        return x.index_select(1, self._places[0]).reshape(-1, self._counts[0], x.shape[2])
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """Return the keys or values (B, S, D) of each block: (B x C, K, D)."""
+        return x.index_select(1, self._places[1]).reshape(-1, self._counts[1], x.shape[2])
+
+    def joined(self, x: Tensor, like: Tensor) -> Tensor:
+        """Return what blocks computed (B x C, W, D) for the positions of `like` (B, S, ...): (B, S, D)."""
+        return x.reshape(like.shape[0], -1, x.shape[2])[:, : like.shape[1]]
 
 
 def attended(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ from txport.errors import ParityError
 from txport.exporters.export import export_graphs
 from txport.models import architecture
 from txport.models.architectures import additive
+from txport.models.architectures.bert import PRESETS, Bert
 from txport.models.architectures.llama import Llama, LlamaConfig
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import StateTensor
@@ -386,6 +388,32 @@ def test_a_wrong_window_is_named(name: str, windowed: Checkpoint, tmp_path: Path
     assert culprit is not None
     assert (culprit.where, culprit.kind) == (f"decoder layer {layer}, self-attention", "window"), culprit.what
     assert words in culprit.what
+
+
+def neighbourhood(size: int | None, *, both_ways: bool = True) -> Plant:
+    return part("encoder.1.attention", window=size and Window(size, both_ways=both_ways))
+
+
+BOTH_WAYS = "the model's layer less than 3 tokens to each side"
+NEIGHBOURHOODS: dict[str, tuple[str, Plant, str]] = {
+    "none": ("cpu", neighbourhood(None), f"it sees all tokens, {BOTH_WAYS}"),
+    "one more": ("cpu", neighbourhood(4), f"it sees less than 4 tokens to each side, {BOTH_WAYS}"),
+    "one less": ("portable", neighbourhood(2), f"it sees less than 2 tokens to each side, {BOTH_WAYS}"),
+    "only before": ("portable", neighbourhood(3, both_ways=False), f"it sees the last 3 tokens, {BOTH_WAYS}"),
+    "right": ("cpu", neighbourhood(3), ""),
+}
+
+
+@pytest.mark.parametrize("name", NEIGHBOURHOODS)
+def test_a_wrong_window_of_an_encoder_is_named(name: str, tmp_path: Path) -> None:
+    target, plant, words = NEIGHBOURHOODS[name]
+    config = dataclasses.replace(PRESETS["modernbert-tiny"], windows=(0, 3, 0), max_length=24)
+    checkpoint = Checkpoint("neighbourhoods", seeded_model(Bert, config), "0" * 64)
+    culprit = bisect(made(faulty(checkpoint, plant), tmp_path / "out", target), checkpoint)
+    assert (culprit is None) == (not words)
+    if culprit is not None:
+        assert (culprit.where, culprit.kind) == ("encoder layer 1, self-attention", "window"), culprit.what
+        assert words in culprit.what
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])

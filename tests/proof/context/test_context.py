@@ -54,6 +54,17 @@ def test_parts_agree_with_pytorch_beyond_whole_graphs(preset: str, kind: tuple[s
     assert {each.step for each in found if each.case in ("last positions", "last position", "longest source")} == {1499}
 
 
+@pytest.mark.parametrize("kind", [("portable", "fp32"), ("cpu", "int8")], ids=str)
+def test_a_window_to_both_sides_is_compared_at_the_end_of_a_source(kind: tuple[str, str], tmp_path: Path) -> None:
+    """In blocks: the scores of all pairs would not fit, so whole sources are computed without picking queries."""
+    checkpoint = checkpoint_of("modernbert-tiny", 9000)
+    assert unreached(checkpoint) == []
+    bundle = write(checkpoint, tmp_path, target=kind[0], precision=kind[1])
+    found = list(compare_context(bundle, checkpoint))
+    assert [each for each in found if not each.passed] == []
+    assert [each.step for each in found] == [8999] * 3
+
+
 def test_a_short_context_is_compared_in_whole_graphs_alone(tmp_path: Path) -> None:
     checkpoint = checkpoint_of("llama-tiny", 1024)
     bundle = write(checkpoint, tmp_path, target="portable", precision="fp32")

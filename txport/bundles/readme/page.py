@@ -138,7 +138,8 @@ def _limits(manifest: Manifest) -> Iterator[str]:
         most = f"at most {target.longest} tokens; padding {target.pad}"
         yield f"target: ids 0 to {target.size - 1}, {most}; end tokens {numbers(target.ends) or 'none'}{start}"
     if facts.windows:
-        yield f"some layers see the last {' or '.join(map(str, facts.windows))} tokens"
+        where = "the last" if facts.task == "causal" else "themselves and to each side less than"
+        yield f"some layers see {where} {' or '.join(map(str, facts.windows))} tokens"
     if manifest.target == "portable":
         flow = "no control flow but the loop of `generate.onnx`" if manifest.single else "no control flow"
         yield f"operators: ONNX opset {manifest.opset} alone, {flow}; any runtime that has them"

@@ -35,24 +35,27 @@ def multi_head_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    lengths: Tensor,
+    lengths: Tensor | None,
     distances: Tensor | None,
     bias: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Queries (B, T, N x H), keys and values (B, S, N x H) or (B, N, S, H), valid `lengths` (B,) -> (B, T, N x H).
 
-    Fewer than N key/value heads are repeated, each N / G times in a row.
+    Fewer than N key/value heads are repeated, each N / G times in a row. An additive `mask` (B, 1, T, S) is given in
+    place of lengths.
 
     `distances` (T, S): relative positions, required by a position bias; `bias` is computed from them once per trace.
     """
     if has_torch_function((query,)):
         bias = bias_of(part, distances) if bias is None else bias
-        arguments = (part, query, key, value, lengths, distances, bias)
+        arguments = (part, query, key, value, lengths, distances, bias, mask)
         mixed: Tensor = handle_torch_function(multi_head_attention, (query,), *arguments)
         return mixed
     key, value = (x if x.dim() == 4 else part.split(x) for x in (key, value))
     key, value = (x[:, :: x.shape[1] // part.core.key_heads] for x in (key, value))
-    mask = source_mask(lengths, key.shape[2], query.dtype)
+    if lengths is not None:
+        mask = source_mask(lengths, key.shape[2], query.dtype)
     return attended(part, part.split(query), key, value, mask, distances).transpose(1, 2).flatten(2)
 
 
@@ -147,14 +150,17 @@ def _multi_head_attention(
     query: Symbol,
     key: Symbol,
     value: Symbol,
-    lengths: Symbol,
+    lengths: Symbol | None,
     distances: Symbol | None,
     bias: Symbol | None,
+    mask: Symbol | None,
 ) -> Symbol:
     """Return ONNX Runtime's MultiHeadAttention; `MASKED` replaces its default mask value."""
-    inputs = [query.value, key.value, value.value, None, lengths.value]
+    inputs = [query.value, key.value, value.value, None, None if lengths is None else lengths.value]
     if bias is not None:
         inputs.append(FORMS["unsqueeze"](tracer, bias, 0).value)
+    if mask is not None:
+        inputs.append(mask.value)
     how: dict[str, Any] = {"num_heads": part.core.heads, "mask_filter_value": MASKED, **scale_of(part)}
     mixed = tracer.op("multi_head_attention", MULTI_HEAD, inputs, MICROSOFT, **how)
     return tracer.given(mixed, query.examples)

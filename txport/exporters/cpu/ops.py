@@ -26,8 +26,8 @@ from txport.exporters.cpu.operators import (
 from txport.exporters.fused.parts import PACKED, Counted, cap_of
 from txport.models.facts import Owner
 from txport.models.model import Model
-from txport.models.ops import State
-from txport.models.parts import Attention, Linear
+from txport.models.ops import Blocks, State, in_blocks, mean_of, padding_mask
+from txport.models.parts import Attention, Linear, Window
 
 HEAD_SIZE_STEP, ROTARY_STEP = 8, 16  # GroupQueryAttention requires multiples of these: without and with rotary
 NO_PROMPTS = "the cpu target has no form of this attention for prompts; export it with target='portable'"
@@ -44,7 +44,7 @@ def require_fusable(model: Model) -> None:
             raise UnsupportedError(f"the cpu target needs {need}; export it with target='portable'")
         if model.facts.is_causal and not part.core.has_operator:
             raise UnsupportedError(NO_PROMPTS)
-        if part.window is not None and not (part.core.has_operator and model.facts.is_causal):
+        if part.window is not None and not (part.core.has_operator and not (in_blocks(part) and part.uses_distances)):
             raise UnsupportedError(NO_WINDOW)
     for owner in get_args(Owner):
         if len(shapes := sorted({str(list(each.dims)) for each in model.facts.owned(owner)})) > 1:
@@ -74,6 +74,10 @@ class FusedOps(Counted):
     def whole(self, x: Tensor) -> Tensor:
         """See `Ops`."""
         return x.view(self.batch, self.length, -1)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """See `Ops`; only encoders have it."""
+        raise NotImplementedError
 
     def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
         """See `Ops`."""
@@ -124,22 +128,41 @@ class EncoderOps(FusedOps):
     def __init__(self, batch: int, length: int, lengths: Tensor) -> None:
         super().__init__(batch, length)
         self.lengths = lengths
+        self._blocks: dict[Window, Blocks] = {}
+
+    def mean(self, x: Tensor) -> Tensor:
+        """See `Ops`."""
+        return mean_of(self.whole(x), padding_mask(self.lengths, self.length))
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         """See `Ops`."""
         query, key, value = (self.whole(each(x)) for each in (part.query, part.key, part.value))
         places = torch.arange(self.length)
         distances = places[None, :] - places[:, None] if part.uses_distances else None
-        if is_multi_head(part) and part.rotary is None:
+        if is_multi_head(part) and part.rotary is None and not in_blocks(part):
             self.count(Kind(MULTI_HEAD))
             return multi_head_attention(part, query, key, value, self.lengths, distances).flatten(0, 1)
         heads = part.queries(query, places), part.keys(key, places), part.split(value)
         if part.core.has_operator and cap_of(part) is None:
             self.count(Kind(MULTI_HEAD))
             query = heads[0].transpose(1, 2).flatten(2)
+            if in_blocks(part):
+                return self._through_window(part, query, *heads[1:])
             key, value = (repeated(each, part.core.heads) for each in heads[1:])
             return multi_head_attention(part, query, key, value, self.lengths, distances).flatten(0, 1)
         return self.plain(part, *heads, source_mask(self.lengths, self.length, x.dtype), distances)[0]
+
+    def _through_window(self, part: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attention in blocks: queries (B, S, N x H), keys and values (B, G, S, H) -> (B x S, N x H)."""
+        assert part.window is not None
+        if part.window not in self._blocks:
+            mask = source_mask(self.lengths, self.length, query.dtype)
+            self._blocks[part.window] = Blocks(part.window, mask, self.length)
+        blocks = self._blocks[part.window]
+        key, value = (repeated(each, part.core.heads).transpose(1, 2).flatten(2) for each in (key, value))
+        cut = (blocks.of_queries(query), blocks.of_keys(key), blocks.of_keys(value))
+        mixed = multi_head_attention(part, *cut, None, None, mask=blocks.mask)
+        return blocks.joined(mixed, query).flatten(0, 1)
 
 
 class PromptOps(FusedOps):

@@ -21,7 +21,7 @@ from txport.exporters.cuda.places import by_source, mean_of_heads, places_of, ro
 from txport.exporters.fused.parts import PACKED, Counted
 from txport.models.facts import Owner
 from txport.models.model import Model
-from txport.models.ops import State
+from txport.models.ops import State, in_blocks, mean_of
 from txport.models.parts import Attention, Linear, additive
 
 HEAD_SIZE_STEP, LARGEST_HEAD = 8, 256  # required by the fast attention kernels
@@ -38,6 +38,8 @@ def require_device(model: Model) -> None:
         if not part.core.has_operator and (model.facts.is_causal or part.window is not None):
             what = "for prompts" if part.window is None else "with a window"
             raise UnsupportedError(f"the cuda target has no form of this attention {what}; {INSTEAD}")
+        if in_blocks(part):
+            raise UnsupportedError(f"the cuda target has no form of attention with a window to both sides; {INSTEAD}")
 
 
 class DeviceOps(Counted):
@@ -62,6 +64,10 @@ class DeviceOps(Counted):
     def whole(self, x: Tensor) -> Tensor:
         """See `Ops`."""
         return x
+
+    def mean(self, x: Tensor) -> Tensor:
+        """See `Ops`; only encoders have it."""
+        raise NotImplementedError
 
     def together(self, x: Tensor, *maps: Linear) -> tuple[Tensor, ...]:
         """See `Ops`; neighbours of equal size share a product, since only equal parts are split without the host."""
@@ -116,6 +122,10 @@ class EncoderOps(DeviceOps):
         super().__init__()
         self.lengths = lengths
         self.places = places_of(source) if length is None else torch.arange(length)  # (S,)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """See `Ops`."""
+        return mean_of(x, self.places < self.lengths[:, None])
 
     def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
         """See `Ops`."""

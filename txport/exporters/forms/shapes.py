@@ -17,11 +17,11 @@ from txport.exporters.symbols import Form, Size, Symbol, Tracer
 
 
 @form("arange")
-def arange(tracer: Tracer, start: int, end: int | None = None, *, device: object = None) -> Symbol:
+def arange(tracer: Tracer, start: int, end: int | None = None, step: int = 1, *, device: object = None) -> Symbol:
     """Return int64 numbers from `start` (default 0) to `end`, exclusive."""
     start, end = (0, start) if end is None else (start, end)
-    value = tracer.op("arange", "Range", [tracer.scalar(each) for each in (start, end, 1)])
-    return tracer.symbol(value, torch.arange, start, end)
+    value = tracer.op("arange", "Range", [tracer.scalar(each) for each in (start, end, step)])
+    return tracer.symbol(value, torch.arange, start, end, step)
 
 
 @form("cat", "concat")

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor, nn
 
+from txport.errors import quoted
 from txport.models.architecture import Architecture
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
 from txport.models.facts import LENGTH, Facts, Output, Tokens, function_of
@@ -16,21 +17,27 @@ from txport.models.model import Model, Stack
 from txport.models.ops import Ops
 from txport.models.parts import (
     ACTIVATIONS,
+    NORMS,
     Attention,
     DotProduct,
     Embedding,
     FeedForward,
+    GatedFeedForward,
     Layer,
     Linear,
+    Pairing,
     RelativeBias,
     Residual,
+    Rotary,
+    Window,
+    speeds,
 )
 
 LABELLED = ("labels", "token_labels", "replaced")
 EXCLUSIVE, MULTI_LABEL, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class BertConfig(Config):
     """The sizes and options of one encoder, and its head.
 
@@ -48,8 +55,29 @@ class BertConfig(Config):
     `repeated` is "runs" (0, 0, 1, 1) or "cycles" (0, 1, 0, 1). If `buckets` is not 0, a relative position bias is added
     to the scores of all layers: each direction has half of the buckets; half of these are for one distance each, the
     others share the distances up to `farthest`.
+
+    With `norm_first`, sublayers normalise their input, the first of all only with `first_norm`, and a final norm
+    follows the last layer. `embedding_norm` normalises embeddings. `attention_bias`, `feed_forward_bias`, `norm_bias`
+    and `head_bias` (of the first linear layer of a head) say what has a bias. `gated` feed-forwards multiply an
+    activated projection with another one. `positions` are "learned" or "rotary"; layers with a window in `windows` have
+    the base `rotary_local_base`. `windows` has a number per layer: a token sees itself and less than so many tokens to
+    each side, or all if it is 0. With `head_norm`, heads of labels begin as that of masked language models does,
+    without a pooler. `pooling`: the head "labels" reads the first token, or the mean of all.
     """
 
+    RARE = frozenset(
+        {"norm_first", "first_norm", "embedding_norm", "attention_bias", "feed_forward_bias", "norm_bias", "head_bias"}
+        | {
+            "gated",
+            "positions",
+            "rotary_base",
+            "rotary_local_base",
+            "rotary_pairing",
+            "windows",
+            "head_norm",
+            "pooling",
+        }
+    )
     vocab_size: int = size(30522)
     d_model: int = size(768)
     heads: int = size(12)
@@ -64,6 +92,21 @@ class BertConfig(Config):
     text_length: int = size(0, least=0)
     position_offset: int = size(0, least=0)
     segment: bool = True
+    norm_first: bool = False
+    first_norm: bool = True
+    embedding_norm: bool = True
+    attention_bias: bool = True
+    feed_forward_bias: bool = True
+    norm_bias: bool = True
+    head_bias: bool = True
+    head_norm: bool = False
+    pooling: str = choice("first", "mean")
+    gated: bool = False
+    positions: str = choice("learned", "rotary")
+    rotary_base: float = real(10000.0, above=1, below=1e12)
+    rotary_local_base: float = real(10000.0, above=1, below=1e12)
+    rotary_pairing: str = choice("halves", "interleaved")
+    windows: tuple[int, ...] = ()
     norm_epsilon: float = real(1e-12, above=0, below=1)
     activation: str = choice("gelu", "gelu_tanh", "relu", "silu")
     head: str = choice("hidden", "pooled", "tokens", *LABELLED)
@@ -103,6 +146,11 @@ class BertConfig(Config):
             yield f"the problem_type {self.problem_type!r} is for the head 'labels', got {self.head!r}"
         if len(set(self.labels)) != len(self.labels):
             yield "labels must differ from each other, got one twice"
+        if self.positions == "rotary" and not self.d_model % self.heads and self.d_model // self.heads % 2:
+            yield f"rotary positions need an even head size, got {self.d_model // self.heads}"
+        if not self.first_norm and not self.norm_first:
+            yield "first_norm false needs norm_first true, got false"
+        yield from _window_problems(self)
         for name in ("pad_id", "cls_id", "sep_id", "mask_id"):
             yield from require_token(name, getattr(self, name), "source", self.vocab_size)
 
@@ -118,6 +166,17 @@ class BertConfig(Config):
         if self.repeated == "cycles":
             return [number % distinct for number in range(self.encoder_layers)]
         return [number * distinct // self.encoder_layers for number in range(self.encoder_layers)]
+
+
+def _window_problems(config: BertConfig) -> Iterator[str]:
+    """Yield a message for windows that are not one for each layer, or that other settings exclude."""
+    fitting = [each for each in config.windows if 0 <= each <= LONGEST]
+    if config.windows and not len(fitting) == len(config.windows) == config.encoder_layers:
+        need = f"none, or {config.encoder_layers} numbers from 0 to {LONGEST}, one a layer"
+        yield f"windows must be {need}, got {quoted(list(config.windows))}"
+    for name in ("buckets", "distinct_layers"):
+        if any(config.windows) and getattr(config, name):
+            yield f"windows can't be combined with {name}, got {getattr(config, name)}"
 
 
 def facts(config: BertConfig) -> Facts:
@@ -147,6 +206,7 @@ def facts(config: BertConfig) -> Facts:
         outputs=outputs[config.head],
         labels=config.labels,
         function_to_apply=function_of(config.problem_type, config.labels),
+        windows=tuple(sorted({each for each in config.windows if each})),
     )
 
 
@@ -160,11 +220,11 @@ class Bert(Model):
         self.source_embedding = Embedding(
             config.vocab_size,
             config.width,
-            positions="learned",
+            positions=config.positions,
             longest=config.max_length,
             offset=config.position_offset,
             segment=config.segment,
-            norm=self._norm(config.width),
+            norm=self._norm(config.width) if config.embedding_norm else None,
             dropout=config.dropout,
         )
         width = config.d_model
@@ -173,24 +233,32 @@ class Bert(Model):
         bias = None
         if config.buckets:
             bias = RelativeBias(config.heads, config.buckets, config.farthest, config.max_length, both_ways=True)
-        self.encoder = nn.ModuleList(self._layer(bias) for _ in range(1 + max(config.order)))
-        if config.head in ("pooled", "labels"):
-            self.pooler = Linear(width, width, tag="pooler")
+        self._neighbourhoods = {size: Window(size, both_ways=True) for size in config.windows if size}
+        self._rotaries = [self._rotary(base) for base in (config.rotary_base, config.rotary_local_base)]
+        self.encoder = nn.ModuleList(self._layer(number, bias) for number in range(1 + max(config.order)))
+        self.encoder_norm = self._norm(width) if config.norm_first else None
+        self._add_head(width)
+        self.initialise()
+
+    def _add_head(self, width: int) -> None:
+        config = self.config
+        begins = config.head == "tokens" or (config.head in ("labels", "token_labels") and config.head_norm)
+        if config.head in ("pooled", "labels") and not begins:
+            self.pooler = Linear(width, width, config.head_bias, tag="pooler")
         if config.head in LABELLED:
             self.classifier = Linear(width, len(config.labels), tag="classifier")
-        if config.head == "tokens":
-            self.transform = Linear(width, config.width, tag="transform")
+        if begins or config.head == "replaced":
+            self.transform = Linear(width, config.width if begins else width, config.head_bias, tag="transform")
+        if begins:
             self.transform_norm = self._norm(config.width)
+        if config.head == "tokens":
             self.projection = Linear(config.width, config.vocab_size, tag="projection")
             self.projection.weight = self.source_embedding.tokens.weight
-        if config.head == "replaced":
-            self.transform = Linear(width, width, tag="transform")
-        self.initialise()
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
         """See `Model.stacks`."""
-        return (Stack("encoder", self.source_embedding, self.encoder, None),)
+        return (Stack("encoder", self.source_embedding, self.encoder, self.encoder_norm),)
 
     def encoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
         """See `Model.encoder_states`."""
@@ -199,7 +267,7 @@ class Bert(Model):
             x = self.widen(x)
         for number, place in enumerate(self.config.order):
             x = self.encoder[place](x, ops, number)
-        return cast(Tensor, x)
+        return cast(Tensor, x if self.encoder_norm is None else self.encoder_norm(x))
 
     def outputs(self, states: Tensor, ops: Ops) -> tuple[Tensor, ...]:
         """See `Model.outputs`."""
@@ -208,14 +276,19 @@ class Bert(Model):
             "pooled": lambda: (ops.whole(states), self.pooled(states, ops)),
             "tokens": lambda: (ops.whole(self.token_logits(states)),),
             "labels": lambda: (self.classifier(self.pooled(states, ops)),),
-            "token_labels": lambda: (ops.whole(self.classifier(states)),),
+            "token_labels": lambda: (ops.whole(self.classifier(self.begun(states))),),
             "replaced": lambda: (ops.whole(self.classifier(self.transformed(states))),),
         }
         return heads[self.config.head]()
 
     def pooled(self, states: Tensor, ops: Ops) -> Tensor:
-        """Return the pooler's output, which is computed from the first token: (..., D) -> (B, D)."""
-        return ACTIVATIONS[self.config.pooler](self.pooler(ops.whole(states)[:, 0]))
+        """Return what a text's labels are computed from: (..., D) -> (B, D)."""
+        x = ops.mean(states) if self.config.pooling == "mean" else ops.whole(states)[:, 0]
+        return self.begun(x) if self.config.head_norm else ACTIVATIONS[self.config.pooler](self.pooler(x))
+
+    def begun(self, states: Tensor) -> Tensor:
+        """Apply the norm that begins a head of labels, if it has one: (..., D) -> (..., D)."""
+        return cast(Tensor, self.transform_norm(self.transformed(states))) if self.config.head_norm else states
 
     def token_logits(self, states: Tensor) -> Tensor:
         """Return the logits over the vocabulary: (..., D) -> (..., V)."""
@@ -225,18 +298,30 @@ class Bert(Model):
         """Apply the linear layer and activation at the beginning of a head per token: (..., D) -> (..., E)."""
         return ACTIVATIONS[self.config.activation](self.transform(states))
 
-    def _layer(self, bias: RelativeBias | None) -> Layer:
+    def _layer(self, number: int, bias: RelativeBias | None) -> Layer:
         config = self.config
-        head_size = config.d_model // config.heads
+        width = config.d_model
+        head_size = width // config.heads
+        window = self._neighbourhoods.get(config.windows[number] if config.windows else 0)
         core = DotProduct(config.heads, config.heads, head_size**-0.5, bias=bias)
-        attention = Attention(config.d_model, core, head_size)
-        feed_forward = FeedForward(config.d_model, config.feed_forward, config.activation)
+        rotary = self._rotaries[window is not None]
+        attention = Attention(width, core, head_size, bias=config.attention_bias, rotary=rotary, window=window)
+        build = GatedFeedForward if config.gated else FeedForward
+        feed_forward = build(width, config.feed_forward, config.activation, bias=config.feed_forward_bias)
+        before = iter([self._norm(width) if number or config.first_norm else nn.Identity(), self._norm(width)])
         return Layer(
-            attention, feed_forward, lambda: Residual(self._norm(config.d_model), first=False, dropout=config.dropout)
+            attention, feed_forward, lambda: Residual(next(before), first=config.norm_first, dropout=config.dropout)
         )
 
-    def _norm(self, width: int) -> nn.LayerNorm:
-        return nn.LayerNorm(width, eps=self.config.norm_epsilon)
+    def _rotary(self, base: float) -> Rotary | None:
+        config = self.config
+        if config.positions != "rotary":
+            return None
+        turns = speeds(base, config.d_model // config.heads)
+        return Rotary(turns, config.max_length, cast(Pairing, config.rotary_pairing))
+
+    def _norm(self, width: int) -> nn.Module:
+        return NORMS["layer" if self.config.norm_bias else "layer without bias"](width, self.config.norm_epsilon)
 
 
 NAMES = {  # head -> class name in transformers
@@ -303,11 +388,33 @@ def draw(rng: np.random.Generator) -> BertConfig:
         cls_id=1,
         sep_id=2,
         mask_id=3,
+        **_draw_newer(rng, encoder_layers, has_shared=bool(distinct or buckets), head=values["head"]),
     )
 
 
-# `bert-base` is the smaller model of Devlin et al. 2019, with the head of its training; `bert-tiny` is for tests and
-# first tries.
+def _draw_newer(rng: np.random.Generator, layers: int, *, has_shared: bool, head: str) -> dict[str, Any]:
+    """Return random settings of newer encoders: norms before sublayers, gates, rotary positions, windows."""
+    names = ("norm_first", "embedding_norm", "attention_bias", "feed_forward_bias", "norm_bias", "head_bias", "gated")
+    found: dict[str, Any] = {name: bool(rng.integers(2)) for name in names}
+    windows: list[int] = rng.choice([0, 1, 2, 5], layers).tolist() if rng.integers(2) and not has_shared else []
+    return found | {
+        "first_norm": not found["norm_first"] or bool(rng.integers(2)),
+        "head_norm": head in ("labels", "token_labels") and bool(rng.integers(2)),
+        "rotary_base": float(rng.choice([100.0, 1e4])),
+        "windows": tuple(windows),
+    }
+
+
+_MODERN: dict[str, Any] = {
+    **dict.fromkeys(("norm_first", "gated", "head_norm"), True),
+    **dict.fromkeys(("first_norm", "attention_bias", "feed_forward_bias", "norm_bias", "head_bias", "segment"), False),
+    "positions": "rotary",
+    "rotary_base": 160000.0,
+    "norm_epsilon": 1e-5,
+    "head": "tokens",
+}
+# `bert-base` is the smaller model of Devlin et al. 2019, and `modernbert-base` that of Warner et al. 2024, with the
+# heads of their training; the tiny ones are for tests and first tries.
 PRESETS = {
     "bert-tiny": BertConfig(
         vocab_size=64,
@@ -322,5 +429,30 @@ PRESETS = {
         mask_id=3,
     ),
     "bert-base": BertConfig(head="tokens"),
+    "modernbert-tiny": BertConfig(
+        **_MODERN,
+        vocab_size=64,
+        d_model=32,
+        heads=2,
+        feed_forward=64,
+        encoder_layers=3,
+        max_length=64,
+        windows=(0, 30, 3),
+        cls_id=1,
+        sep_id=2,
+        mask_id=3,
+    ),
+    "modernbert-base": BertConfig(
+        **_MODERN,
+        vocab_size=50368,
+        feed_forward=1152,
+        encoder_layers=22,
+        max_length=8192,
+        windows=tuple(65 if layer % 3 else 0 for layer in range(22)),
+        pad_id=50283,
+        cls_id=50281,
+        sep_id=50282,
+        mask_id=50284,
+    ),
 }
 ARCHITECTURE = Architecture(config=BertConfig, build=Bert, presets=PRESETS, hugging_face=hugging_face, draw=draw)

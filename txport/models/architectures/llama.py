@@ -44,10 +44,9 @@ READ_BY = {  # fields of rotary_scaling -> the kinds that read them
     "rotary_fast": ("yarn",),
     "rotary_slow": ("yarn",),
 }
-RARE = ("unturned_layers", "windows")  # omitted from JSON if they are empty
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LlamaConfig(Config):
     """The sizes and options of one decoder-only Transformer with rotary positions (Touvron et al. 2023).
 
@@ -64,6 +63,7 @@ class LlamaConfig(Config):
     any token. `add_bos`: sequences begin with `bos_id`.
     """
 
+    RARE = frozenset({"unturned_layers", "windows"})
     vocab_size: int = size()
     d_model: int = size(4096)
     heads: int = size(32)
@@ -110,14 +110,6 @@ class LlamaConfig(Config):
             object.__setattr__(self, "key_heads", self.heads)
         if not self.head_size:
             object.__setattr__(self, "head_size", self.d_model // self.heads)
-
-    def to_dict(self) -> dict[str, Any]:
-        """See `Config.to_dict`; the lists in `RARE` are left out if they are empty."""
-        return {name: value for name, value in super().to_dict().items() if value or name not in RARE}
-
-    def __repr__(self) -> str:
-        """Return the `repr` of a dataclass with the fields of `to_dict`: digests of presets are computed from it."""
-        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.to_dict())})"
 
     def problems(self) -> Iterator[str]:
         """See `Config.problems`."""

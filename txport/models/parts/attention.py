@@ -81,18 +81,29 @@ class DotProduct(nn.Module):
 
 
 class Window(nn.Module):
-    """Sliding window (Beltagy et al. 2020, "Longformer"): a token attends to itself and `size` - 1 tokens before."""
+    """Sliding window (Beltagy et al. 2020, "Longformer"): a token attends to itself and `size` - 1 tokens before.
 
-    def __init__(self, size: int) -> None:
+    With `both_ways`, it attends to as many tokens after it too; a padding token also to itself, or all its keys would
+    be masked.
+    """
+
+    def __init__(self, size: int, *, both_ways: bool = False) -> None:
         super().__init__()
         self.size = size
+        self.both_ways = both_ways
+
+    def sees(self, distances: Tensor) -> Tensor:
+        """Return a mask that is True at relative positions key - query within the window."""
+        seen = distances > -self.size
+        return seen & (distances < self.size) if self.both_ways else seen
 
     def forward(self, mask: Tensor, distances: Tensor) -> Tensor:
         """Return the additive mask (..., T, S) that combines a mask with the window.
 
         `distances` (..., T, S) are relative positions key - query.
         """
-        return mask + additive(distances > -self.size, mask.dtype)
+        found = mask + additive(self.sees(distances), mask.dtype)
+        return found.masked_fill(distances == 0, 0.0) if self.both_ways else found
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

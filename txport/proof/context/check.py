@@ -32,7 +32,15 @@ from txport.proof.bisect.isolation import Runner
 from txport.proof.bisect.probe import shown
 from txport.proof.context.cuts import KEY, OUTPUT, PICKED, QUERY, VALUE, Cut, Weighted
 from txport.proof.context.places import Caches, Place, emphasise, feed_of, fitting, places_of
-from txport.proof.context.reference import Keys, attended, may_pick, new_keys, numbers_of_pair, without_products
+from txport.proof.context.reference import (
+    Keys,
+    attended,
+    may_pick,
+    new_keys,
+    numbers_of_pair,
+    reaches_end,
+    without_products,
+)
 from txport.proof.parity.cases import REACH, reach_of
 from txport.proof.parity.exact import HALVES, last_bits
 from txport.proof.parity.measures import Comparison, compare
@@ -87,7 +95,7 @@ def unreached(checkpoint: Checkpoint) -> list[str]:
         parts = [part for part in stack.layers.modules() if isinstance(part, Attention)]
         most = fitting(max(map(numbers_of_pair, parts), default=1))
         longest = checkpoint.facts.reads.longest
-        if longest > most and not all(map(may_pick, parts)):
+        if longest > most and not all(map(reaches_end, parts)):
             found.append(f"attention over sources of more than {most} tokens, of {longest}")
     return found
 
@@ -131,8 +139,8 @@ class Parts:
         attentions = list(self._attentions())
         parts = [each.part for each in attentions]
         pairs = max(map(numbers_of_pair, parts), default=1)
-        picks = self._stack.side == "encoder" and all(map(may_pick, parts))
-        cuts = [self._cut(own, picks=picks) for own in attentions]
+        picks = self._stack.side == "encoder" and all(map(reaches_end, parts))
+        cuts = [self._cut(own, picks=picks and may_pick(own.part)) for own in attentions]
         rng = np.random.default_rng(seed)
         for place in places_of(self._ports, self._facts, pairs, rng, picks=picks):
             caches = Caches(self._facts, place, rng)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.models.facts import Role, StateTensor
+from txport.models.ops import in_blocks
 from txport.models.parts import Attention, DotProduct, additive
 from txport.proof.context.cuts import KEY, OUTPUT, QUERY, VALUE
 from txport.proof.context.places import Caches, Place
@@ -28,6 +29,11 @@ def may_pick(part: Attention) -> bool:
     core = part.core
     plain = isinstance(core, DotProduct) and core.heads == core.key_heads and not part.uses_distances
     return plain and part.window is None
+
+
+def reaches_end(part: Attention) -> bool:
+    """Return whether the longest source fits into memory: an attention picks queries, or is computed in blocks."""
+    return may_pick(part) or in_blocks(part)
 
 
 def numbers_of_pair(part: Attention) -> int:

@@ -158,12 +158,21 @@ def other_window(evidence: Evidence) -> Cause | None:
     mask, distances = next(iter(windows.values())).arguments  # before the window is applied, the same for all
     assert mask is not None
     assert distances is not None
+    both_ways = next(iter(windows)).both_ways
+    where = "less than {} tokens to each side" if both_ways else "the last {} tokens"
+    layer = "all" if own is None else where.format(own.size)
     if own is not None and evidence.explains(attend(given.replace(mask=mask))):
-        return Cause("window", f"it sees all tokens before it, the model's layer the last {own.size}")
-    layer = "all" if own is None else f"the last {own.size}"
+        every = "all tokens" if both_ways else "all tokens before it"
+        return Cause("window", f"it sees {every}, the model's layer {layer}")
     for size in sorted({each.size + by for each in windows for by in (0, 1, -1)} - {own.size if own else 0, 0}):
-        if evidence.explains(attend(given.replace(mask=Window(size)(mask, distances)))):
-            return Cause("window", f"it sees the last {size} tokens, the model's layer {layer}")
+        if evidence.explains(attend(given.replace(mask=Window(size, both_ways=both_ways)(mask, distances)))):
+            return Cause("window", f"it sees {where.format(size)}, the model's layer {layer}")
+    if (
+        own is not None
+        and both_ways
+        and evidence.explains(attend(given.replace(mask=Window(own.size)(mask, distances))))
+    ):
+        return Cause("window", f"it sees the last {own.size} tokens, the model's layer {layer}")
     return None
 
 
