@@ -7,7 +7,7 @@ it half a minute, and this tracer a few milliseconds. A function without an entr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -114,9 +114,15 @@ def weight_names(module: nn.Module) -> dict[int, str]:
 
 
 def lengths_for(module: nn.Module) -> Mapping[str, tuple[int, int]]:
-    """Return `SIZES`, with two sources of different numbers of blocks if a window to both sides computes in blocks."""
-    most = max((each.size for each in module.modules() if isinstance(each, Window) and each.both_ways), default=0)
-    return {**SIZES, **{dim: (SIZES[dim][0] + most, SIZES[dim][1]) for dim in (SOURCE, TOKENS)}}
+    """Return `SIZES`; if windows to both sides compute in blocks, one source has more than one block of any window.
+
+    Its length is a prime: then no number of whole blocks is the length itself, nor that of other rows.
+    """
+    sizes = [each.size for each in module.modules() if isinstance(each, Window) and each.both_ways]
+    if not sizes:
+        return SIZES
+    many = next(each for each in count(SIZES[SOURCE][0] + max(sizes)) if all(each % by for by in range(2, each)))
+    return {**SIZES, **{dim: (many, SIZES[dim][1]) for dim in (SOURCE, TOKENS)}}
 
 
 def examples(port: Port, sizes: Mapping[str, tuple[int, int]] = SIZES) -> tuple[Tensor, Tensor]:

@@ -153,13 +153,19 @@ class EncoderOps(FusedOps):
         return self.plain(part, *heads, source_mask(self.lengths, self.length, x.dtype), distances)[0]
 
     def _through_window(self, part: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention in blocks: queries (B, S, N x H), keys and values (B, G, S, H) -> (B x S, N x H)."""
+        """Attention, in blocks of a graph: queries (B, S, N x H), keys and values (B, G, S, H) -> (B x S, N x H)."""
         assert part.window is not None
+        key, value = (repeated(each, part.core.heads) for each in (key, value))
+        if type(query) is Tensor:
+            places = torch.arange(self.length)
+            mask = source_mask(self.lengths, self.length, query.dtype)
+            mask = part.window(mask, places[None, :] - places[:, None])
+            return multi_head_attention(part, query, key, value, None, None, mask=mask).flatten(0, 1)
         if part.window not in self._blocks:
             mask = source_mask(self.lengths, self.length, query.dtype)
             self._blocks[part.window] = Blocks(part.window, mask, self.length)
         blocks = self._blocks[part.window]
-        key, value = (repeated(each, part.core.heads).transpose(1, 2).flatten(2) for each in (key, value))
+        key, value = (each.transpose(1, 2).flatten(2) for each in (key, value))
         cut = (blocks.of_queries(query), blocks.of_keys(key), blocks.of_keys(value))
         mixed = multi_head_attention(part, *cut, None, None, mask=blocks.mask)
         return blocks.joined(mixed, query).flatten(0, 1)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.bundles.ports import ENCODER, MODEL
+from txport.models.ops import in_blocks
 from txport.models.parts import Additive, Attention, DotProduct, SoftCap, Window, additive, unflatten
 from txport.proof.bisect.calls import PartCall, altered
 from txport.proof.bisect.faults.common import fitted
@@ -108,6 +109,9 @@ def read_by(evidence: Evidence) -> Attended:
 def other_mask(evidence: Evidence) -> Cause | None:
     """Attention to masked positions, or not to all positions that are visible."""
     given = read_by(evidence)
+    part = None if evidence.block is None else evidence.block.part
+    if isinstance(part, Attention) and in_blocks(part) and (found := other_window(evidence)) is not None:
+        return found  # a window that is lost, in a text without padding
     seen = given.seen
     kinds = {f"the mask is dropped: {_beyond(evidence, seen)} seen": torch.ones_like(seen)}
     if seen.shape[-2] > 1:  # several queries can have different masks
@@ -115,8 +119,8 @@ def other_mask(evidence: Evidence) -> Cause | None:
     for by, words in ((1, "one position too many is visible"), (-1, "one position too few is visible")):
         kinds[f"the mask is off by one: {words}"] = _shifted(seen, by)
     for what, mask in kinds.items():
-        found = attend(given.replace(mask=additive(mask, given.mask.dtype)))
-        if any(evidence.explains(each) for each in (found, found * _has_keys(given, mask))):
+        result = attend(given.replace(mask=additive(mask, given.mask.dtype)))
+        if any(evidence.explains(each) for each in (result, result * _has_keys(given, mask))):
             return Cause("mask", what)
     return None
 
