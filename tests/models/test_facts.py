@@ -202,7 +202,7 @@ def at(values: Any, path: Path) -> Any:
         ("causal", ("windows", 0), 0, "a window must be a whole number from 1 to 1048576, got 0"),
         ("causal", ("windows",), 4, "windows must be a list of at most 16384, got 4"),
         ("causal", ("windows",), [4, 7, 4], "windows must be named once each, got [4, 7, 4]"),
-        ("encode", ("windows",), [4], "a model of the task encode has no windows"),
+        ("seq2seq", ("windows",), [4], "a model of the task seq2seq has no windows"),
         (
             "encode",
             ("function_to_apply",),

@@ -246,7 +246,7 @@ class Bert(Model):
         if config.head in ("pooled", "labels") and not begins:
             self.pooler = Linear(width, width, config.head_bias, tag="pooler")
         if config.head in LABELLED:
-            self.classifier = Linear(width, len(config.labels), tag="classifier")
+            self.classifier = Linear(config.width if begins else width, len(config.labels), tag="classifier")
         if begins or config.head == "replaced":
             self.transform = Linear(width, config.width if begins else width, config.head_bias, tag="transform")
         if begins:
