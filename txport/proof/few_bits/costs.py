@@ -2,7 +2,7 @@
 
 The error e of a product, times a factor s, moves the outputs z by J e s. Their divergence is s^2 (J e)^T H (J e) / 2,
 where H is that of the distance between outputs: diag(p) - p p^T for Kullback-Leibler. For random vectors u with the
-covariance H, it is the mean of (d(u z) / ds)^2 / 2. So one run of PyTorch in fp32 and a few of its gradients tell the
+covariance H, it is the mean of (u dz/ds)^2 / 2. So one run of PyTorch in fp32 and a few of its gradients tell the
 costs of all matrices. Roundings of several matrices are independent, so costs add up.
 """
 
@@ -77,7 +77,8 @@ def measure_costs(bundle: Bundle, checkpoint: Checkpoint, trial: Trial) -> list[
     from the errors of its products, for the same inputs. The weights are in memory once in fp32.
     """
     model = in_memory(checkpoint.model).requires_grad_(False)
-    read = Reader.of(holding(bundle, checkpoint).tensor)
+    held = holding(bundle, checkpoint)
+    read = Reader.of(held.read or held.tensor)
     packs = sorted({stored.weights: stored.form for stored in bundle.manifest.quantization.values()}.items())
     layers = {
         weights: [Rounded(layer, partial(read.rows, name), form) for layer, name in _layers(model, weights)]
@@ -106,26 +107,26 @@ def _differentiate(model: Model, outputs: Sequence[Tensor], layers: Sequence[Rou
     factors = [factor for layer in layers for factor in layer.factors]
     for draw in range(DRAWS):
         generator = torch.Generator().manual_seed(draw)
-        drawn = torch.stack([_projected(model, each, generator) for each in outputs]).sum()
-        found = torch.autograd.grad(drawn, factors, retain_graph=draw < DRAWS - 1, allow_unused=True)
+        along = [_direction(model, each.detach(), generator) for each in outputs]
+        found = torch.autograd.grad(outputs, factors, along, retain_graph=draw < DRAWS - 1, allow_unused=True)
         for layer, gradient in zip(owners, found, strict=True):
             layer.squares += 0.0 if gradient is None else float(gradient.double().square().sum())
     for layer in layers:
         layer.factors.clear()
 
 
-def _projected(model: Model, outputs: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the sum of outputs (N, V), times random numbers that have the covariance of the measure of distance."""
-    values = outputs.detach()
-    random = torch.randn(values.shape, generator=generator)
+def _direction(model: Model, outputs: Tensor, generator: torch.Generator) -> Tensor:
+    """Return random numbers (N, V) whose covariance is H of the measure of distance at these outputs."""
+    random = torch.randn(outputs.shape, generator=generator)
     if model.facts.ability == "embed":  # 1 - cosine
-        directions = F.normalize(values, dim=-1)
-        across = random - directions * (random * directions).sum(-1, keepdim=True)
-        return torch.sum(outputs * across / values.norm(dim=-1, keepdim=True).clamp_min(TINY))
-    probabilities = values.softmax(-1)
+        directions = F.normalize(outputs, dim=-1)
+        random -= directions * (random * directions).sum(-1, keepdim=True)
+        random /= outputs.norm(dim=-1, keepdim=True).clamp_min(TINY)
+        return random
+    probabilities = outputs.softmax(-1)
     random *= probabilities.sqrt()
     random -= probabilities * random.sum(-1, keepdim=True)
-    return torch.sum(torch.where(probabilities > 0, outputs * random, 0.0))  # a masked token may be -inf
+    return random
 
 
 class Rounded:
