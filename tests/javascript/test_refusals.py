@@ -16,7 +16,7 @@ from tests.architectures.test_bert import model_of, tiny
 from tests.javascript import in_chromium, on_node, run
 from tests.javascript.test_encoders import made, whole_words
 from tests.tiny import edit_graph, reseal, unproven
-from txport.bundles.bundle import Bundle
+from txport.bundles.bundle import Bundle, load_bundle
 from txport.errors import BundleError
 from txport.models.checkpoint import save_checkpoint
 from txport.models.names import MANIFEST
@@ -245,6 +245,18 @@ def test_a_function_that_gives_no_files() -> None:
         "is no address": ["UnsupportedError", "'https://[/' is not an address of a bundle", "Invalid URL"],
     }
     assert "txport.json is not JSON" in told["gives bytes of another realm"][1]
+
+
+def test_a_bundle_that_is_replaced_while_it_loads_is_read_again(bundle: Bundle, copied: Path) -> None:
+    other_words(normalizer={"type": "NFC"})(copied)
+    old, new = (load_bundle(path).manifest.files["tokenizer.json"]["sha256"] for path in (bundle.path, copied))
+    assert old != new
+    assert run("replaced.mjs", {"before": str(bundle.path), "after": str(copied)}) == {
+        "never": old,
+        "before its files": new,
+        "behind its files": new,
+        "always": "BundleError: the bundle was replaced 3 times while it was read; try again when no process writes it",
+    }
 
 
 def test_a_page_without_threads(bundle: Bundle) -> None:

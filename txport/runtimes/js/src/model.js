@@ -2,7 +2,15 @@
 
 import { CpuRuntime } from "./cpu.js";
 import { likeliest, pooled, requireAbility, requirePooling, requireTop, scores, units } from "./encoding.js";
-import { TextError, UnknownTextError, UnsupportedError, quoted, requireKnown, requireOptions } from "./errors.js";
+import {
+  BundleError,
+  TextError,
+  UnknownTextError,
+  UnsupportedError,
+  quoted,
+  requireKnown,
+  requireOptions,
+} from "./errors.js";
 import { filesOf } from "./files.js";
 import { readManifest } from "./manifest.js";
 import { platformOf } from "./platform.js";
@@ -23,11 +31,13 @@ import { specialOf } from "./words.js";
 
 const UNKNOWN = ["auto", "token", "error", "skip"];
 const OF_TEXTS = ["prefix", "unknown", "special", "signal"]; // options beside those of a search
+const TRIES = 3; // of reading a bundle that other processes replace
 const FILLS = 5; // tokens for a mask, where nothing else is asked
 const UNFINISHED = /\ufffd+$/; // what a decoder shows of a character whose other bytes are still to come
 
 /**
- * Load a bundle: a folder, a URL, or a function from the name of a file to its bytes.
+ * Load a bundle: a folder, a URL, or a function from the name of a file to its bytes. It is read again if it was
+ * replaced meanwhile.
  *
  * @param {import("./index.js").Place} place
  * @param {import("./index.js").LoadOptions} [options]
@@ -35,7 +45,27 @@ const UNFINISHED = /\ufffd+$/; // what a decoder shows of a character whose othe
 export async function load(place, options = {}) {
   requireKnown(options, ["ort", "provider", "threads", "tokenizer"]);
   const files = await filesOf(place);
-  const manifest = await readManifest(files);
+  for (let tries = 0; tries < TRIES; tries += 1) {
+    const manifest = await readManifest(files);
+    const same = async () => JSON.stringify(await readManifest(files).catch(() => null)) === JSON.stringify(manifest);
+    try {
+      const model = await opened(files, manifest, options);
+      if (await same()) return model;
+      await model.release();
+    } catch (error) {
+      if (await same()) throw error;
+    }
+  }
+  const fix = "try again when no process writes it";
+  throw new BundleError(`${files.where} was replaced ${TRIES} times while it was read; ${fix}`);
+}
+
+/**
+ * @param {import("./files.js").Files} files
+ * @param {import("./index.js").Manifest} manifest
+ * @param {import("./index.js").LoadOptions} options
+ */
+async function opened(files, manifest, options) {
   if (!readsTokens(manifest.facts)) {
     throw new UnsupportedError(`${files.where} reads audio, this package text; use txport in Python`);
   }
