@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.families.folders import FOLDER, is_recorded, names
 from tests.tiny import unproven
-from txport.bundles.manifest import OFFERED
+from txport.bundles.targets import TARGETS
 from txport.errors import TxportError
 from txport.models import architecture
 from txport.system.files import sha256
@@ -43,6 +43,6 @@ def lines_of(name: str, checkpoint: str, target: str, precision: str) -> Iterato
 if __name__ == "__main__":
     for each, source in checkpoints().items():
         if not sys.argv[1:] or each in sys.argv[1:]:
-            for kind, precisions in OFFERED.items():
-                for form in precisions:
+            for kind, target in TARGETS.items():
+                for form in target.precisions:
                     sys.stdout.writelines(f"{line}\n" for line in lines_of(each, source, kind, form))

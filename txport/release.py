@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.manifest import AUTO_LIMIT, MOST_IN_FP32, STAND_IN, is_quantised, usual_precision
+from txport.bundles.manifest import AUTO_LIMIT, MOST_IN_FP32, STAND_IN
+from txport.bundles.targets import target_of
 from txport.errors import OutputError, ParityError, TxportError, UnsupportedError, quoted
 from txport.folders import listed, remember
 from txport.models.names import MANIFEST, code_name, files_of, find_folder, preset_name
@@ -51,10 +52,10 @@ class FewBits:
         """Return the options of an export; raise `UnsupportedError` for what it does not suit, or is no share."""
         if not switch("auto", auto) and limit is not None:
             raise UnsupportedError("auto_limit needs auto")
-        if auto and not (target == "cpu" and is_quantised(target, precision)):
+        if auto and not target_of(target).has_choice(precision):
             what = "weights of int8 and int4 in fp32, on the cpu target alone"
             raise UnsupportedError(f"auto keeps {what}; {target} {precision} has none of them")
-        if max_loss is not None and not is_quantised(target, precision):
+        if max_loss is not None and not target_of(target).quantises(precision):
             raise UnsupportedError(f"max_loss is what int8 and int4 may cost; {target} {precision} has neither")
         if (auto or max_loss is not None) and not weights:
             what = "auto" if auto else "max_loss"
@@ -140,7 +141,7 @@ def export(
     Raises `CheckpointError` or `ConfigError` for an invalid checkpoint, `OutputError` for a path that can't be written,
     `OutOfMemoryError` for too little memory, and `ParityError` if the original or PyTorch computes something else.
     """
-    precision = usual_precision(target) if precision is None else precision
+    precision = target_of(target).offered(precision)
     how: dict[str, Any] = {"target": target, "precision": precision, **_whole_numbers(opset=opset, rows=rows)}
     how |= {"weights": switch("weights", weights), "single": switch("single", single)}
     few_bits = FewBits.of(auto, auto_limit, max_loss, target, precision, weights=weights)
@@ -189,7 +190,7 @@ def _told(how: Mapping[str, Any]) -> str:
 
 def _require_calibrated(calibrate: str | Path | None, how: Mapping[str, Any]) -> None:
     """Raise `UnsupportedError` if texts are given for a bundle whose weights are not rounded by them."""
-    if calibrate is not None and (how["target"], how["precision"], how["weights"]) != ("cpu", "int4", True):
+    if calibrate is not None and not (how["weights"] and how["precision"] in target_of(how["target"]).calibrates):
         raise UnsupportedError(f"calibrate rounds the weights of int4, on the cpu target alone; {_told(how)} has none")
 
 

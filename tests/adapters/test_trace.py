@@ -20,7 +20,7 @@ from tests.adapters.modules import (
     seeded,
 )
 from txport import adapters
-from txport.bundles.manifest import CONTRACTS
+from txport.bundles.targets import TARGETS
 from txport.errors import UnsupportedError
 from txport.exporters.graphs import PORTABLE
 from txport.exporters.program import trace_program
@@ -30,7 +30,7 @@ from txport.models.adapters.load import adapt
 def traced(module: nn.Module, adapter: adapters.Adapter, dtype: str = "float32") -> ir.Model:
     model = adapt(module, adapter).model
     facts = adapter.facts
-    graph = next(each for each in CONTRACTS["portable"][facts.task](facts, dtype) if each.has_weights)
+    graph = next(each for each in TARGETS["portable"].contracts[facts.task](facts, dtype) if each.has_weights)
     model = model.half() if dtype == "float16" else model
     return trace_program(PORTABLE[facts.task][graph.role](model), graph, 18, facts)
 

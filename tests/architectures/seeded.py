@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.runtimes.driven import ENGINES
 from txport import runtimes
 from txport.bundles.bundle import Bundle
-from txport.bundles.manifest import OFFERED, is_quantised
+from txport.bundles.targets import TARGETS
 from txport.models import architecture
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.model import Model
@@ -23,9 +23,9 @@ from txport.proof.reports.report import Report
 # In which every variant is offered: a small model may have no matrix of whole blocks, which cuda has in 8 and 4 bits.
 PLANS = [
     (target, precision)
-    for target, precisions in OFFERED.items()
-    for precision in precisions
-    if not (target == "cuda" and is_quantised(target, precision))
+    for target, each in TARGETS.items()
+    for precision in each.precisions
+    if not (each.on_gpu and each.quantises(precision))
 ]
 
 

@@ -15,7 +15,7 @@ import torch
 import txport
 from tests.tiny import edit_graph, unproven
 from txport.bundles.bundle import load_bundle
-from txport.bundles.manifest import OFFERED
+from txport.bundles.targets import TARGETS
 from txport.cli import main
 from txport.encoding import likeliest, scores
 from txport.errors import ConfigError, UnknownTextError, UnsupportedError
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 NEAR = 1e-4
 HEADS = ("hidden", "pooled", "tokens", "labels", "token_labels")
 SHARED = {"encoder_layers": 4, "distinct_layers": 2}  # layers that share weights
-KINDS = [(target, precision) for target, precisions in OFFERED.items() for precision in precisions]
+KINDS = [(target, precision) for target, each in TARGETS.items() for precision in each.precisions]
 WHOLE = [("portable", "fp32"), ("cpu", "int8"), ("cuda", "fp16")]  # each target: every head
 PROVEN = [(head, kind) for kind in WHOLE for head in HEADS]
 PROVEN += [(HEADS[at % len(HEADS)], kind) for at, kind in enumerate(kind for kind in KINDS if kind not in WHOLE)]

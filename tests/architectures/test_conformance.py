@@ -22,7 +22,7 @@ from tests.proof.bisect.anyparts import faulty, times
 from tests.proof.few import draw_few
 from txport import runtimes
 from txport.bundles.bundle import Bundle
-from txport.bundles.manifest import OFFERED, is_quantised
+from txport.bundles.targets import TARGETS
 from txport.models import architecture
 from txport.models.architecture import Architecture
 from txport.models.audio.facts import Features
@@ -42,7 +42,7 @@ from txport.search.generate import first_tokens
 Array = NDArray[Any]
 
 PAGES = Path(__file__).parents[2] / "docs" / "architectures"
-PLANS = [(target, precision) for target, precisions in OFFERED.items() for precision in precisions]
+PLANS = [(target, precision) for target, each in TARGETS.items() for precision in each.precisions]
 WITH_GOLDENS = {("portable", "fp32"), ("cpu", "int8"), ("cuda", "fp16")}  # searched, and verified by them
 LENGTHS = (5, 1, 9, 3)
 STEPS = 6
@@ -141,7 +141,7 @@ def error(actual: Array, expected: Array) -> float:
 def test_every_preset_target_and_precision_is_among_those_that_are_tested() -> None:
     pairs = on_each_target(PRESETS, PLANS)
     assert {plan for _, plan in pairs} == {plan for _, plan in in_turn(PRESETS, PLANS)} == {*PLANS}
-    assert {(preset, target) for preset, (target, _) in pairs} == {*itertools.product(PRESETS, OFFERED)}
+    assert {(preset, target) for preset, (target, _) in pairs} == {*itertools.product(PRESETS, TARGETS)}
 
 
 @pytest.mark.parametrize("name", architecture.names())
@@ -169,13 +169,13 @@ def test_its_page_names_every_field_and_target(name: str) -> None:
     page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
     fields = inspect.get_annotations(architecture.find(name).config)
     assert [field for field in fields if f"`{field}`" not in page] == []
-    assert [target for target in OFFERED if not re.search(rf"\b{target}\b", page)] == []
+    assert [target for target in TARGETS if not re.search(rf"\b{target}\b", page)] == []
 
 
 def test_its_proof_has_passed(bundle: Bundle) -> None:
     assert Facts.from_dict(bundle.manifest.facts.to_dict()) == bundle.manifest.facts
     assert bundle.manifest.architecture in architecture.names()
-    if is_quantised(bundle.manifest.target, bundle.manifest.precision):
+    if TARGETS[bundle.manifest.target].quantises(bundle.manifest.precision):
         assert any(stored.is_quantised for stored in bundle.manifest.weights.values())
 
 

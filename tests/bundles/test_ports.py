@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.manifest import CONTRACTS
 from txport.bundles.ports import (
     DECODER,
     ENCODER,
@@ -18,6 +17,7 @@ from txport.bundles.ports import (
     Port,
     compare_ports,
 )
+from txport.bundles.targets import TARGETS
 from txport.models.architectures.transformer import TransformerConfig, facts
 from txport.models.facts import LENGTH, Facts, Output, key_values
 
@@ -41,7 +41,7 @@ Row = tuple[str, str, tuple[str | int, ...]]
 
 
 def portable(float_type: str) -> dict[str, Graph]:
-    return {graph.role: graph for graph in CONTRACTS["portable"]["seq2seq"](FACTS, float_type)}
+    return {graph.role: graph for graph in TARGETS["portable"].contracts["seq2seq"](FACTS, float_type)}
 
 
 def contract(float_type: str) -> dict[str, tuple[str, list[Row], list[Row]]]:
@@ -138,9 +138,9 @@ ENCODE = Facts(task="encode", width=24, source=FACTS.source, outputs=(Output("la
 
 
 @pytest.mark.parametrize("facts", [FACTS, CAUSAL, ENCODE], ids=lambda facts: facts.task)
-@pytest.mark.parametrize("target", CONTRACTS)
+@pytest.mark.parametrize("target", TARGETS)
 def test_a_port_is_found_by_its_name_which_no_other_has(target: str, facts: Facts) -> None:
-    for graph in CONTRACTS[target][facts.task](facts, "float32"):
+    for graph in TARGETS[target].contracts[facts.task](facts, "float32"):
         ports = [*graph.inputs, *graph.outputs]
         assert [graph.port(port.name) for port in ports] == ports
 
@@ -168,9 +168,9 @@ def test_the_order_of_ports_is_part_of_the_contract(bundle: Bundle) -> None:
     assert problems == [f"{graph.file}: the inputs are in another order"]
 
 
-@pytest.mark.parametrize("target", CONTRACTS)
+@pytest.mark.parametrize("target", TARGETS)
 def test_attention_over_the_source_is_marked_not_inferred_from_a_name(target: str) -> None:
-    for graph in CONTRACTS[target]["seq2seq"](FACTS, "float32"):
+    for graph in TARGETS[target].contracts["seq2seq"](FACTS, "float32"):
         marked = [port.name for port in graph.outputs if port.is_attention]
         assert graph.attention == (marked[0] if marked else None)
         assert bool(marked) == (graph.role in (DECODER, STEP))

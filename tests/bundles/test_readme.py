@@ -19,7 +19,8 @@ from packaging.requirements import Requirement
 import txport
 from tests.bundles import drivers, metadata_driver
 from txport.bundles.bundle import Bundle, load_bundle, seal
-from txport.bundles.readme.page import LEAST_RUNTIME, readme
+from txport.bundles.readme.page import readme
+from txport.bundles.targets import TARGETS
 from txport.errors import BundleError
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +100,7 @@ def test_the_oldest_runtime_is_the_one_that_the_package_asks_for() -> None:
     with (ROOT / "pyproject.toml").open("rb") as stream:
         needed = [Requirement(each) for each in tomllib.load(stream)["project"]["dependencies"]]
     asked = {str(each.specifier) for each in needed if each.name.startswith("onnxruntime")}
-    assert asked == {f">={LEAST_RUNTIME}"}
+    assert asked == {f">={TARGETS['cpu'].least_runtime}"}
 
 
 @settings(max_examples=20)

@@ -18,7 +18,7 @@ from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import INVARIANT, with_columns
 from txport.bundles.ports import MODEL, STEP
-from txport.exporters.cpu import write as cpu
+from txport.exporters.cpu import choose
 from txport.exporters.cpu.columns import COLUMNS, find_columns
 from txport.models import architecture
 from txport.models.checkpoint import Checkpoint, fill, load_checkpoint, save_checkpoint
@@ -62,7 +62,7 @@ def test_the_columns_of_the_largest_inputs_are_found(checkpoint: Checkpoint) -> 
 def test_they_cost_less_in_fp32(bundle: Bundle, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     forms = bundle.manifest.forms
     assert forms[INNER].describe() == "int8 with 16 columns in fp32"
-    monkeypatch.setattr(cpu, "find_columns", lambda checkpoint: {})
+    monkeypatch.setattr(choose, "find_columns", lambda checkpoint: {})
     assert checkpoint.folder is not None
     other = txport.export(
         checkpoint.folder, bundle.path.with_name("invariant"), target="cpu", precision="int8", max_loss=1.0

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import txport
 from tests.tiny import tiny_config, tiny_facts, tiny_model
 from txport.bundles.device_ports import flat_dims
-from txport.bundles.manifest import CONTRACTS, Manifest
+from txport.bundles.manifest import Manifest
 from txport.bundles.ports import (
     ADMIT_ROWS,
     ENCODER,
@@ -35,6 +35,7 @@ from txport.bundles.ports import (
     STEP,
     Graph,
 )
+from txport.bundles.targets import TARGETS
 from txport.errors import UnsupportedError
 from txport.exporters.check import GraphError
 from txport.exporters.cuda.fusions import fuse_biases, fuse_residuals
@@ -43,7 +44,7 @@ from txport.exporters.export import export_graphs
 from txport.exporters.fused.parts import PACKED
 from txport.exporters.memory import memory_model
 from txport.exporters.passes import CLEANING
-from txport.exporters.targets import TARGETS, Job, check_cuda
+from txport.exporters.targets import EXPORTERS, Job, check_cuda
 from txport.exporters.trace import kinds_of_trace, parts_of_trace
 from txport.models.architectures.llama import Llama, LlamaConfig
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -81,7 +82,7 @@ def manifest_of(model: Model, precision: str = "fp32") -> Manifest:
 
 
 def traced(model: Model, role: str) -> ir.Model:
-    target = TARGETS["cuda"]
+    target = EXPORTERS["cuda"]
     job = Job(model, manifest_of(model), role)
     found = target.trace(job)
     CLEANING["remove unused nodes"](found, job.ports)
@@ -264,10 +265,10 @@ def test_prompts_of_an_attention_without_an_operator_are_refused() -> None:
     with pytest.raises(
         UnsupportedError, match="no form of this attention with a window; export it with target='portable'"
     ):
-        TARGETS["cuda"].require(model)
+        EXPORTERS["cuda"].require(model)
     part.window = None
     with pytest.raises(UnsupportedError, match="no form of this attention for prompts"):
-        TARGETS["cuda"].require(model)
+        EXPORTERS["cuda"].require(model)
 
 
 def test_graphs_without_weights_say_where_these_would_lie(tiny: Checkpoint, tmp_path: Path) -> None:
@@ -281,7 +282,7 @@ def test_graphs_without_weights_say_where_these_would_lie(tiny: Checkpoint, tmp_
 
 
 def memory(role: str, dtype: str = "float32") -> tuple[Graph, ir.Model]:
-    graph = next(each for each in CONTRACTS["cuda"]["seq2seq"](tiny_facts(), dtype) if each.role == role)
+    graph = next(each for each in TARGETS["cuda"].contracts["seq2seq"](tiny_facts(), dtype) if each.role == role)
     return graph, memory_model(graph, 24)
 
 

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 import txport
 from tests.tiny import edit_graph, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.bundles.manifest import OFFERED
 from txport.bundles.ports import LARGE_VOCABULARY
+from txport.bundles.targets import TARGETS
 from txport.cli import main
 from txport.errors import BundleError, UnsupportedError
 from txport.exporters.weights import graph_weights
@@ -28,7 +28,7 @@ from txport.proof.parity import check
 from txport.proof.proven import prove, write
 from txport.release import parity
 
-KINDS = [(target, precision) for target, precisions in OFFERED.items() for precision in precisions]
+KINDS = [(target, precision) for target, each in TARGETS.items() for precision in each.precisions]
 SMALLEST = ("tiny", "gpt2-tiny", "bert-tiny", "t5-tiny")
 
 # The most memory that an export takes beyond what one of a tiny model does, in bytes, each in a fork with a peak of its

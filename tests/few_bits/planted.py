@@ -21,7 +21,8 @@ from tests.architectures.owned import beside_the_others
 from tests.few_bits.faults import FAULTS, SUBJECTS, Fault, Subject
 from tests.proof.few import draw_few
 from txport import release, runtimes
-from txport.bundles.manifest import OFFERED, Manifest, is_quantised
+from txport.bundles.manifest import Manifest
+from txport.bundles.targets import TARGETS
 from txport.errors import ParityError
 from txport.exporters import export as exporter
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -52,7 +53,7 @@ class Plan:
         return {"target": self.target, "precision": self.precision, "rows": self.rows}
 
 
-PLANS = (*(Plan(target, each) for target, some in OFFERED.items() for each in some), Plan("cpu", "int8", 8))
+PLANS = (*(Plan(target, each) for target, some in TARGETS.items() for each in some.precisions), Plan("cpu", "int8", 8))
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def every(faults: Iterable[str] = FAULTS, plans: Iterable[Plan] = PLANS) -> Iter
         fault = FAULTS[name]
         for model in fault.models:
             for plan in chosen:
-                if not fault.quantised or is_quantised(plan.target, plan.precision):
+                if not fault.quantised or TARGETS[plan.target].quantises(plan.precision):
                     yield Planted(name, model, plan)
 
 

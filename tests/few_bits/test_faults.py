@@ -15,7 +15,7 @@ from tests.covering import EVERY
 from tests.few_bits.faults import FAULTS, SUBJECTS
 from tests.few_bits.planted import PLANS, PRECISIONS, Outcome, Plan, Planted, every, examine, exports, lines_of, saved
 from tests.proof.few import draw_few
-from txport.bundles.manifest import OFFERED
+from txport.bundles.targets import TARGETS
 from txport.proof.bisect import culprit
 
 STRIDE = 4  # of the places that a fault has, from one fault to the next
@@ -42,7 +42,7 @@ def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_target_precision_and_model_is_among_those_that_are_tested() -> None:
     chosen = in_turn()
-    assert {each.plan.target for each in chosen} == {*OFFERED}
+    assert {each.plan.target for each in chosen} == {*TARGETS}
     assert {each.plan.precision for each in chosen} == {*PRECISIONS}
     assert {each.model for each in chosen} == {*SUBJECTS}
 

@@ -22,8 +22,9 @@ from tests.speech.audio import noise
 from tests.speech.test_whisper import FOLDER as SPEECH
 from txport import bench, release, runtimes
 from txport.bundles.bundle import Bundle
-from txport.bundles.foreign.manifest import FOREIGN, ForeignManifest
+from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.graphs import read_outline
+from txport.bundles.targets import FOREIGN
 from txport.cli import main
 from txport.errors import ParityError
 from txport.inspection.page import page
@@ -96,7 +97,7 @@ def test_parity_holds_it_against_its_checkpoint(
 
 
 def test_parity_is_on_onnx_runtime_unless_it_is_told_otherwise() -> None:
-    assert runtimes.installed(FOREIGN) == ["ort"]
+    assert runtimes.installed(FOREIGN.name) == ["ort"]
 
 
 def test_parity_finds_a_changed_weight(folders: dict[str, Path], tmp_path: Path) -> None:

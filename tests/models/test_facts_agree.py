@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from txport.bundles.manifest import CONTRACTS
+from txport.bundles.targets import TARGETS
 from txport.models.facts import INPUTS, LENGTH, CrossAttention, Facts, Output, StateTensor, Tokens, by_layer, key_values
 
 SIDE = Tokens(size=11, longest=7, pad=0, start=1, ends=(2,))
@@ -48,6 +48,6 @@ def test_facts_that_go_together_are_taken(facts: Facts) -> None:
 
 
 def test_the_names_that_outputs_can_t_have_are_those_of_all_inputs() -> None:
-    for contracts in CONTRACTS.values():
-        for graph in contracts["encode"](ENCODE, "float32"):
+    for target in TARGETS.values():
+        for graph in target.contracts["encode"](ENCODE, "float32"):
             assert {port.name for port in graph.inputs} <= set(INPUTS)

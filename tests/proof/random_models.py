@@ -27,10 +27,10 @@ from torch.nn import functional as F
 
 from tests.instruction_sets import SETS, describe_processor
 from txport.bundles.bundle import seal
-from txport.bundles.manifest import OFFERED
+from txport.bundles.targets import TARGETS
 from txport.errors import ParityError, UnsupportedError
 from txport.exporters.export import export_graphs
-from txport.exporters.targets import TARGETS
+from txport.exporters.targets import EXPORTERS
 from txport.models import architecture
 from txport.models.audio.facts import Features
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
@@ -42,8 +42,8 @@ from txport.models.stacks import DecoderOnly
 from txport.proof.proven import prove
 from txport.proof.reports.report import Report
 
-PLANS = [(target, precision) for target in ("portable", "cpu") for precision in OFFERED[target]]
-ON_CUDA = [("cuda", precision) for precision in OFFERED["cuda"]]
+PLANS = [(target, precision) for target in ("portable", "cpu") for precision in TARGETS[target].precisions]
+ON_CUDA = [("cuda", precision) for precision in TARGETS["cuda"].precisions]
 Kinds = list[tuple[str, str]]  # targets and precisions
 
 WIDTH = 16  # of a model whose weights are changed by 0.3 each
@@ -87,7 +87,7 @@ def draw_config(rng: np.random.Generator, name: str, target: str) -> Config:
         with torch.device("meta"):
             model = architecture.of(config).build(config)
         try:
-            TARGETS[target].require(model)
+            EXPORTERS[target].require(model)
         except UnsupportedError:
             continue
         return config

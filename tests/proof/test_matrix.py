@@ -17,15 +17,16 @@ from tests.proof.few import draw_few
 from tests.tiny import tiny_config, tiny_model
 from txport import cli, release, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.bundles.manifest import OFFERED, Manifest
+from txport.bundles.manifest import Manifest
 from txport.bundles.ports import ENCODER
+from txport.bundles.targets import TARGETS
 from txport.errors import ParityError, UnavailableError, UnsupportedError
 from txport.exporters import export as exporter
 from txport.models.checkpoint import Checkpoint, save_checkpoint
 from txport.proof.matrix import FAIL, NEAR_TIE, NOT_AVAILABLE, PASS, Cell, Matrix, compare, engines, kinds, require_run
 from txport.proof.reports.pages import COLUMNS, markdown, page, rows
 
-BUNDLES = [(target, precision) for target, offered in OFFERED.items() for precision in offered]
+BUNDLES = [(target, precision) for target, each in TARGETS.items() for precision in each.precisions]
 FEWER = [
     bundle for bundle in BUNDLES if bundle[1] not in ("fp16", "bf16")
 ]  # random weights in 16 bits are no sound model

@@ -12,7 +12,7 @@ import pytest
 
 import txport
 from txport import runtimes
-from txport.bundles.manifest import OFFERED
+from txport.bundles.targets import TARGETS
 from txport.cli import main
 from txport.errors import OutOfMemoryError
 from txport.models.checkpoint import Checkpoint, load_checkpoint
@@ -40,7 +40,7 @@ def of(preset: str, target: str, precision: str) -> int:
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])
 def test_larger_models_need_more(target: str) -> None:
-    for precision in OFFERED[target]:
+    for precision in TARGETS[target].precisions:
         sizes = [of(f"gpt2-{size}", target, precision) for size in ("tiny", "350m", "1.3b", "2.7b", "6.7b", "175b")]
         assert all(one < other for one, other in itertools.pairwise(sizes)), precision
 
@@ -93,7 +93,7 @@ def test_a_model_that_is_held_whole_counts_whole(monkeypatch: pytest.MonkeyPatch
         txport.export("preset:gpt2-tiny", tmp_path / "out")
 
 
-@pytest.mark.parametrize("precision", OFFERED["portable"])
+@pytest.mark.parametrize("precision", TARGETS["portable"].precisions)
 @pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny", "t5-tiny", "bert-tiny"])
 def test_what_is_not_folded_is_fused_and_the_results_are_the_same(
     name: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

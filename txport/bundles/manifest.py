@@ -9,25 +9,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from txport.bundles.device_ports import CUDA
 from txport.bundles.forms import Form, Stored
-from txport.bundles.ports import CPU, PORTABLE, Contract, Graph, single_graph
-from txport.errors import UnsupportedError, quoted
-from txport.models.facts import Facts, Task
+from txport.bundles.ports import Graph, single_graph
+from txport.bundles.targets import Target, target_of
+from txport.models.facts import Facts
 from txport.models.names import MANIFEST, TARGET_TOKENIZER, TEXT, TOKENIZER
 from txport.system.terminal import percent
 
 FORMAT = 7
-CONTRACTS: dict[str, dict[Task, Contract]] = {"portable": PORTABLE, "cpu": CPU, "cuda": CUDA}
-TARGETS = tuple(CONTRACTS)
 # precision -> NumPy dtype of caches and logits, and of weights that are not quantised.
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "float32", "int4": "float32"}
-# Precisions of each target; the first is the default of an export.
-OFFERED = {
-    "portable": ("fp32", "fp16"),
-    "cpu": ("fp32", "int8", "int4"),
-    "cuda": ("fp16", "bf16", "fp32", "int8", "int4"),
-}
 # The usual share of the quantised weights that `export --auto` may keep in fp32, and the largest: a bundle that is
 # mostly in fp32 is not named int8. With a quarter, int8 needs 14 bits per weight and int4 11; with a third, int8 would
 # need 16, as many as half precision.
@@ -43,40 +34,6 @@ RARE: dict[str, type] = {
 }
 STAND_IN = "cuda-stand-in"  # the runtime that checks a cuda bundle where there is no GPU
 STOOD_IN = "checked in fp32 on a stand-in; no GPU was seen"
-
-
-def is_quantised(target: str, precision: str) -> bool:
-    """Return whether a bundle of this target and precision has quantised weights."""
-    return target in ("cpu", "cuda") and precision in ("int8", "int4")
-
-
-def arithmetic_of(target: str, precision: str) -> str:
-    """Return the precision of computation: with quantised weights, kernels of the cuda target multiply in fp16."""
-    return "fp16" if target == "cuda" and is_quantised(target, precision) else precision
-
-
-def usual_precision(target: str) -> str:
-    """Return the default precision of an export for a target; "fp32" for an unknown target."""
-    return OFFERED.get(target, ("fp32",))[0]
-
-
-def require_offer(target: str, precision: str) -> None:
-    """Raise `UnsupportedError` unless the target supports the precision."""
-    if target not in OFFERED:
-        raise UnsupportedError(f"unknown target {quoted(target)}; supported: {', '.join(OFFERED)}")
-    if precision not in OFFERED[target]:
-        offers = "; ".join(f"{name}: {', '.join(each)}" for name, each in OFFERED.items())
-        raise UnsupportedError(f"target {target} does not support precision {quoted(precision)}; supported: {offers}")
-
-
-def require_single(target: str, facts: Facts) -> None:
-    """Raise `UnsupportedError` unless bundles of this target can contain a single graph for this model."""
-    if target != "portable":
-        why = f"single needs standard ONNX operators, and the {target} target uses others"
-        raise UnsupportedError(f"{why}; export it with target='portable'")
-    if not facts.generates:
-        what = "its model.onnx is already a single graph; remove single"
-        raise UnsupportedError(f"single needs a generating model; this model is encoder-only, and {what}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +69,16 @@ class Manifest:
     single: bool = False  # True if there is an additional graph that contains the whole search
 
     @property
+    def made_for(self) -> Target:
+        """The target as a record."""
+        return target_of(self.target)
+
+    @property
+    def is_quantised(self) -> bool:
+        """True if the precision has quantised weights."""
+        return self.made_for.quantises(self.precision)
+
+    @property
     def dtype(self) -> str:
         """NumPy dtype name of hidden states, caches and logits."""
         return PRECISIONS[self.arithmetic]
@@ -119,7 +86,7 @@ class Manifest:
     @property
     def arithmetic(self) -> str:
         """The precision of computation, which can differ from that of the weights."""
-        return arithmetic_of(self.target, self.precision)
+        return self.made_for.arithmetic(self.precision)
 
     @property
     def quantization(self) -> dict[str, Stored]:
@@ -144,14 +111,14 @@ class Manifest:
         """The bundle's graphs by role, with their ports."""
         if not self.single:
             return self.driven
-        require_single(self.target, self.facts)
+        self.made_for.require_single(self.facts)
         single = single_graph(self.facts, self.dtype)
         return {**self.driven, single.role: single}
 
     @cached_property
     def driven(self) -> Mapping[str, Graph]:
         """The graphs that a runtime runs step by step, by role: all except the single graph."""
-        return {graph.role: graph for graph in CONTRACTS[self.target][self.facts.task](self.facts, self.dtype)}
+        return {graph.role: graph for graph in self.made_for.contracts[self.facts.task](self.facts, self.dtype)}
 
     @property
     def written_in(self) -> str:

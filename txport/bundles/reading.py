@@ -12,7 +12,8 @@ from typing import Any
 from txport.bundles.comparisons import KEPT, require_calibrated, require_loss, require_original
 from txport.bundles.forms import Stored, require_distinct
 from txport.bundles.graphs import contained
-from txport.bundles.manifest import FORMAT, RARE, Manifest, is_quantised, require_offer
+from txport.bundles.manifest import FORMAT, RARE, Manifest
+from txport.bundles.targets import target_of
 from txport.errors import BundleError, ConfigError, UnsupportedError, quoted
 from txport.models.facts import Facts
 from txport.models.names import MANIFEST
@@ -90,7 +91,7 @@ def _manifest(values: dict[str, Any]) -> Manifest:
         _check_types(entry, FILE_VALUES)
     for name, entry in values["shared"].items():
         _check_shared(name, entry, values["files"])
-    require_offer(values["target"], values["precision"])
+    target_of(values["target"]).offered(values["precision"])
     facts = Facts.from_dict(values["facts"])
     names = {entry.name for entry in dataclasses.fields(Manifest)}
     kept = {name: value for name, value in values.items() if name in names}
@@ -126,10 +127,10 @@ def _check_shared(name: str, entry: Any, files: Mapping[str, Any]) -> None:
 def _check_quantization(manifest: Manifest) -> None:
     """Require that each weight is in one initializer, and that only quantised bundles have forms and kernels."""
     require_distinct(list(manifest.weights.values()))
-    if is_quantised(manifest.target, manifest.precision):
-        if manifest.target != "cpu" and (manifest.kept_in_fp32 or manifest.rows):
+    if manifest.is_quantised:
+        if not manifest.made_for.chooses and (manifest.kept_in_fp32 or manifest.rows):
             raise ValueError(f"a bundle of {manifest.target} has no kernels by rows, and keeps nothing in fp32")
-        if manifest.target != "cpu" and any(form.kind != "blocks" for form in manifest.forms.values()):
+        if not manifest.made_for.chooses and any(form.kind != "blocks" for form in manifest.forms.values()):
             raise ValueError(f"a bundle of {manifest.target} has quantised weights in blocks alone")
         return
     if manifest.quantization or manifest.kept_in_fp32 or manifest.rows:
@@ -155,5 +156,5 @@ def least_bytes(manifest: Manifest) -> int:
     """
     facts = manifest.facts
     width = BYTES[manifest.dtype]
-    bits = FEWEST_BITS if is_quantised(manifest.target, manifest.precision) else 8 * width
+    bits = FEWEST_BITS if manifest.is_quantised else 8 * width
     return facts.width * facts.writes.size * bits // 8

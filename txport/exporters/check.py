@@ -52,7 +52,7 @@ def check_graph(path: Path, graph: Graph, manifest: Manifest) -> None:
         *_unread(model),
         *_paths(model, metadata(manifest, graph.role)),
         *_metadata(model, graph.role, manifest),
-        *(audit_port(model, graph).faults if manifest.target == "cuda" else ()),
+        *(audit_port(model, graph).faults if manifest.made_for.on_gpu else ()),
     ]
     if problems:
         raise GraphError(f"{path.name} breaks the {manifest.target} contract: {'; '.join(problems)}")

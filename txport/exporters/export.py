@@ -10,14 +10,14 @@ from pathlib import Path
 from torch import Tensor
 
 from txport.bundles.forms import Form
-from txport.bundles.manifest import Manifest, is_quantised, require_offer, require_single
+from txport.bundles.manifest import Manifest
+from txport.bundles.targets import target_of
 from txport.errors import UnsupportedError
 from txport.exporters import portable
 from txport.exporters.cpu.choose import NO_FORMS
-from txport.exporters.cpu.write import write as write_cpu
-from txport.exporters.cuda.write import write as write_cuda
+from txport.exporters.fused import write as fused
 from txport.exporters.single.rules import rules_of
-from txport.exporters.targets import TARGETS
+from txport.exporters.targets import EXPORTERS
 from txport.models import architecture
 from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint
@@ -33,15 +33,16 @@ def _require_fit(checkpoint: Checkpoint, target: str, precision: str, opset: int
     """Raise `UnsupportedError` for options that can't be combined, or that the model does not support."""
     if opset is not None and opset not in OPSETS:
         raise UnsupportedError(f"opset must lie in {OPSETS.start} to {OPSETS.stop - 1}, got {opset}")
-    require_offer(target, precision)
-    if opset is not None and opset < (least := TARGETS[target].least):
+    made_for = target_of(target)
+    made_for.offered(precision)
+    if opset is not None and opset < (least := EXPORTERS[target].least):
         why = f"the {target} target has operators that write caches in place, which there are from opset {least} on"
         raise UnsupportedError(f"{why}, got {opset}; leave opset out")
-    if target != "portable" and isinstance(checkpoint.outline, Adapted):
+    if not made_for.is_standard and isinstance(checkpoint.outline, Adapted):
         why = f"the {target} target makes operators of parts that it knows, and your module has none of them"
         fix = "export it with target='portable', or write an architecture (docs/architectures.md)"
         raise UnsupportedError(f"an adapter exports to the portable target only: {why}; {fix}")
-    if rows is not None and not (target == "cpu" and is_quantised(target, precision)):
+    if rows is not None and not made_for.has_choice(precision):
         what = "the kernels of int8 and int4 on the cpu target"
         raise UnsupportedError(f"rows chooses {what}; {target} {precision} has no choice")
 
@@ -53,7 +54,7 @@ def _require_single(checkpoint: Checkpoint, target: str, *, weights: bool) -> No
         raise UnsupportedError(f"single is for architectures, and this is an adapter: {why}; leave single out")
     if not weights:
         raise UnsupportedError("single reads the weights of the other graphs, and there are to be none; leave one out")
-    require_single(target, checkpoint.facts)
+    target_of(target).require_single(checkpoint.facts)
 
 
 def _quantised(checkpoint: Checkpoint) -> dict[str, str]:
@@ -95,7 +96,7 @@ def export_graphs(
     manifest = Manifest(
         target=target,
         precision=precision,
-        opset=opset or max(DEFAULT_OPSET, TARGETS[target].least, TARGETS[target].prefers(checkpoint.outline)),
+        opset=opset or max(DEFAULT_OPSET, EXPORTERS[target].least, EXPORTERS[target].prefers(checkpoint.outline)),
         architecture=architecture.name_of(checkpoint.config),
         config=checkpoint.config.to_dict(),
         facts=checkpoint.facts,
@@ -117,8 +118,6 @@ def export_graphs(
             shutil.copyfile(content, folder / name)
         else:
             (folder / name).write_text(content, encoding="utf-8", newline="\n")
-    if target == "cpu":
-        return write_cpu(checkpoint, manifest, folder, chosen, texts)
-    if target == "cuda":
-        return write_cuda(checkpoint, manifest, folder)
-    return portable.write(checkpoint, manifest, folder, external_above)
+    if manifest.made_for.is_standard:
+        return portable.write(checkpoint, manifest, folder, external_above)
+    return fused.write(checkpoint, manifest, folder, chosen, texts)

@@ -13,7 +13,7 @@ from txport.bundles.manifest import PRECISIONS, Manifest
 from txport.bundles.ports import GENERATE, SELECT
 from txport.exporters.check import check_graph
 from txport.exporters.single.graph import single_model
-from txport.exporters.targets import TARGETS, Job
+from txport.exporters.targets import EXPORTERS, Job
 from txport.exporters.trace import sign
 from txport.exporters.weights import leave_out, standing_in
 from txport.models import architecture
@@ -81,7 +81,7 @@ def _build(checkpoint: Checkpoint, manifest: Manifest) -> tuple[dict[str, ir.Mod
     module = checkpoint.outline if dtype == torch.float32 else copied(checkpoint.outline, dtype)
     models = {}
     counts = {}
-    target = TARGETS[manifest.target]
+    target = EXPORTERS[manifest.target]
     for role in manifest.driven:
         job = Job(module, manifest, role, read=checkpoint.reader)
         models[role] = target.trace(job)

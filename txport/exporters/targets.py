@@ -1,4 +1,4 @@
-"""Export targets. Each is one record: graph modules, ONNX conversions and stages.
+"""What makes the graphs of each target, one record each: graph modules, ONNX conversions and stages.
 
 Export runs all stages of a graph; bisect runs them one by one.
 """
@@ -16,12 +16,14 @@ from txport.bundles.forms import Form, Stored
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import ALIGN, STEP, Graph, screens
 from txport.exporters import passes
+from txport.exporters.cpu import choose
 from txport.exporters.cpu import operators as of_cpu
 from txport.exporters.cpu.modules import FUSED
 from txport.exporters.cpu.ops import require_fusable
 from txport.exporters.cpu.rewrite import ON_CPU
 from txport.exporters.cpu.top import add_top, make_conditional, without_top
 from txport.exporters.cuda import operators as of_cuda
+from txport.exporters.cuda import quantize
 from txport.exporters.cuda.modules import DEVICE
 from txport.exporters.cuda.ops import require_device
 from txport.exporters.cuda.quantize import ON_DEVICE
@@ -36,6 +38,7 @@ from txport.exporters.program import trace_program
 from txport.exporters.symbols import Form as OnnxForm
 from txport.exporters.trace import kinds_of_trace, parts_of_trace, trace
 from txport.models.adapters.adapted import Adapted
+from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Task
 from txport.models.model import Model
 from txport.models.parts import RMSNorm
@@ -74,14 +77,17 @@ class Job:
 Stage = Callable[[ir.Model, Job], int]
 
 
+FormsOf = Callable[[Checkpoint, Manifest, Mapping[str, ir.Model], Mapping[str, Form]], dict[str, Form]]
+
+
 @dataclass(frozen=True)
-class Target:
-    """An export target.
+class Exporter:
+    """How an export makes the graphs of a target.
 
     `modules`: graph modules by task and role; their arguments are the ports that `traced` returns. `forms`: ONNX
     conversions of torch functions. `stages`: passes after the trace; `last`: passes after the storage form of each
     weight is chosen. `require`: raise `UnsupportedError` for a model that the target does not support. `prefers`:
-    default opset for a model; `least`: minimum opset.
+    default opset for a model; `least`: minimum opset. `forms_of`: storage forms of quantised weights, by initializer.
     """
 
     modules: Mapping[Task, Mapping[str, Callable[[Model], nn.Module]]]
@@ -92,6 +98,7 @@ class Target:
     require: Callable[[Model], None] = lambda model: None
     prefers: Callable[[Model], int] = lambda model: 0
     least: int = 0
+    forms_of: FormsOf | None = None
 
     def module(self, job: Job) -> nn.Module:
         """Return the graph module of the job."""
@@ -119,7 +126,7 @@ class Target:
 
 
 def stages(
-    target: Target, job: Job, forms_of: Callable[[ir.Model], Mapping[str, Form] | None]
+    target: Exporter, job: Job, forms_of: Callable[[ir.Model], Mapping[str, Form] | None]
 ) -> Iterator[tuple[str, ir.Model]]:
     """Yield (name, graph) after each step of the export; the graph is modified in place.
 
@@ -194,11 +201,11 @@ def _prefers_of_cpu(model: Model) -> int:
     return RMS_OPSET if any(isinstance(each, RMSNorm) for each in model.modules()) else 0
 
 
-TARGETS = {
-    "portable": Target(
+EXPORTERS = {
+    "portable": Exporter(
         PORTABLE, FORMS, {name: _of_ports(run, lambda graph: graph) for name, run in passes.PORTABLE.items()}
     ),
-    "cpu": Target(
+    "cpu": Exporter(
         FUSED,
         of_cpu.FUSED_FORMS,
         {
@@ -210,8 +217,9 @@ TARGETS = {
         without_top,
         require_fusable,
         _prefers_of_cpu,
+        forms_of=choose.forms_of,
     ),
-    "cuda": Target(
+    "cuda": Exporter(
         DEVICE,
         of_cuda.CUDA_FORMS,
         {
@@ -221,5 +229,6 @@ TARGETS = {
         _last_of_cuda,
         require=require_device,
         least=IN_PLACE_OPSET,
+        forms_of=quantize.forms_of,
     ),
 }

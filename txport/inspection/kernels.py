@@ -18,7 +18,7 @@ def audits(bundle: Bundle) -> dict[str, Audit]:
 
     Raises `UnavailableError` if the onnx package is missing, and `BundleError` for an invalid graph.
     """
-    if bundle.manifest.target != "cuda":
+    if not bundle.manifest.made_for.on_gpu:
         return {}
     with needed("txport[export]", "an audit of CUDA's kernels"):
         from txport.exporters.cuda.audit.graph import audit_port

@@ -20,7 +20,7 @@ from txport.bundles.graphs import read_outline
 from txport.bundles.manifest import Manifest
 from txport.bundles.readme.notes import notes
 from txport.bundles.readme.settings import start
-from txport.bundles.readme.tables import KINDS, TARGETS, TASKS, dim_rows, parity, port_rows
+from txport.bundles.readme.tables import KINDS, TASKS, dim_rows, parity, port_rows
 from txport.inspection import foreign
 from txport.inspection.drawings import bar, flow, readable, text_of, treemap
 from txport.inspection.kernels import COLUMNS, audits_or_why, rows, sentence
@@ -65,7 +65,7 @@ class Told:
 
 OURS = Told(
     title=lambda manifest: manifest.target,
-    about=lambda manifest: [f"architecture {manifest.architecture}", TARGETS[manifest.target]],
+    about=lambda manifest: [f"architecture {manifest.architecture}", manifest.made_for.summary],
     notes=notes,
     kind=lambda _, role: KINDS[role],
     has_parity=True,
@@ -197,7 +197,7 @@ def _operators(bundle: Bundle) -> str:
 
 def _kernels(bundle: Bundle) -> Iterator[str]:
     """Yield the audit of each graph of a cuda bundle: the kernels that run it on a GPU."""
-    if bundle.manifest.target != "cuda":
+    if not bundle.manifest.made_for.on_gpu:
         return
     placed, why = audits_or_why(bundle)
     yield f"<h2>On CUDA</h2>{f'<p>{_text(why)}</p>' if why else ''}"

@@ -20,7 +20,7 @@ import numpy as np
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle
-from txport.bundles.manifest import OFFERED, require_offer
+from txport.bundles.targets import TARGETS, target_of
 from txport.errors import OutOfMemoryError, ParityError, TxportError, UnavailableError, UnsupportedError
 from txport.models.checkpoint import Checkpoint
 from txport.proof.parity.check import Report, check
@@ -90,16 +90,17 @@ def kinds(targets: Sequence[str] = (), precisions: Sequence[str] = ()) -> list[K
     """
     chosen = [
         (target, precision)
-        for target, offered in OFFERED.items()
-        for precision in offered
+        for target, made_for in TARGETS.items()
+        for precision in made_for.precisions
         if (not targets or target in targets) and (not precisions or precision in precisions)
     ]
+    made = {name for pair in chosen for name in pair}
     for target in targets:
-        if all(target != each for each, _ in chosen):
-            require_offer(target, precisions[0] if precisions else "fp32")
+        if target not in made:
+            target_of(target).offered(precisions[0] if precisions else "fp32")
     for precision in precisions:
-        if all(precision != each for _, each in chosen):
-            require_offer(targets[0] if targets else "portable", precision)
+        if precision not in made:
+            target_of(targets[0] if targets else "portable").offered(precision)
     return chosen
 
 

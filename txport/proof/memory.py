@@ -10,7 +10,7 @@ import math
 
 from torch import nn
 
-from txport.bundles.manifest import arithmetic_of, is_quantised
+from txport.bundles.targets import target_of
 from txport.exporters.portable import EXTERNAL_ABOVE
 from txport.exporters.weights import KEPT
 from txport.models.adapters.adapted import Adapted
@@ -72,24 +72,25 @@ def _of_graphs(checkpoint: Checkpoint, target: str, precision: str) -> int:
     products = {id(each.weight): each.weight.numel() for each in model.modules() if isinstance(each, nn.Linear)}
     last = [each.weight.numel() for each in model.modules() if isinstance(each, Linear) and each.tag == "projection"]
     held = sum(products.values())
-    if target == "cpu" and model.facts.is_causal and not reads_in_place(OWN * held, precision):
-        held += (held - sum(last)) * (2 if is_quantised(target, precision) else 1)
+    made_for = target_of(target)
+    if made_for.is_flat and model.facts.is_causal and not reads_in_place(OWN * held, precision):
+        held += (held - sum(last)) * (2 if made_for.quantises(precision) else 1)
     packed = int(PACKED.get((target, precision), 0.0) * held)
-    stored = (HALF if arithmetic_of(target, precision) in HALVES else OWN) * held
-    if target == "portable" and stored < EXTERNAL_ABOVE:  # the session reads the weights with the graph, and packs them
+    stored = (HALF if made_for.arithmetic(precision) in HALVES else OWN) * held
+    if made_for.is_standard and stored < EXTERNAL_ABOVE:  # the session reads the weights with the graph, and packs them
         packed += stored
     if checkpoint.read is not None:
         tables = {id(each.weight): each.weight.numel() for each in model.modules() if isinstance(each, nn.Embedding)}
-        if target == "portable":
+        if made_for.is_standard:
             packed += OWN * sum(size for key, size in tables.items() if key in products)
         room = (EXACT + OWN) * min(MOST_ROOM, max(products.values()))
         largest = max(room, _of_logits(model, EXACT)) + _of_activations(model, EXACT)
-        if target == "cpu" and is_quantised(target, precision):
+        if made_for.has_choice(precision):
             packed += min(KEPT, OWN * held)
             largest = max(largest, _of_products(model) + _of_activations(model, EXACT, rows=1))
         return packed + largest
     sizes = sum(each.numel() for each in model.parameters())
-    halved = HALF + EXACT if arithmetic_of(target, precision) in HALVES else 0
+    halved = HALF + EXACT if made_for.arithmetic(precision) in HALVES else 0
     weights = (0 if model.fp32_only else EXACT + halved) * sizes
     size = OWN if model.fp32_only else EXACT
     return packed + weights + _of_logits(model, size) + _of_activations(model, size)
@@ -149,7 +150,7 @@ def _of_context(checkpoint: Checkpoint, target: str) -> int:
         return 0
     layer = max((each.layer for each in facts.owned("row")), default=0)
     numbers = sum(_width(each) for each in facts.owned("row") if each.layer == layer) * facts.writes.longest
-    copies = 2.5 if target == "portable" else 0.0
+    copies = 2.5 if target_of(target).is_standard else 0.0
     tables = 2 * OWN * sum(each.numel() for each in checkpoint.outline.buffers())  # computed before, and in a session
     return int(numbers * (OWN + EXACT + copies * OWN)) + tables
 

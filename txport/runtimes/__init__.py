@@ -15,9 +15,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txport.bundles.foreign.manifest import FOREIGN, ForeignManifest, kind_of, names_differ
+from txport.bundles.foreign.manifest import ForeignManifest, names_differ
 from txport.bundles.manifest import STAND_IN
 from txport.bundles.ports import GENERATE, Graph, compare_ports
+from txport.bundles.targets import FOREIGN, target_of
 from txport.errors import BundleError, UnavailableError, UnsupportedError, quoted
 from txport.system.cores import cores
 from txport.system.numbers import whole
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
 
 THREADS_A_CORE, LEAST_THREADS = 4, 16  # more threads wait for each other; thousands do not finish starting
 NAMED = 3  # ports in an error
-# Targets whose bundles run on one provider of ort only -> the alternative that an error names.
-ONLY_ON = {
-    "cpu": "export it with target='portable' for any other",
-    "cuda": "give provider='cuda', or runtime='cuda-stand-in' to compute it on the CPU, slowly and in fp32",
-}
 # ONNX Runtime's wheels, which overwrite each other's files. Plug-in providers and packages built on it do not match.
 ONNX_RUNTIME = re.compile(r"onnxruntime(?!-(ep|genai|extensions)\b)(-\w+)*")
 
@@ -125,16 +121,18 @@ def require_threads(name: str, count: int | None) -> None:
 
 def require_target(name: str, target: str, provider: str) -> None:
     """Raise `UnsupportedError` unless the runtime can run bundles of the target on this provider."""
+    made_for = target_of(target)
     if target not in RUNTIMES[name].targets:
         able = (other for other, entry in RUNTIMES.items() if target in entry.targets and not entry.computes)
         others = ", ".join(able)
         own = "".join(
             f", and {name} runs what `txport export --target {each}` makes" for each in RUNTIMES[name].targets[:1]
         )
-        raise UnsupportedError(f"the {name} runtime can't run {kind_of(target, plural=True)}; {others} can{own}")
-    if name == "ort" and target in ONLY_ON and provider.lower() not in (target, PROVIDERS[target].lower()):
-        what = f"{kind_of(target)} runs on provider {target}, got provider {quoted(provider)}"
-        raise UnsupportedError(f"{what}; {ONLY_ON[target]}")
+        raise UnsupportedError(f"the {name} runtime can't run {made_for.kinds}; {others} can{own}")
+    only = made_for.provider
+    if name == "ort" and only and provider.lower() not in (only, PROVIDERS[only].lower()):
+        what = f"{made_for.kind} runs on provider {only}, got provider {quoted(provider)}"
+        raise UnsupportedError(f"{what}; {made_for.otherwise}")
 
 
 def home(target: str) -> tuple[str, str]:
@@ -142,7 +140,7 @@ def home(target: str) -> tuple[str, str]:
 
     For the cuda target without a usable GPU, that is cuda-stand-in on the CPU.
     """
-    if target != "cuda":
+    if not target_of(target).on_gpu:
         return "ort", "cpu"
     with contextlib.suppress(UnavailableError):
         require("ort", "cuda")
@@ -156,7 +154,9 @@ def installed(target: str) -> list[str]:
     They compute in its precision, and raise errors for damaged graphs.
     """
     able = {name: entry for name, entry in RUNTIMES.items() if target in entry.targets}
-    if target == FOREIGN:  # onnx's evaluator lacks operators of other exporters, such as those of quantised graphs
+    if (
+        target_of(target) is FOREIGN
+    ):  # onnx's evaluator lacks operators of other exporters, such as those of quantised graphs
         del able["reference"]
     return [
         name
@@ -171,9 +171,10 @@ def compared(target: str, provider: str | None) -> dict[str, str]:
     For a cuda bundle without a named provider, that is its `home`. For other bundles on the cpu, the default, it is all
     `installed` runtimes. In all other cases it is ort on `provider`.
     """
-    if provider is None and target == "cuda":
+    on_gpu = target_of(target).on_gpu
+    if provider is None and on_gpu:
         return dict([home(target)])
-    if provider in (None, "cpu") and target != "cuda":
+    if provider in (None, "cpu") and not on_gpu:
         return dict.fromkeys(installed(target), "cpu")
     return {"ort": provider or "cpu"}
 

@@ -42,7 +42,7 @@ from txport.exporters.export import export_graphs
 from txport.exporters.fused import quantize as quantizer
 from txport.exporters.fused import rewrite
 from txport.exporters.symbols import Symbol, Tracer
-from txport.exporters.targets import CONDITION, TARGETS, Job, Stage
+from txport.exporters.targets import CONDITION, EXPORTERS, Job, Stage
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.ops import PlainOps
 from txport.proof.bisect import culprit as module
@@ -487,8 +487,8 @@ def test_a_fault_in_the_file_alone_is_told_from_one_of_the_exporter(
 
 def with_stage(name: str, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the cpu target have one more stage, or another in place of one."""
-    cpu = TARGETS["cpu"]
-    monkeypatch.setitem(TARGETS, "cpu", dataclasses.replace(cpu, stages={**cpu.stages, name: stage}))
+    cpu = EXPORTERS["cpu"]
+    monkeypatch.setitem(EXPORTERS, "cpu", dataclasses.replace(cpu, stages={**cpu.stages, name: stage}))
 
 
 @pytest.mark.usefixtures("few_cases")
@@ -534,7 +534,7 @@ def test_what_only_padding_beyond_all_rows_shows_is_found(
 def test_the_branch_of_attention_is_a_step_of_its_own(
     checkpoints: dict[str, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conditional = TARGETS["cpu"].stages[CONDITION]
+    conditional = EXPORTERS["cpu"].stages[CONDITION]
 
     def faulty(model: ir.Model, job: Job) -> int:
         count = conditional(model, job)

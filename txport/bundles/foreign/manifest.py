@@ -12,15 +12,6 @@ from txport.bundles.ports import Graph, Port
 from txport.models.facts import Facts
 from txport.models.names import CONFIG
 
-FOREIGN = "foreign"  # the target of such folders
-
-
-def kind_of(target: str, *, plural: bool = False) -> str:
-    """Return the words for a bundle of a target, such as `a bundle of the cpu target`."""
-    if target == FOREIGN:
-        return "folders that others exported" if plural else "a folder that others exported"
-    return f"bundles of the {target} target" if plural else f"a bundle of the {target} target"
-
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignManifest(Manifest):

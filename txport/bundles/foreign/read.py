@@ -12,7 +12,7 @@ from txport.bundles.declared import Ports, read_signature
 from txport.bundles.foreign import contracts, facts, files
 from txport.bundles.foreign.contracts import HEAD, HEADS, HIDDEN, LABELS, VOCABULARY, Contract, Sizes
 from txport.bundles.foreign.files import LATER, Found
-from txport.bundles.foreign.manifest import FOREIGN, ForeignManifest
+from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.foreign.values import Values
 from txport.bundles.graphs import Outline
 from txport.bundles.ports import (
@@ -27,6 +27,7 @@ from txport.bundles.ports import (
     POSITION_IDS,
     Graph,
 )
+from txport.bundles.targets import FOREIGN
 from txport.errors import BundleError, CheckpointError, ConfigError, UnsupportedError
 from txport.models.audio.facts import Features
 from txport.models.facts import MOST_NUMBERS, Facts, StateTensor, numbers_of
@@ -76,7 +77,7 @@ def read_foreign(path: Path, variant: str | None = None) -> Bundle:
     except (CheckpointError, ConfigError) as error:
         raise BundleError(str(error)) from error
     manifest = ForeignManifest(
-        target=FOREIGN,
+        target=FOREIGN.name,
         precision=_precision(found, operators, read),
         opset=max((version for each in outlines.values() for name, version in each.opsets if not name), default=0),
         architecture=values.type,

@@ -174,9 +174,9 @@ def _generator(manifest: Manifest) -> str:
     reads = "prompt" if is_prompted else "features" if reads_features(manifest) else "tokens"
     limit = f"    most = min(most, {facts.writes.longest} - len(source))\n    given = {{}}"
     given = limit if is_prompted else ENCODED[manifest.target, reads]
-    if manifest.target == "cpu" and facts.attention:
+    if facts.attention and not manifest.made_for.is_standard:
         given += '\n    given["align"] = np.array([False])'
-    text = (PORTABLE if manifest.target == "portable" else CPU).replace("$given", given)
+    text = (PORTABLE if manifest.made_for.is_standard else CPU).replace("$given", given)
     return (CHOOSE if settings.rules(manifest) else LIKELIEST) + Template(text).substitute(
         doc=DOCS[reads],
         dtype=manifest.dtype,
@@ -240,7 +240,7 @@ def _sessions(manifest: Manifest) -> Iterator[str]:
             yield f'{role} = onnxruntime.InferenceSession("{graph.file}")'
     if not manifest.facts.generates:
         return
-    if manifest.target == "portable":
+    if manifest.made_for.is_standard:
         present = '(port.name for port in decoder.get_outputs() if port.name.startswith("present."))'
         yield f'outputs = ["logits", *{present}]'
     elif manifest.facts.is_encoder_decoder:

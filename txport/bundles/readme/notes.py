@@ -27,13 +27,13 @@ def notes(manifest: Manifest) -> list[str]:
     if not facts.generates:
         return found
     found.append(f"**Beams**: {_beams(manifest)}.")
-    if manifest.target == "cuda":
+    if manifest.made_for.on_gpu:
         found.append(
             "**Without the host**: bind `next_ids` to the memory of `input_ids`, `present_lengths` to that of "
             "`past_lengths`, and greedy search goes on by itself: no input changes its place, so a CUDA graph replays "
             "it."
         )
-    if manifest.target == "cpu":
+    if manifest.made_for.on_request:
         exact = screens(facts, manifest.precision)
         found.append(
             "**The best tokens**: with `k` above 0, the graph gives the k best tokens of each row in `ids`, and their "
@@ -41,8 +41,8 @@ def notes(manifest: Manifest) -> list[str]:
             + (" Do not use `k` below 0: what it gives is exact on some processors alone." if exact else "")
         )
     if facts.attention is not None:
-        name = manifest.graphs[DECODER if manifest.target == "portable" else STEP].attention
-        asked = "" if manifest.target != "cpu" else ", if `align` is true"
+        name = manifest.graphs[STEP if STEP in manifest.graphs else DECODER].attention
+        asked = ", if `align` is true" if manifest.made_for.on_request else ""
         found.append(f"**Alignment**: {code(str(name))} is the attention of each token over the source{asked}.")
     return found
 
@@ -52,7 +52,6 @@ def _batches(manifest: Manifest) -> str:
     pad = facts.vocabulary.pad
     if isinstance(facts.source, Features):
         return "several sources are rows of `input_features`; all have the same length"
-    is_portable = manifest.target == "portable"
     if facts.is_causal:
         return {
             "portable": f"pad shorter prompts at the left with {pad}; `attention_mask` is 0 there, and `position_ids` "
@@ -62,7 +61,9 @@ def _batches(manifest: Manifest) -> str:
             "cuda": f"pad shorter prompts at the right with {pad}; in steps, `past_lengths` are each row's own, and "
             "what padding left in the caches is written over",
         }[manifest.target]
-    where = "`attention_mask` is 0 there" if is_portable else "`source_lengths` says how many are real"
+    where = (
+        "`attention_mask` is 0 there" if manifest.made_for.is_standard else "`source_lengths` says how many are real"
+    )
     return f"pad shorter rows at the right with {pad}; {where}"
 
 
@@ -74,7 +75,7 @@ def _beams(manifest: Manifest) -> str:
     shared += "values. "
     if SELECT in graphs:
         return f"`{graphs[SELECT].file}` picks `rows` of the state by their numbers; each `selected.X` becomes `X`"
-    if manifest.target == "cuda":
+    if manifest.made_for.on_gpu:
         return (shared if manifest.facts.is_encoder_decoder else "") + (
             f"`{graphs[SELECT_ROWS].file}` picks rows of the caches by their numbers, `{graphs[GROW_ROWS].file}` gives "
             "them more places, and `onnx/admit_rows.onnx` puts those of others in their place"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from txport.bundles.comparisons import describe_calibrated, describe_loss, describe_original
-from txport.bundles.manifest import Manifest, is_quantised
+from txport.bundles.manifest import Manifest
 from txport.bundles.ports import GENERATE
 from txport.bundles.readme import settings, tables
 from txport.bundles.readme.loop import loop, one_run
@@ -16,8 +16,6 @@ from txport.models.facts import Facts
 from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER
 from txport.system.markdown import code, plain
 
-LEAST_RUNTIME = "1.24.1"  # the oldest version of ONNX Runtime that txport supports
-LEAST_ON_DEVICE = "1.31.1"  # with CUDA
 MOST_LABELS = 50  # in a list
 TASKS = {
     "seq2seq": "It reads {reads} and writes a sequence of tokens, one at a time.",
@@ -83,7 +81,7 @@ def _how(manifest: Manifest) -> Iterator[str]:
         yield "**The graphs have no weights, so nothing can run them.** They show what an export would be."
         return
     checks = "checks that it is whole and computes what PyTorch computed."
-    if manifest.target == "cuda":
+    if manifest.made_for.on_gpu:
         verify = "`txport verify FOLDER --runtime cuda-stand-in`"
         yield f"With txport, `txport run FOLDER --provider cuda` runs the bundle, and {verify} {checks}"
         yield (
@@ -138,19 +136,19 @@ def _limits(manifest: Manifest) -> Iterator[str]:
         most = f"at most {target.longest} tokens; padding {target.pad}"
         yield f"target: ids 0 to {target.size - 1}, {most}; end tokens {numbers(target.ends) or 'none'}{start}"
     if facts.windows:
-        where = "the last" if facts.task == "causal" else "themselves and to each side less than"
+        where = "the last" if facts.is_causal else "themselves and to each side less than"
         yield f"some layers see {where} {' or '.join(map(str, facts.windows))} tokens"
-    if manifest.target == "portable":
+    if manifest.made_for.is_standard:
         flow = "no control flow but the loop of `generate.onnx`" if manifest.single else "no control flow"
         yield f"operators: ONNX opset {manifest.opset} alone, {flow}; any runtime that has them"
     else:
-        least = {"cpu": LEAST_RUNTIME, "cuda": LEAST_ON_DEVICE}[manifest.target]
+        least = manifest.made_for.least_runtime
         yield f"operators: ONNX opset {manifest.opset} and `com.microsoft`; ONNX Runtime {least} or newer"
     held = f"{DTYPES[manifest.dtype]} floating point numbers"
-    is_cuda = manifest.target == "cuda"
-    yield f"caches are {held}, features and logits 32-bit" if is_cuda else f"features, caches and logits are {held}"
-    if is_quantised(manifest.target, manifest.precision):
-        yield QUANTISED_CUDA.format(manifest.precision.removeprefix("int")) if is_cuda else QUANTISED
+    on_gpu = manifest.made_for.on_gpu
+    yield f"caches are {held}, features and logits 32-bit" if on_gpu else f"features, caches and logits are {held}"
+    if manifest.is_quantised:
+        yield QUANTISED_CUDA.format(manifest.precision.removeprefix("int")) if on_gpu else QUANTISED
     if manifest.rows:
         yield f"its kernels are the fastest for {manifest.rows} rows, and results may depend on the batch"
 

@@ -88,11 +88,6 @@ FILES = {
     "onnx/weights.bin": "the weights of all graphs, each once",
 }
 TASKS = {"seq2seq": "sequence to sequence", "causal": "causal language model", "encode": "encoder"}
-TARGETS = {
-    "portable": "portable: standard ONNX operators",
-    "cpu": "cpu: ONNX Runtime's fused operators",
-    "cuda": "cuda: operators of ONNX Runtime on a GPU",
-}
 KINDS = {
     "encoder": "the source, once",
     "decoder": "the first step and all later ones",
@@ -193,7 +188,7 @@ def about(manifest: Manifest) -> str:
     rows = [
         ("task", TASKS[manifest.facts.task]),
         ("architecture", f"{plain(manifest.architecture)}{_sizes(manifest.facts)}"),
-        ("target", TARGETS[manifest.target]),
+        ("target", manifest.made_for.summary),
         ("precision", plain(manifest.described_precision)),
         ("opset", str(manifest.opset)),
         ("checkpoint", f"{code(checkpoint['name'])}, SHA-256 {code(checkpoint['sha256'])}"),

@@ -15,7 +15,8 @@ from txport.bundles.comparisons import (
     describe_loss,
     describe_original,
 )
-from txport.bundles.manifest import AUTO_LIMIT, MOST_IN_FP32, PRECISIONS, STAND_IN, STOOD_IN, TARGETS
+from txport.bundles.manifest import AUTO_LIMIT, MOST_IN_FP32, PRECISIONS, STAND_IN, STOOD_IN
+from txport.bundles.targets import TARGETS
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
 from txport.cli.options import max_loss_option, provider_option, threads_option, trust_option, variant_option
@@ -29,7 +30,7 @@ from txport.runtimes import GRAPH_RUNTIMES
 @click.argument("checkpoint", shell_complete=completion.models)
 @click.argument("out", type=OUTPUT_FOLDER, shell_complete=completion.folders)
 @click.option(
-    "--target", type=click.Choice(TARGETS), default="portable", show_default=True, help="Target of the export."
+    "--target", type=click.Choice(list(TARGETS)), default="portable", show_default=True, help="Target of the export."
 )
 @click.option(
     "--precision",
@@ -172,7 +173,7 @@ def inspect(bundle: str, variant: str | None, brief: bool, as_json: bool, html: 
 
 def _kernels(bundle: Any) -> dict[str, Any]:
     """Return what `inspect --json` adds for a cuda bundle: the audit of each graph, or why there is none."""
-    if bundle.manifest.target != "cuda":
+    if not bundle.manifest.made_for.on_gpu:
         return {}
     from txport.inspection.kernels import audits_or_why
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from txport.bundles.manifest import PRECISIONS, TARGETS
+from txport.bundles.manifest import PRECISIONS
+from txport.bundles.targets import TARGETS
 from txport.cli import completion, textio
 from txport.cli.guard import progress
 from txport.cli.options import (
@@ -161,7 +162,9 @@ def _write(result: Any, seconds: float, report: Path | None, junit: Path | None,
 
 @command()
 @click.argument("checkpoint", shell_complete=completion.models)
-@click.option("--target", "targets", type=click.Choice(TARGETS), multiple=True, help="Export for this." + MATRIX_NOTE)
+@click.option(
+    "--target", "targets", type=click.Choice(list(TARGETS)), multiple=True, help="Export for this." + MATRIX_NOTE
+)
 @click.option(
     "--precision",
     "precisions",

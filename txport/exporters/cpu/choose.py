@@ -9,8 +9,12 @@ from functools import partial
 import onnx_ir as ir
 
 from txport.bundles.forms import BLOCKS, DYNAMIC, INVARIANT, PLAIN, ROWS, Form, blocks_of, with_columns
+from txport.bundles.manifest import Manifest
 from txport.bundles.ports import PREFILL, STEP
+from txport.exporters.cpu.columns import find_columns, has_columns
 from txport.exporters.fused.packs import is_linear, parts_of
+from txport.exporters.fused.rewrite import tables_of, tags_of
+from txport.models.checkpoint import Checkpoint
 from txport.models.weights.packed import PackedReader
 
 FLOAT = 4  # bytes
@@ -28,6 +32,23 @@ NO_PACKED: Mapping[str, PackedReader] = {}
 # Linear layers of the encoder that are stored in 4 bits to save space, although the encoder has many rows: those that
 # save the most bytes for the time lost.
 FOUR_BITS = frozenset({"ffn_out", "cross_key", "cross_value"})
+
+
+def forms_of(
+    checkpoint: Checkpoint, manifest: Manifest, models: Mapping[str, ir.Model], chosen: Mapping[str, Form] = NO_FORMS
+) -> dict[str, Form]:
+    """Return initializer -> form for the graphs of an export; see `choose_forms`."""
+    may = has_columns(manifest.facts, manifest.rows) and not manifest.weightless
+    return choose_forms(
+        models,
+        manifest.precision,
+        manifest.rows,
+        tags=tags_of(checkpoint.outline),
+        tables=tables_of(checkpoint.outline),
+        chosen=chosen,
+        columns=find_columns(checkpoint) if may else {},
+        packed=checkpoint.packed,
+    )
 
 
 def choose_form(

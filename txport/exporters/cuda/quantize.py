@@ -12,13 +12,33 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from txport.bundles.forms import BLOCKS, Form, Stored, blocks_of
+from txport.bundles.manifest import Manifest
+from txport.errors import UnsupportedError
 from txport.exporters.fused.packs import is_product, parts_of
-from txport.exporters.fused.rewrite import Matrix, Quantising, in_blocks, looked_up
+from txport.exporters.fused.rewrite import Matrix, Quantising, in_blocks, looked_up, tables_of, tags_of
+from txport.models.checkpoint import Checkpoint
 
 ALIGNED = 8  # kernels process this many rows at a time; for other counts, each step unpacks the whole matrix
 SIZES = {8: BLOCKS, 4: (32, 16)}  # block sizes, the first that fits is used; small blocks in 4 bits
 LEAST_BLOCK = min(BLOCKS)
 BITS = {"int8": 8, "int4": 4}
+
+
+def forms_of(
+    checkpoint: Checkpoint, manifest: Manifest, models: Mapping[str, ir.Model], chosen: Mapping[str, Form]
+) -> dict[str, Form]:
+    """Return initializer -> form for the graphs of an export, none of them `chosen`; see `choose_forms`.
+
+    Raises `UnsupportedError` if the kernels support none of the matrices.
+    """
+    source = checkpoint.outline
+    forms = choose_forms(models, manifest.precision, tables_of(source), tags_of(source), checkpoint.packed)
+    if not forms:
+        need = f"{manifest.precision} on cuda needs matrices of whole blocks of {LEAST_BLOCK} inputs"
+        raise UnsupportedError(
+            f"{need} and {ALIGNED} outputs, and this model has none; export it with precision='fp16'"
+        )
+    return forms
 
 
 def choose_forms(

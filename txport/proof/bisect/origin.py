@@ -18,7 +18,7 @@ from txport.bundles.forms import Form, Stored
 from txport.bundles.graphs import read_ir
 from txport.bundles.manifest import Manifest
 from txport.exporters.fused.packs import packs, parts_of
-from txport.exporters.targets import TARGETS, Job, stages
+from txport.exporters.targets import EXPORTERS, Job, stages
 from txport.exporters.weights import FILE, INLINE_BELOW, WeightFile, outside
 from txport.models.checkpoint import Checkpoint
 from txport.models.weights.copies import copied
@@ -69,7 +69,7 @@ def graphs(role: str, held: Checkpoint, manifest: Manifest) -> Iterator[tuple[st
     shared: dict[str, Any] = {"unrounded": lambda name: held.tensor(first[name]), "packed": held.packed}
     job = Job(model, manifest, role, read=held.reader, **shared)
     quantises = bool(manifest.quantization)
-    yield from stages(TARGETS[manifest.target], job, lambda graph: forms_in(graph, manifest) if quantises else None)
+    yield from stages(EXPORTERS[manifest.target], job, lambda graph: forms_in(graph, manifest) if quantises else None)
 
 
 def forms_in(graph: ir.Model, manifest: Manifest) -> dict[str, Form]:

@@ -133,7 +133,7 @@ def make_probe(
 
 def is_widened(manifest: Manifest) -> bool:
     """Return whether the graphs of a bundle are probed in fp32, whatever they compute in on the device."""
-    return manifest.target == "cuda"
+    return manifest.made_for.on_gpu
 
 
 def computed_in(manifest: Manifest) -> str:

@@ -78,7 +78,7 @@ def compare_context(
     manifest = bundle.manifest
     if isinstance(checkpoint.outline, Adapted) or not is_long(manifest.facts):
         return
-    is_fp32 = manifest.target == "cuda" or bool(manifest.quantization)  # no product with weights is in these parts
+    is_fp32 = manifest.made_for.on_gpu or bool(manifest.quantization)  # no product with weights is in these parts
     precision = "fp32" if is_fp32 else manifest.arithmetic
     tolerance = tolerance_of(precision, "cpu", atol, rtol)
     roles = [role for role in manifest.driven if manifest.graphs[role].has_weights]
@@ -122,16 +122,16 @@ class Parts:
         self._tolerance = tolerance
         self._own_dtype = HALVES.get(precision, torch.float32)
         self._table_dtype = HALVES.get(manifest.arithmetic, torch.float32)
-        is_rounded = manifest.target == "cuda"  # where the parts compute finer than the bundle, they have its tables
-        self._stored = HALVES.get(manifest.arithmetic, torch.float32) if is_rounded else torch.float32
+        on_gpu = manifest.made_for.on_gpu  # where the parts compute finer than the bundle, they have its tables
+        self._stored = HALVES.get(manifest.arithmetic, torch.float32) if on_gpu else torch.float32
         self._facts = manifest.facts
         self._first = first_names(checkpoint.outline)
         self._names = {part: name for name, part in checkpoint.outline.named_modules()}
         self._folder = bundle.file(role).parent
         self._show = partial(shown, manifest=manifest)
-        self._ports = widened(manifest.graphs[role]) if manifest.target == "cuda" else manifest.graphs[role]
-        self._has_rows = manifest.target != "cpu"  # activations have a dim of rows
-        self._dtype = np.dtype("float32" if manifest.target == "cuda" else manifest.dtype)
+        self._ports = widened(manifest.graphs[role]) if on_gpu else manifest.graphs[role]
+        self._has_rows = not manifest.made_for.is_flat  # activations have a dim of rows
+        self._dtype = np.dtype("float32" if on_gpu else manifest.dtype)
         self._graph = Weighted(read_ir(bundle.file(role)), manifest.weights, self._first)
 
     def compare(self, seed: int) -> Iterator[Comparison]:

@@ -35,7 +35,7 @@ from txport.bundles.ports import (
     STEP,
     screens,
 )
-from txport.exporters.targets import TARGETS
+from txport.exporters.targets import EXPORTERS
 from txport.models.facts import Facts, Task
 from txport.models.model import Model
 from txport.proof.parity.cases import Case
@@ -115,7 +115,7 @@ class Reference:
     def _cast(self, role: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         graph = self.manifest.graphs[role]
         cast = {name: held_as(graph.port(name).dtype, array) for name, array in inputs.items()}
-        if self.manifest.target == "cuda":  # arrays in 16 bits exist only on the device
+        if self.manifest.made_for.on_gpu:  # arrays in 16 bits exist only on the device
             cast = {name: array.astype(np.float32) if is_float(array) else array for name, array in cast.items()}
         return cast
 
@@ -139,7 +139,7 @@ class Reference:
         graph = self.manifest.graphs[role]
         if not graph.has_weights:
             return cuda.moved(graph, inputs)
-        if role == STEP and self.manifest.target == "cpu":
+        if EXPORTERS[self.manifest.target].traced(graph) != graph:  # tokens are selected after what is traced
             outputs = self._stepped(model, inputs, tensors)
         else:
             outputs = module_of(model, self.manifest, role)(*tensors)
@@ -172,7 +172,7 @@ def is_float(array: Array) -> bool:
 
 def module_of(model: Model, manifest: Manifest, role: str) -> Callable[..., Any]:
     """Return the PyTorch function of a graph; that of a step of the cpu target does not select the best tokens."""
-    return TARGETS[manifest.target].modules[manifest.facts.task][role](model)
+    return EXPORTERS[manifest.target].modules[manifest.facts.task][role](model)
 
 
 def chosen(outputs: tuple[torch.Tensor, ...], manifest: Manifest, *asked: torch.Tensor) -> tuple[torch.Tensor, ...]:

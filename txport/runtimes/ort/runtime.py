@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.foreign.manifest import ForeignManifest, kind_of
+from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.ports import GENERATE, STEP
 from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
@@ -92,14 +92,15 @@ def load(
     `user_compute_stream` is the address of the CUDA stream on which to run graphs of the cuda target; raise
     `UnsupportedError` if it is given for another target.
     """
-    if bundle.manifest.target == "cuda":
+    made_for = bundle.manifest.made_for
+    if made_for.on_gpu:
         return _on_gpu(bundle, provider, threads, user_compute_stream)
     if user_compute_stream is not None:
         what = f"user_compute_stream is for bundles of the cuda target, and {bundle.path} is"
-        raise UnsupportedError(f"{what} {kind_of(bundle.manifest.target)}; export it with target='cuda'")
+        raise UnsupportedError(f"{what} {made_for.kind}; export it with target='cuda'")
     if isinstance(bundle.manifest, ForeignManifest):
         return foreign_runtime(OrtEngine(bundle, provider, threads), bundle.manifest)
-    if bundle.manifest.target == "portable":
+    if made_for.is_standard:
         return PortableRuntime(OrtEngine(bundle, provider, threads), bundle.manifest)
     return FusedRuntime(bundle, start_sessions(bundle, provider, threads, spinning=STEP))
 

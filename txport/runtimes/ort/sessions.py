@@ -84,7 +84,7 @@ def start_sessions(
     for role in roles:
         options = session_options(threads, weights, spins=role == spinning)
         options.use_deterministic_compute = name in NVIDIA
-        if name == CPU and bundle.manifest.target == "portable" and role != GENERATE:  # the body of a loop is not fused
+        if name == CPU and bundle.manifest.made_for.is_standard and role != GENERATE:  # the body of a loop is not fused
             options.add_session_config_entry(FOLDING, str(MOST_FOLDED))
         if role == PREFILL and reads_in_place(sum(map(len, maps)), bundle.manifest.arithmetic):
             options.add_session_config_entry("session.disable_prepacking", "1")
@@ -96,7 +96,7 @@ def start_sessions(
         require_nodes(sessions, name)
     if name in NVIDIA:
         besides = () if name == CUDA else (CUDA,)  # runs the nodes that TensorRT does not support
-        strict = require_all_nodes if bundle.manifest.target == "cuda" else require_compute
+        strict = require_all_nodes if bundle.manifest.made_for.on_gpu else require_compute
         strict(sessions, name, *besides)
     return Sessions(sessions, weights)
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.foreign.manifest import kind_of
 from txport.bundles.graphs import read_outline
 from txport.errors import OutOfMemoryError, UnavailableError, UnsupportedError, quoted
 from txport.runtimes.ort.nvidia.driver import Device
@@ -67,8 +66,8 @@ def needs_cudnn(bundle: Bundle, roles: Iterable[str]) -> str | None:
 
     All bundles of targets other than cuda need it: their operators, also those that ONNX Runtime fuses, may use it.
     """
-    if bundle.manifest.target != "cuda":
-        return f"{bundle.path} is {kind_of(bundle.manifest.target)}, which needs it"
+    if not bundle.manifest.made_for.on_gpu:
+        return f"{bundle.path} is {bundle.manifest.made_for.kind}, which needs it"
     files = {bundle.file(role) for role in roles}
     found = sorted({name for file in files for name in read_outline(file).names & OF_CUDNN})
     return f"{bundle.path} needs it for {', '.join(found)}" if found else None
