@@ -14,8 +14,8 @@ from typing import Any
 
 PUBLISHED = Path(__file__).parent / "published"
 NAMES = (
-    *("smollm2-135m", "gemma3-270m", "qwen2.5-0.5b", "llama3.2-1b", "bge-m3", "bart-large", "nllb-600m"),
-    *("whisper-small", "whisper-medium", "opus-mt", "flan-t5-base", "bert-base"),
+    *("smollm2-135m", "gemma3-270m", "qwen2.5-0.5b", "llama3.2-1b", "bge-m3", "modernbert-base", "bart-large"),
+    *("nllb-600m", "whisper-small", "whisper-medium", "opus-mt", "flan-t5-base", "bert-base"),
 )
 
 

@@ -101,6 +101,23 @@ def _bert_head(vocabulary: int, width: int) -> Shapes:
     }
 
 
+def modernbert(config: Config) -> Shapes:
+    """ModernBERT with the head of its masked language model."""
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    found: Shapes = {"model.embeddings.tok_embeddings.weight": (config["vocab_size"], width)}
+    for number in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{number}"
+        found |= norm(f"{layer}.attn_norm", width, bias=False) if number else {}
+        found |= linear(f"{layer}.attn.Wqkv", 3 * width, width, bias=False)
+        found |= linear(f"{layer}.attn.Wo", width, width, bias=False)
+        found |= norm(f"{layer}.mlp_norm", width, bias=False)
+        found |= linear(f"{layer}.mlp.Wi", 2 * inner, width, bias=False)
+        found |= linear(f"{layer}.mlp.Wo", width, inner, bias=False)
+    for name in ("model.embeddings.norm", "model.final_norm", "head.norm"):
+        found |= norm(name, width, bias=False)
+    return found | linear("head.dense", width, width, bias=False) | {"decoder.bias": (config["vocab_size"],)}
+
+
 def encoder_decoder(config: Config) -> Shapes:
     """BART without a head, NLLB and Marian."""
     kind = config["model_type"]
@@ -185,6 +202,7 @@ TYPES: dict[str, Callable[[Config], Shapes]] = {
     **dict.fromkeys(NORMS, decoder_only),
     **dict.fromkeys(("bert", "xlm-roberta"), bert),
     **dict.fromkeys(("bart", "m2m_100", "marian"), encoder_decoder),
+    "modernbert": modernbert,
     "whisper": whisper,
     "t5": t5,
 }

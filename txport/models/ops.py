@@ -226,8 +226,11 @@ class Blocks:
         return x.index_select(1, self._places[1]).reshape(-1, self._counts[1], x.shape[2])
 
     def joined(self, x: Tensor, like: Tensor) -> Tensor:
-        """Return what blocks computed (B x C, W, D) for the positions of `like` (B, S, ...): (B, S, D)."""
-        return x.reshape(like.shape[0], -1, x.shape[2])[:, : like.shape[1]]
+        """Return what blocks computed (B x C, W, D) for the positions of `like` (B, S, ...): (B, S, D).
+
+        C x W is that of the places: with -1, the exporter lets all layers read it from what the first one computed.
+        """
+        return x.reshape(like.shape[0], self._places[0].shape[0], x.shape[2])[:, : like.shape[1]]
 
 
 def attended(
