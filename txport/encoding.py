@@ -17,6 +17,7 @@ from txport.models.tokenizers.base import Tokenizer, Unknown, encode_within, sho
 from txport.runtimes.base import EncoderRuntime, Outputs, Runtime
 from txport.runtimes.inputs import infer
 from txport.search.batching import at_once, in_batches
+from txport.system.arrays import Array
 from txport.system.numbers import switch, whole
 
 BATCH_SIZE = 32
@@ -305,7 +306,7 @@ def _function(facts: Facts) -> Function:
     return facts.function_to_apply
 
 
-def scores(logits: NDArray[Any], function: Function) -> NDArray[np.float64]:
+def scores(logits: Array, function: Function) -> NDArray[np.float64]:
     """Convert logits (..., C) to scores (..., C) in float64."""
     values = logits.astype(np.float64)
     if function == "none":

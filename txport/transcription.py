@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.errors import AudioError, UnsupportedError, quoted
 from txport.models.audio.facts import TASKS, Features, Speech
@@ -29,9 +28,10 @@ from txport.models.tokenizers.base import Tokenizer
 from txport.runtimes.base import Floats, Ints, log_softmax
 from txport.search.options import Found, SearchOptions
 from txport.search.timestamps import TimestampRules
+from txport.system.arrays import Array
 from txport.system.numbers import number, switch
 
-Audio = str | PathLike[str] | NDArray[Any]
+Audio = str | PathLike[str] | Array
 Requests = list[tuple[Floats, list[int]]]  # features (M, F), and the prefix of the target
 # Section 4.5 of the paper: a window is decoded again, by sampling with rising temperature, if the compression ratio of
 # its text is too high (repetition), or the mean log-probability of its tokens too low.

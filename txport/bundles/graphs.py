@@ -12,9 +12,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.errors import BundleError, brief, quoted
+from txport.system.arrays import Array
 from txport.system.protobuf import VARINT, known, varint
 
 if TYPE_CHECKING:
@@ -206,10 +206,10 @@ def read_ir(path: Path) -> ir.Model:
         raise BundleError(f"{path} is not a whole ONNX file: {brief(error)}") from error
 
 
-Maps = dict[tuple[Any, ...], NDArray[Any]]  # (file, offset, dtype, dims) -> memory-mapped array
+Maps = dict[tuple[Any, ...], Array]  # (file, offset, dtype, dims) -> memory-mapped array
 
 
-def mapped(tensor: onnx.TensorProto, path: Path, maps: Maps) -> NDArray[Any]:
+def mapped(tensor: onnx.TensorProto, path: Path, maps: Maps) -> Array:
     """Return the values of a tensor of a graph at `path`; those in another file are memory-mapped, read-only.
 
     Arrays that are already in `maps` are reused. Needs onnx. Raises `BundleError` if the data is missing.

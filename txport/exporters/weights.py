@@ -14,7 +14,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.bundles.bundle import Bundle
@@ -26,8 +25,7 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.weights.copies import copied
 from txport.models.weights.plan import first_names
 from txport.models.weights.streamed import Reader
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 FILE = "weights.bin"
 NORMS = {  # index of the weight input

@@ -6,12 +6,9 @@ large as the model's real logits, and any error would pass. Masks are therefore 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 LEAST, GAP = 9e3, 100.0  # minimum size of a mask, and its minimum ratio to the largest real logit
 ROOM = 2.0  # masks are cut off at ROOM x the largest real logit, so a missing mask still shows

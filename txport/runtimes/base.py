@@ -10,15 +10,16 @@ from numpy.typing import NDArray
 
 from txport.bundles.ports import Port
 from txport.errors import RunError, TxportError, brief
+from txport.system.arrays import Array
 from txport.system.machine import is_out_of_memory
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
-Inputs = NDArray[Any]  # tokens (int64), or features (float32)
+Inputs = Array  # tokens (int64), or features (float32)
 Logits = TypeVar("Logits", Floats, Doubles)
 State = Any
-Outputs = dict[str, NDArray[Any]]
+Outputs = dict[str, Array]
 Explain = Callable[[Exception], TxportError | None]  # returns our error for a known error of an engine
 GraphPorts = tuple[tuple[Port, ...], tuple[Port, ...]]
 
@@ -149,7 +150,7 @@ class GraphRuntime(Runtime, Protocol):
         """Return the inputs and outputs of a graph as the engine read them from its file."""
         ...
 
-    def run_graph(self, role: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run_graph(self, role: str, inputs: dict[str, Array]) -> dict[str, Array]:
         """All inputs of a graph by port -> all of its outputs by port."""
         ...
 

@@ -12,6 +12,7 @@ from txport.errors import RunError
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.runtimes.base import EncoderRuntime, Inputs, Ints, Outputs
+from txport.system.arrays import Array
 
 Source = Any  # token ids (S,), or features (M, F)
 Sources = Sequence[Source]
@@ -76,7 +77,7 @@ def infer(runtime: EncoderRuntime, sources: Sequence[Sequence[int]], facts: Fact
     ]  # fmt: skip
 
 
-def outputs_of(facts: Facts, found: Mapping[str, NDArray[Any]], rows: int, length: int, padded: int) -> Outputs:
+def outputs_of(facts: Facts, found: Mapping[str, Array], rows: int, length: int, padded: int) -> Outputs:
     """Return the outputs of an encoder-only graph, as in `EncoderRuntime.infer`, without graph padding.
 
     `rows` is the number of rows. The graph ran with `padded` tokens per row; `length` of them are returned. Raise

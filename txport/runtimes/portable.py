@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import (
@@ -28,6 +27,7 @@ from txport.bundles.ports import (
 from txport.errors import RunError
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, scores
 from txport.runtimes.inputs import outputs_of
+from txport.system.arrays import Array
 
 T = TypeVar("T")
 
@@ -47,11 +47,11 @@ class Engine(Protocol[T]):
         """See `GraphRuntime.placement`."""
         ...
 
-    def from_numpy(self, array: NDArray[Any]) -> T:
+    def from_numpy(self, array: Array) -> T:
         """Return an array as a tensor of the engine."""
         ...
 
-    def to_numpy(self, tensor: T) -> NDArray[Any]:
+    def to_numpy(self, tensor: T) -> Array:
         """Return a tensor of the engine as an array."""
         ...
 
@@ -173,7 +173,7 @@ class PortableRuntime(Generic[T]):
         """See `GraphRuntime.ports`."""
         return self._engine.ports(role)
 
-    def run_graph(self, role: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run_graph(self, role: str, inputs: dict[str, Array]) -> dict[str, Array]:
         """See `GraphRuntime.run_graph`."""
         wanted = [port.name for port in self._graphs[role].outputs]
         tensors = {name: self._engine.from_numpy(array) for name, array in inputs.items()}
@@ -184,7 +184,7 @@ class PortableRuntime(Generic[T]):
         """See `GraphRuntime.placement`."""
         return self._engine.placement()
 
-    def _fetch(self, name: str, results: dict[str, T], dims: tuple[int, ...]) -> NDArray[Any]:
+    def _fetch(self, name: str, results: dict[str, T], dims: tuple[int, ...]) -> Array:
         """Return an output of the decoder as an array; raise `RunError` if its shape is not `dims`."""
         array = self._engine.to_numpy(results[name])
         if array.shape != dims:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
@@ -21,6 +20,7 @@ from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.foreign.lengths import foreign_runtime
 from txport.runtimes.portable import PortableRuntime
 from txport.runtimes.single import SingleRuntime
+from txport.system.arrays import Array
 
 
 class MatMul(OpRun):
@@ -28,7 +28,7 @@ class MatMul(OpRun):
 
     op_domain = ""
 
-    def _run(self, one: NDArray[Any], other: NDArray[Any]) -> tuple[NDArray[Any]]:
+    def _run(self, one: Array, other: Array) -> tuple[Array]:
         return (np.matmul(one.astype(np.float32), other.astype(np.float32)).astype(one.dtype),)
 
 
@@ -43,13 +43,13 @@ class LayerNormalization(OpRun):
 
     def _run(
         self,
-        x: NDArray[Any],
-        scale: NDArray[Any],
-        bias: NDArray[Any] | None = None,
+        x: Array,
+        scale: Array,
+        bias: Array | None = None,
         axis: int = -1,
         epsilon: float = 1e-5,
         stash_type: int = 1,
-    ) -> tuple[NDArray[Any], ...]:
+    ) -> tuple[Array, ...]:
         assert stash_type == onnx.TensorProto.FLOAT
         values = x.astype(np.float32)
         axes = tuple(range(axis % x.ndim, x.ndim))
@@ -65,7 +65,7 @@ class GatherElements(OpRun):
 
     op_domain = ""
 
-    def _run(self, data: NDArray[Any], indices: NDArray[Any], axis: int = 0) -> tuple[NDArray[Any]]:
+    def _run(self, data: Array, indices: Array, axis: int = 0) -> tuple[Array]:
         return (np.take_along_axis(data, indices, axis=axis),)
 
 
@@ -82,7 +82,7 @@ class ReferenceEngine:
         inputs = tuple(map(_port, graph.input_names, graph.input_types))
         return inputs, tuple(map(_port, graph.output_names, graph.output_types))
 
-    def run(self, role: str, inputs: dict[str, NDArray[Any]], outputs: list[str]) -> dict[str, NDArray[Any]]:
+    def run(self, role: str, inputs: dict[str, Array], outputs: list[str]) -> dict[str, Array]:
         """See `Engine.run`."""
         with running(role, "onnx's evaluator"), np.errstate(all="ignore"):
             return dict(zip(outputs, self._graphs[role].run(outputs, inputs), strict=True))
@@ -91,11 +91,11 @@ class ReferenceEngine:
         """See `GraphRuntime.placement`."""
         return {role: {"ReferenceEvaluator": len(graph.nodes_)} for role, graph in self._graphs.items()}
 
-    def from_numpy(self, array: NDArray[Any]) -> NDArray[Any]:
+    def from_numpy(self, array: Array) -> Array:
         """See `Engine.from_numpy`."""
         return np.asarray(array)
 
-    def to_numpy(self, tensor: NDArray[Any]) -> NDArray[Any]:
+    def to_numpy(self, tensor: Array) -> Array:
         """See `Engine.to_numpy`."""
         return tensor
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import (
@@ -24,6 +23,7 @@ from txport.bundles.ports import (
 from txport.errors import RunError, UnsupportedError
 from txport.runtimes.base import Floats, GraphPorts, Inputs, Ints, Scores, State
 from txport.runtimes.portable import Engine
+from txport.system.arrays import Array
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class SingleRuntime(Generic[T]):
 
         Raise `RunError` if the graph fails or if its outputs are not those of a search.
         """
-        given: dict[str, NDArray[Any]] = {}
+        given: dict[str, Array] = {}
         if self.facts.is_causal or self.facts.masks_source:
             mask = np.arange(source.shape[1])[None, :] < lengths[:, None]
             given |= {INPUT_IDS: source, ATTENTION_MASK: mask.astype(np.int64)}

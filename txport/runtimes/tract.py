@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import tract
-from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import require_order
@@ -15,6 +14,7 @@ from txport.bundles.ports import UNNAMED, Dim, Graph, Port
 from txport.errors import BundleError, LoadError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.portable import PortableRuntime
+from txport.system.arrays import Array
 from txport.system.machine import is_out_of_memory
 
 UNCOUNTED = ("Source", "Const")  # operators that compute nothing
@@ -76,11 +76,11 @@ class TractEngine:
         """See `GraphRuntime.placement`."""
         return {role: {"CPU": loaded.count()} for role, loaded in self._graphs.items()}
 
-    def from_numpy(self, array: NDArray[Any]) -> Tensor:
+    def from_numpy(self, array: Array) -> Tensor:
         """See `Engine.from_numpy`."""
         return tract.Tensor.from_numpy(array)
 
-    def to_numpy(self, tensor: Tensor) -> NDArray[Any]:
+    def to_numpy(self, tensor: Tensor) -> Array:
         """See `Engine.to_numpy`; returns a copy."""
         return tensor.to_numpy()  # type: ignore[no-any-return]
 

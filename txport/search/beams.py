@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sized
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from txport.runtimes.base import Doubles, Floats, Ints
 from txport.search.options import Alignment, Found, SearchOptions
 from txport.search.rows import alignment, uncovered
+from txport.system.arrays import Array
 
 Bools = NDArray[np.bool_]
-Pick = Callable[[NDArray[Any]], NDArray[Any]]
+Pick = Callable[[Array], Array]
 NO_END = -1  # instead of an end token, for hypotheses without one
 
 

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from txport.errors import brief, quoted
 from txport.system.documents import DocumentError, require_size
 
+Array = NDArray[Any]  # of any dtype
+
 LARGEST = 16 << 20  # bytes of a file
 LONGEST_HEADER = 1000  # characters
 
@@ -27,7 +29,7 @@ class Expected(NamedTuple):
     finite: bool = True
 
 
-def read_arrays(path: Path, expected: Mapping[str, Expected]) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path, expected: Mapping[str, Expected]) -> dict[str, Array]:
     """Return the arrays of an uncompressed .npz by name; raise `DocumentError` unless it has exactly those expected.
 
     Members must be uncompressed, so that no array is larger than the file, and their sizes must match their shapes.
@@ -43,7 +45,7 @@ def read_arrays(path: Path, expected: Mapping[str, Expected]) -> dict[str, NDArr
         raise DocumentError(f"{path} is damaged: {brief(error)}") from error
 
 
-def _read(file: zipfile.ZipFile, member: zipfile.ZipInfo, expected: Expected) -> NDArray[Any]:
+def _read(file: zipfile.ZipFile, member: zipfile.ZipInfo, expected: Expected) -> Array:
     if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
         raise ValueError(f"{member.filename} is compressed")
     if member.file_size > LARGEST:

@@ -12,16 +12,13 @@ to what only these texts have, and weights stay as near to the checkpoint's as t
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.bundles.forms import Form
 from txport.exporters.fused.quantize import PIECE, Quantized, best_scales, joined, pack
+from txport.system.arrays import Array
 from txport.system.cores import cores
-
-Array = NDArray[Any]
 
 DAMPING = 0.3  # what is added to the diagonal of M, of its mean
 TINY = 1e-30

@@ -15,7 +15,6 @@ Shape comments: R rows, V tokens, G blocks, S block size, n requested tokens, D 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -25,6 +24,7 @@ from txport.bundles.forms import ROWS
 from txport.exporters.fused.packs import MICROSOFT
 from txport.exporters.fused.quantize import Quantized, dequantize, quantize, sums_of_squares
 from txport.exporters.fused.rewrite import add_initializer
+from txport.system.arrays import Array
 
 ROWS_AT_ONCE = 1024
 BLOCK = 64  # tokens; small enough for more blocks than requested tokens
@@ -43,7 +43,7 @@ class Screening:
     deviation: float
 
 
-def initializers_of(screening: Screening) -> dict[str, NDArray[Any]]:
+def initializers_of(screening: Screening) -> dict[str, Array]:
     """Return the initializers of a screening by name: values, scales and zero points."""
     zeros = np.zeros(len(screening.values), np.int8)
     return dict(zip(INITIALIZERS, (screening.values, screening.scales, zeros), strict=True))

@@ -26,14 +26,12 @@ from itertools import repeat
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.bundles.forms import DYNAMIC, INVARIANT, Form
 from txport.errors import UnsupportedError
 from txport.models.weights.packed import Packed
+from txport.system.arrays import Array
 from txport.system.cores import cores
-
-Array = NDArray[Any]
 
 FLOAT32 = np.dtype(np.float32)
 PIECE = 1 << 20  # number of weights that are quantised at a time

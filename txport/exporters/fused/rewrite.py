@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 from torch import nn
 
 from txport.bundles.forms import PLAIN, Form, Stored
@@ -20,8 +18,7 @@ from txport.exporters.trace import weight_names
 from txport.models.parts import Linear
 from txport.models.weights.packed import PackedReader
 from txport.models.weights.streamed import Read
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 
 class Matrix:

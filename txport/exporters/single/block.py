@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from txport.errors import UnsupportedError
+from txport.system.arrays import Array
 
-Given = ir.Value | int | float | Sequence[int] | NDArray[Any]
+Given = ir.Value | int | float | Sequence[int] | Array
 
 
 class Block:
@@ -59,7 +59,7 @@ class Block:
             root._known[key] = root.initializers[name] = value
         return root._known[key]
 
-    def named(self, name: str, array: NDArray[Any]) -> ir.Value:
+    def named(self, name: str, array: Array) -> ir.Value:
         """Return a constant with the name `search/{name}`, created once."""
         root = self.root
         name = f"search/{name}"

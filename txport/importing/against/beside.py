@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.importing.against.pairing import Origins
@@ -21,8 +19,7 @@ from txport.models.weights.streamed import stay
 from txport.proof.bisect.calls import PartCall, Record
 from txport.proof.bisect.faults.evidence import EXPLAINED, Evidence, WrongWeight, last_map
 from txport.proof.bisect.words import describe
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 RECENT = 14  # values that are tried as summands
 SAME = 1e-12  # maximum difference of equal values, relative to the largest

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,8 +19,7 @@ from txport.proof.bisect.faults.attention import attend, attended
 from txport.proof.bisect.faults.embeddings import position_rows
 from txport.proof.bisect.faults.evidence import Cause, last_map
 from txport.proof.bisect.words import name_of_sublayer
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 NEAR = 1e-6  # maximum difference of equal values of the original, relative to the largest
 NAMED = 5  # maximum number of masked tokens in a message

@@ -9,7 +9,6 @@ from math import gcd
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.errors import ConfigError
@@ -23,8 +22,8 @@ from txport.models.weights.streamed import outline
 from txport.proof.bisect.calls import PartCall
 from txport.proof.bisect.faults.attention import attend, attended
 from txport.proof.bisect.faults.evidence import Cause
+from txport.system.arrays import Array
 
-Array = NDArray[Any]
 Projected = dict[str, Tensor]  # queries, keys, values: (B, T, N x H)
 
 MOST_SCORES = 1 << 25  # maximum number of scores of all heads

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from txport.models.audio.facts import Features
+from txport.system.arrays import Array
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -30,7 +30,7 @@ TOGETHER = 4096  # frames per Fourier transform call
 BLOCK = 1 << 18  # samples
 
 
-def log_mel(blocks: Iterable[NDArray[Any]], features: Features) -> Floats:
+def log_mel(blocks: Iterable[Array], features: Features) -> Floats:
     """Convert samples, in blocks (T,), to log-mel features (M, F), with F = (sum of all T) // hop_length.
 
     Audio shorter than a window is padded with zeros first. Only the features are in memory as a whole.
@@ -51,7 +51,7 @@ def log_mel(blocks: Iterable[NDArray[Any]], features: Features) -> Floats:
     return found.T
 
 
-def in_blocks(samples: NDArray[Any]) -> Iterator[NDArray[Any]]:
+def in_blocks(samples: Array) -> Iterator[Array]:
     """Yield samples (T,) in blocks."""
     return (samples[first : first + BLOCK] for first in range(0, len(samples), BLOCK))
 
@@ -66,7 +66,7 @@ def _powers(blocks: Iterable[Floats], features: Features) -> Iterator[Doubles]:
         yield filters @ (spectrum.real**2 + spectrum.imag**2).T
 
 
-def _filled(blocks: Iterable[NDArray[Any]], least: int, sizes: list[int]) -> Iterator[Floats]:
+def _filled(blocks: Iterable[Array], least: int, sizes: list[int]) -> Iterator[Floats]:
     """Yield the blocks as float32, and zeros if they have fewer than `least` samples; `sizes` gets their lengths."""
     for block in blocks:
         sizes.append(len(block))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from txport.system.arrays import Array
 
 unflatten = cast(Callable[[Tensor, int, tuple[int, ...]], Tensor], torch.unflatten)  # PyTorch's has no annotations
 Pairing = Literal["halves", "interleaved"]
@@ -110,9 +112,7 @@ def kept_by_yarn(pairs: int, base: float, original: int, fast: float, slow: floa
     return kept
 
 
-def waves(
-    frequencies: NDArray[np.float64], longest: int, wave: Callable[[NDArray[Any]], NDArray[Any]], scale: float
-) -> Tensor:
+def waves(frequencies: NDArray[np.float64], longest: int, wave: Callable[[Array], Array], scale: float) -> Tensor:
     """Return scale x sine or cosine of each angle: (longest, H / 2). Angles are rounded to fp32, as in training."""
     angles = np.arange(longest, dtype=np.float32)[:, None] * frequencies.astype(np.float32)
     return torch.from_numpy((wave(angles.astype(np.float64)) * scale).astype(np.float32))

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from txport.errors import CheckpointError, quoted
 from txport.models.weights.plan import Plan
 from txport.models.weights.values import Grid, Value, Weights
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 
 @dataclass(frozen=True)

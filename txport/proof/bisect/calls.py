@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.models.model import Model
@@ -32,8 +31,7 @@ from txport.models.parts import (
     SoftCap,
     Window,
 )
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 BLOCKS = (Embedding, Frames, Attention, FeedForward, GatedFeedForward)
 INNER = (DotProduct, Additive, Window, Rotary, RelativeBias, RelativeVectors)

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
@@ -43,11 +42,11 @@ from txport.proof.parity.measures import Comparison, finite
 from txport.proof.parity.replay import Reference
 from txport.proof.parity.tolerances import tolerance_of
 from txport.proof.parity.weights import compare_epsilons, compare_own_epsilons, weighted
+from txport.system.arrays import Array
 
 # Maximum distance of a quantised weight from the checkpoint's, in steps of its grid: half a step from rounding; in 4
 # bits the largest weight of a block may be clipped. `badly_quantised` checks the grid itself.
 OWN_STEPS = {8: 0.501, 4: 2.1}
-Array = NDArray[Any]
 PIECE = 1 << 22  # weights that are compared at once
 MOST_PLACES = 256  # positions of a case that passed, in a large model: the values between all parts are in memory
 

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from txport.bundles.ports import Port
@@ -23,8 +21,7 @@ from txport.proof.bisect.isolation import Span, span_before
 from txport.proof.bisect.probe import Finding
 from txport.proof.bisect.taps import IN, OUT, PORT, Holder, Tap, holders_of
 from txport.proof.bisect.words import common_parent, describe, name_of_sublayer
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 PORT_KIND = Port  # of graph outputs without state
 INPUT_KIND = Tap  # of inputs of parts

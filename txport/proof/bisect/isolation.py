@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from txport.proof.bisect.taps import Tap
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.sessions import may_saturate
+from txport.system.arrays import Array
 from txport.system.cores import core_limit
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

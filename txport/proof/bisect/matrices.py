@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.bundles.bundle import Bundle
@@ -26,9 +24,8 @@ from txport.models.model import Model
 from txport.models.weights.plan import first_names
 from txport.models.weights.streamed import MOST_ROOM
 from txport.proof.parity.weights import COARSE, finest
+from txport.system.arrays import Array
 from txport.system.terminal import percent
-
-Array = NDArray[Any]
 
 ROWS_ENOUGH, TINY = 128, 1e-30
 ILL_SUITED, BEYOND_OTHERS = 0.1, 5.0  # minimum relative error; minimum ratio to the median error

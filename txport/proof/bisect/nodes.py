@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
@@ -22,8 +21,7 @@ from txport.proof.bisect.faults import feed_forward
 from txport.proof.bisect.faults.attention import inner_values, read_by
 from txport.proof.bisect.faults.embeddings import position_rows
 from txport.proof.bisect.isolation import Runner, isolate, show
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 MASKED = -1e3  # below every score that is not masked
 MASK_VALUES = (0.0, 1.0, MASKED)

@@ -10,7 +10,6 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from txport.bundles.bundle import Bundle
@@ -32,8 +31,7 @@ from txport.proof.parity.measures import Comparison, badness
 from txport.proof.parity.replay import Call, Reference
 from txport.proof.parity.tolerances import tolerance_of
 from txport.runtimes.ort.onnx_runtime import ort
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 
 def origin(finding: Finding, held: Checkpoint, manifest: Manifest) -> str:

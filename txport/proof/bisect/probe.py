@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from txport.bundles.bundle import Bundle
@@ -32,8 +30,7 @@ from txport.proof.parity.measures import Comparison, badness, compare
 from txport.proof.parity.replay import Call, Reference
 from txport.proof.parity.tolerances import tolerance_of
 from txport.runtimes.ort.cuda.stand_in import widen
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 # Maximum difference of one part from PyTorch, relative to its largest value, with PyTorch's inputs: errors of earlier
 # parts do not accumulate. A larger difference is allowed up to `SHAKEN` times the change that is caused by rounding all

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 from torch import nn
 
 from txport.bundles.forms import Form, Stored
@@ -22,8 +20,7 @@ from txport.errors import ParityError
 from txport.models.facts import StateTensor
 from txport.models.parts import NORM_TYPES
 from txport.proof.bisect.calls import Record, calls_of
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 IN, OUT, PORT = "in", "out", "port"
 # Operators that multiply with a weight, and the index of the input that is the weight.

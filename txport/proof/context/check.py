@@ -12,11 +12,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.bundles.bundle import Bundle
@@ -47,9 +45,8 @@ from txport.proof.parity.measures import Comparison, compare
 from txport.proof.parity.tolerances import Tolerance, tolerance_of
 from txport.runtimes.ort.cuda.stand_in import widened
 from txport.runtimes.ort.onnx_runtime import ort
+from txport.system.arrays import Array
 from txport.system.progress import Progress, counted, silent
-
-Array = NDArray[Any]
 
 LABEL = "ort"  # the runtime that runs the parts
 OPTIMISED = ort.GraphOptimizationLevel.ORT_ENABLE_ALL  # as in the sessions that run a bundle

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.bundles.ports import (
     ATTENTION_MASK,
@@ -32,8 +31,7 @@ from txport.bundles.ports import (
     Port,
 )
 from txport.models.facts import Facts, StateTensor
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 TAIL = 8  # new tokens after a full cache
 PADDING = 5  # masked positions at the end of a source

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from txport.bundles.bundle import Bundle
@@ -43,8 +42,7 @@ from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
 from txport.search.scoring import logits
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 ROWS, FEW_ROWS = 8, 2  # sources; of features, which take long
 NEW_TOKENS, PROMPT = 24, 16  # most tokens of a row; of a prompt that the bundle wrote

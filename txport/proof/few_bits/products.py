@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.bundles.bundle import Bundle
@@ -36,8 +35,8 @@ from txport.proof.parity.exact import COMPUTING, Computation, Exact, last_bits
 from txport.proof.parity.measures import Comparison, compare
 from txport.proof.parity.replay import Call, Reference
 from txport.proof.parity.tolerances import Tolerance, tolerance_of
+from txport.system.arrays import Array
 
-Array = NDArray[Any]
 Key = tuple[str, int]  # of a call of a layer: its name, and the index among its calls in one run
 
 # Largest difference of the input of a product, relative to its largest value: what lies between two products adds up

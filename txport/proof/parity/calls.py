@@ -6,10 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.bundles.ports import IDS, INPUT_FEATURES, LOG_PROBS, LOGITS
 from txport.errors import ParityError, brief
@@ -19,9 +17,8 @@ from txport.proof.parity.measures import Comparison, compare, wrong
 from txport.proof.parity.replay import Call, Reference
 from txport.proof.parity.tolerances import Tolerance
 from txport.runtimes.base import GraphRuntime
+from txport.system.arrays import Array
 from txport.system.machine import is_out_of_memory
-
-Array = NDArray[Any]
 
 
 def compare_graphs(

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -30,8 +29,8 @@ from txport.proof.few_bits.activations import rounding_activations
 from txport.proof.masks import bound_of, cut_off
 from txport.proof.parity.tolerances import DRAWS
 from txport.runtimes.inputs import Sources, batch
+from txport.system.arrays import Array
 
-Array = NDArray[Any]
 Ids = Sequence[Sequence[int]]
 Computed = TypeVar("Computed")
 HALVES = {"fp16": torch.half, "bf16": torch.bfloat16}

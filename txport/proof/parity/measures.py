@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from txport.bundles.ports import IDS, LOG_PROBS, LOGITS
 from txport.proof.masks import bound_of, cut_off
+from txport.system.arrays import Array
 from txport.system.terminal import percent
-
-Array = NDArray[Any]
 
 WEIGHTS, GRAPH, FORCED, INFERRED = "weights", "graph", "teacher-forced", "whole texts"  # kinds of comparison
 RUNS = (FORCED, INFERRED)  # kinds that compare whole runs

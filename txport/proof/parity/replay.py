@@ -42,8 +42,8 @@ from txport.proof.parity.cases import Case
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.replays import cuda
 from txport.runtimes.inputs import batch
+from txport.system.arrays import Array
 
-Array = NDArray[Any]
 TOP_COUNT, LIKELIEST = 5, 2
 SPARE = 3  # positions of a prompt's caches that it does not fill
 QUIET = 0.25  # times the size of the model's own keys: with random keys, attention would be sharper than it ever is

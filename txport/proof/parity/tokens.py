@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.models.facts import Facts
 from txport.proof.masks import largest_of
@@ -23,8 +22,7 @@ from txport.runtimes.single import SingleRuntime
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 from txport.search.single import generate_at_once
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 BEAMS = 4
 SEARCHES = {"greedy": 1, f"beam {BEAMS}": BEAMS}  # name -> beams

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
@@ -22,8 +21,7 @@ from txport.models.checkpoint import Checkpoint, expected_tensors
 from txport.models.model import Model
 from txport.models.parts import NORM_TYPES, Linear
 from txport.proof.parity.measures import WEIGHTS, Comparison, badness, compare, wrong
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 # Allowed difference of a quantised weight from the checkpoint's, in the finest steps that its bits allow. Rounding
 # changes it by half a step. In 4 bits, the largest weight of a block may be clipped to make the steps finer.

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle, damage, steady
@@ -43,6 +42,7 @@ from txport.runtimes.base import Floats, GraphRuntime, Runtime
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 from txport.search.scoring import logits, score
+from txport.system.arrays import Array
 from txport.system.progress import Progress, Stage, silent
 from txport.system.terminal import percent
 from txport.version import __version__
@@ -80,7 +80,7 @@ class Verification:
         return f"{first.name}: {first.detail}"
 
     @property
-    def values(self) -> dict[str, NDArray[Any]]:
+    def values(self) -> dict[str, Array]:
         """The expected and actual values of all checks, by name: docs/verify.md describes them."""
         return {name: array for check in self.checks for name, array in check.values.items()}
 
@@ -220,7 +220,7 @@ def compare_logits(golden: Golden, found: Sequence[Floats], precision: str) -> C
     worst = max(range(len(gaps)), key=lambda row: (np.isnan(gaps[row][0]), gaps[row][0]))
     share, where = gaps[worst]
     seen = f"{sum(map(len, golden.targets))} tokens, at worst {percent(share, ALLOWED)}"
-    kept: dict[str, NDArray[Any]] = {}
+    kept: dict[str, Array] = {}
     for row, (stored, values) in enumerate(zip(golden.logits, found, strict=True)):
         kept |= values_of(f"source_{row}.{LOGITS}", stored, values)
     if share <= 1:
@@ -320,7 +320,7 @@ def compare_search(name: str, golden: Golden, runtime: Runtime, manifest: Manife
     seen = f"{equal} of {len(pairs)} rows are equal" + (f", {open_} within the noise" if open_ else "")
     for row in sorted(wrong)[:1]:
         seen += f"; source {row}: {_describe_found(actual[row])}, expected {_describe_found(expected[row])}"
-    kept: dict[str, NDArray[Any]] = {}
+    kept: dict[str, Array] = {}
     for row, (one, two) in enumerate(pairs):
         own = f"source_{row}.{name.replace(' ', '_')}"
         kept |= {f"{own}.expected": np.array(one.tokens), f"{own}.actual": np.array(two.tokens)}

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import Manifest
@@ -40,7 +38,7 @@ from txport.proof.verify.golden import (
 )
 from txport.runtimes.base import EncoderRuntime, Floats, Outputs
 from txport.runtimes.inputs import infer
-from txport.system.arrays import read_arrays
+from txport.system.arrays import Array, read_arrays
 from txport.system.documents import DocumentError
 from txport.system.terminal import percent
 
@@ -155,7 +153,7 @@ def compare_outputs(golden: EncoderGolden, found: Sequence[Outputs], manifest: M
                 break
     names = " and ".join(each.name for each in manifest.facts.outputs)
     seen = f"{names} of {len(found)} sources, at worst {percent(worst, ALLOWED)}"
-    kept: dict[str, NDArray[Any]] = {}
+    kept: dict[str, Array] = {}
     for each in manifest.facts.outputs:
         for row, (stored, one) in enumerate(zip(golden.outputs[each.name], found, strict=True)):
             kept |= values_of(f"source_{row}.{each.name}", stored, table(each, one))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.bundles.manifest import Manifest
 from txport.errors import brief
@@ -15,6 +13,7 @@ from txport.proof.masks import ROOM, cut_off
 from txport.proof.parity.tolerances import tolerance_of
 from txport.proof.verify.golden import SUMS, TINY, GoldenLogits, fold
 from txport.runtimes.base import Floats
+from txport.system.arrays import Array
 from txport.system.machine import is_out_of_memory
 
 ALLOWED = "the difference that is allowed"
@@ -31,7 +30,7 @@ class Check:
     name: str
     verdict: str
     detail: str
-    values: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False, compare=False)
+    values: Mapping[str, Array] = field(default_factory=dict, repr=False, compare=False)
 
 
 def check_of(name: str, problems: list[str], seen: str) -> Check:
@@ -82,14 +81,14 @@ def gap_of(stored: GoldenLogits, values: Floats, precision: str) -> tuple[float,
     return float(error[step, place] / max(stored.noise, TINY)), where
 
 
-def compared(stored: GoldenLogits, values: Floats) -> tuple[NDArray[Any], NDArray[Any]]:
+def compared(stored: GoldenLogits, values: Floats) -> tuple[Array, Array]:
     """Return the expected and actual numbers of one target, (T, K + F): the K likeliest tokens' logits, then F sums."""
     best = np.take_along_axis(values, stored.ids, axis=1)
     expected = np.column_stack([stored.values, stored.sums]).astype(np.float64)
     return expected, np.column_stack([best, fold(values)]).astype(np.float64)
 
 
-def values_of(name: str, stored: GoldenLogits, values: Floats) -> dict[str, NDArray[Any]]:
+def values_of(name: str, stored: GoldenLogits, values: Floats) -> dict[str, Array]:
     """Return the tokens and the numbers that are compared, named after `name`, for `verify --save`."""
     expected, actual = compared(stored, values)
     return {f"{name}.token_ids": stored.ids, f"{name}.expected": expected, f"{name}.actual": actual}
@@ -105,5 +104,5 @@ def _place(stored: GoldenLogits, values: Floats, step: int, place: int) -> str:
     return f"the sum of the logits of tokens {place - count} + n x {SUMS}"
 
 
-def _rms(values: NDArray[Any]) -> float:
+def _rms(values: Array) -> float:
     return float(np.sqrt(np.mean(np.square(values))))

@@ -28,10 +28,10 @@ from txport.runtimes.base import Floats, Ints, Runtime, scores
 from txport.runtimes.inputs import Source, Sources, drawn_features
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
-from txport.system.arrays import Expected, read_arrays
+from txport.system.arrays import Array, Expected, read_arrays
 from txport.system.documents import DocumentError
 
-Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, Array]
 
 REAL = 4  # samples of the bundle that become sources
 DRAWN = (1, 5, 11, 30)  # lengths of the other sources, which are random
@@ -296,7 +296,7 @@ def pack(name: str, lists: Sequence[Sequence[int]]) -> Arrays:
     return {name: ids, f"{name}.lengths": np.array([len(each) for each in lists])}
 
 
-def split(arrays: Arrays, name: str, counts: Ints) -> list[NDArray[Any]]:
+def split(arrays: Arrays, name: str, counts: Ints) -> list[Array]:
     """Split an array into parts of these lengths; raise `ValueError` if they do not add up to its length."""
     if not len(counts) or counts.min() < 1 or counts.sum() != len(arrays[name]):
         raise ValueError(f"{name} has {len(arrays[name])} places, which do not part as they should")

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.models.facts import Facts
 from txport.runtimes.base import GraphPorts, GraphRuntime, Inputs, Ints, Outputs, Scores
 from txport.runtimes.foreign.runtime import ForeignRuntime, ForeignState
 from txport.runtimes.portable import Engine
+from txport.system.arrays import Array
 
 T = TypeVar("T")
 Parts = tuple[tuple[Ints, Any], ...]  # indices of rows, and their state
@@ -74,7 +74,7 @@ class ByLength(Generic[T]):
         """See `GraphRuntime.ports`."""
         return self.inner.ports(role)
 
-    def run_graph(self, role: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run_graph(self, role: str, inputs: dict[str, Array]) -> dict[str, Array]:
         """See `GraphRuntime.run_graph`."""
         return self.inner.run_graph(role, inputs)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.bundles.foreign.contracts import (
     CACHE_POSITION,
@@ -41,9 +40,9 @@ from txport.errors import RunError
 from txport.models.facts import StateTensor
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, scores
 from txport.runtimes.portable import Engine
+from txport.system.arrays import Array
 
 T = TypeVar("T")
-Array = NDArray[Any]
 ALIASES = {TOKEN_EMBEDDINGS: LAST_HIDDEN_STATE}  # outputs of sentence encoders -> our names
 DAMAGED = "it does not do what its ports say"
 

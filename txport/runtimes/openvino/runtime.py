@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import require_order
@@ -19,6 +18,7 @@ from txport.errors import BundleError, LoadError, UnavailableError, UnsupportedE
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.openvino.library import openvino
 from txport.runtimes.portable import PortableRuntime
+from txport.system.arrays import Array
 from txport.system.cores import cores
 from txport.system.machine import is_out_of_memory
 
@@ -32,7 +32,7 @@ UNCOUNTED = ("Input", "Output", "Const")  # types of nodes that compute nothing
 class Held:
     """An array, and an OpenVINO tensor over the same memory."""
 
-    def __init__(self, array: NDArray[Any]) -> None:
+    def __init__(self, array: Array) -> None:
         self.array = array
         self.tensor = openvino.Tensor(array, shared_memory=True)
 
@@ -134,11 +134,11 @@ class OpenVinoEngine:
         """See `GraphRuntime.placement`."""
         return {role: {DEVICE: sum(each.count() for each in parts.values())} for role, parts in self._parts.items()}
 
-    def from_numpy(self, array: NDArray[Any]) -> Held:
+    def from_numpy(self, array: Array) -> Held:
         """See `Engine.from_numpy`; the memory is shared if it is contiguous and writable."""
         return Held(np.require(array, requirements=("C", "W")))
 
-    def to_numpy(self, tensor: Held) -> NDArray[Any]:
+    def to_numpy(self, tensor: Held) -> Array:
         """See `Engine.to_numpy`."""
         return tensor.array
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.runtimes.base import Ints
+from txport.system.arrays import Array
 
 if TYPE_CHECKING:
     from txport.runtimes.ort.fused import Binding
@@ -123,15 +124,15 @@ class Pool:
         # No lock: the garbage collector may return a buffer during `_take`, and each operation is atomic.
         self._free: defaultdict[int, deque[NDArray[np.uint8]]] = defaultdict(deque)
 
-    def zeros(self, owner: object, shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
+    def zeros(self, owner: object, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
         """Return an array of zeros, valid while `owner` exists. Old content may have NaN, and NaN times zero is NaN."""
         return self._take(owner, shape, dtype, clear=True)
 
-    def empty(self, owner: object, shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
+    def empty(self, owner: object, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
         """Return an array with arbitrary content, valid while `owner` exists."""
         return self._take(owner, shape, dtype, clear=False)
 
-    def _take(self, owner: object, shape: tuple[int, ...], dtype: Any, *, clear: bool) -> NDArray[Any]:
+    def _take(self, owner: object, shape: tuple[int, ...], dtype: Any, *, clear: bool) -> Array:
         """Return an array from the pool; raise `MemoryError` for more than `LARGEST` bytes."""
         count = math.prod(map(int, shape)) * np.dtype(dtype).itemsize
         if count > LARGEST:
@@ -144,7 +145,7 @@ class Pool:
         except IndexError:
             buffer = np.zeros(size, np.uint8)
         weakref.finalize(owner, self._give_back, buffer).atexit = False
-        array: NDArray[Any] = buffer[:count].view(dtype).reshape(shape)
+        array: Array = buffer[:count].view(dtype).reshape(shape)
         return array
 
     def _give_back(self, buffer: NDArray[np.uint8]) -> None:

@@ -43,6 +43,7 @@ from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.placement import placement
 from txport.runtimes.ort.sessions import Sessions, may_saturate, session_ports
 from txport.runtimes.slots import seat
+from txport.system.arrays import Array
 
 FIRST_CAPACITY = 32
 ENCODED_TOGETHER = 1024  # tokens per run; the activations of more tokens do not fit the processor's caches
@@ -74,7 +75,7 @@ class Binding:
         lengths = {PAST_LENGTHS: state.lengths, CAPACITY: capacity}
         if runtime.has_source:
             lengths[SOURCE_LENGTHS] = state.source.lengths
-        inputs: dict[str, NDArray[Any]] = {INPUT_IDS: self.tokens, **lengths}
+        inputs: dict[str, Array] = {INPUT_IDS: self.tokens, **lengths}
         graph = runtime.graphs[STEP]
         inputs.update(zip(graph.past("source").values(), state.source.caches, strict=True))
         self._inputs = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
@@ -174,7 +175,7 @@ class FusedRuntime:
         graph = self.graphs[PREFILL]
         last = np.full(len(prompts), places.stop - 1, np.int32)
         lengths = {LAST_PLACES: last, PROMPT_SIZE: np.array([places.stop], np.int32)}
-        inputs: dict[str, NDArray[Any]] = {INPUT_IDS: np.ascontiguousarray(prompts), **lengths}
+        inputs: dict[str, Array] = {INPUT_IDS: np.ascontiguousarray(prompts), **lengths}
         values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
         own = [ort.OrtValue.ortvalue_from_numpy(array) for array in caches]
         io = self.sessions[PREFILL].io_binding()
@@ -314,7 +315,7 @@ class FusedRuntime:
         """See `GraphRuntime.ports`."""
         return session_ports(self.sessions[role])
 
-    def run_graph(self, role: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run_graph(self, role: str, inputs: dict[str, Array]) -> dict[str, Array]:
         """See `GraphRuntime.run_graph`."""
         names = [port.name for port in self.graphs[role].outputs]
         with running(role, "ONNX Runtime"):

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.foreign.manifest import ForeignManifest
@@ -24,6 +23,7 @@ from txport.runtimes.ort.providers import device_of, full_name, require_provider
 from txport.runtimes.ort.sessions import session_ports, start_sessions
 from txport.runtimes.portable import PortableRuntime
 from txport.runtimes.single import SingleRuntime
+from txport.system.arrays import Array
 
 OrtValue = Any  # onnxruntime has no types
 
@@ -57,7 +57,7 @@ class OrtEngine:
         """See `GraphRuntime.placement`."""
         return placement(self._sessions)
 
-    def from_numpy(self, array: NDArray[Any]) -> OrtValue:
+    def from_numpy(self, array: Array) -> OrtValue:
         """See `Engine.from_numpy`; on the CPU the memory is shared, not copied."""
         try:
             return ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), self._device)
@@ -65,7 +65,7 @@ class OrtEngine:
             self._tell(error)
             raise
 
-    def to_numpy(self, tensor: OrtValue) -> NDArray[Any]:
+    def to_numpy(self, tensor: OrtValue) -> Array:
         """See `Engine.to_numpy`."""
         try:
             return tensor.numpy()  # type: ignore[no-any-return]

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import architecture
@@ -27,6 +26,7 @@ from txport.models.sources.options import NEVER, UNBOUNDED, reading
 from txport.models.sources.source import Format, Source, held
 from txport.models.weights.rules import Rename, Rule, Transpose
 from txport.models.weights.values import Weights
+from txport.system.arrays import Array
 
 FILES = "*.npz"
 SPECIAL = "special:"
@@ -203,7 +203,7 @@ def _rules(config: dict[str, Any]) -> Iterator[Rule]:
     yield Rename(r"^Wemb$", "projection.weight")
 
 
-def _tensors(path: Path, is_shared: bool, bias: NDArray[Any] | None) -> Weights:
+def _tensors(path: Path, is_shared: bool, bias: Array | None) -> Weights:
     """Return the tensors by their names in the file, with the start token added, and biases as vectors.
 
     With `is_shared`, source and target share an embedding that is not the projection's. `bias` is used if the
@@ -227,12 +227,12 @@ def _tensors(path: Path, is_shared: bool, bias: NDArray[Any] | None) -> Weights:
         raise CheckpointError(f"{path} holds an array of a type that no tensor has: {error}") from error
 
 
-def _as_vector(array: NDArray[Any]) -> NDArray[Any]:
+def _as_vector(array: Array) -> Array:
     """Return biases and norm parameters as vectors; they are stored as matrices of one row."""
     return array[0] if array.ndim == 2 and len(array) == 1 else array
 
 
-def _with_start(name: str, array: NDArray[Any], has_start: bool) -> NDArray[Any]:
+def _with_start(name: str, array: Array, has_start: bool) -> Array:
     """Add the start token at the end of a tensor that has a token dimension."""
     if name == "decoder_ff_logit_out_b" and array.ndim == 1:
         return np.append(array, np.array([NEVER], array.dtype))

@@ -9,14 +9,14 @@ import zipfile
 import zlib
 from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import NDArray
 
 from txport.errors import CheckpointError, OutOfMemoryError, brief, quoted
 from txport.system import memory
+from txport.system.arrays import Array
 
 ENDING = ".npy"
 MOST_PACKED = 100  # limit of size / file size; weights hardly compress
@@ -35,7 +35,7 @@ def names_in(path: Path) -> list[str]:
         raise CheckpointError(f"{path} is not a whole .npz file: {brief(error)}") from error
 
 
-def read_npz(path: Path, wanted: Container[str] | None = None) -> dict[str, NDArray[Any]]:
+def read_npz(path: Path, wanted: Container[str] | None = None) -> dict[str, Array]:
     """Return the arrays of a file by name, or only those in `wanted`; raise `CheckpointError` for an invalid file."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -59,13 +59,13 @@ def _is_wanted(entry: zipfile.ZipInfo, wanted: Container[str] | None) -> bool:
     return wanted is None or entry.filename.removesuffix(ENDING) in wanted
 
 
-def _arrays(archive: zipfile.ZipFile, entries: list[zipfile.ZipInfo]) -> Iterator[tuple[str, NDArray[Any]]]:
+def _arrays(archive: zipfile.ZipFile, entries: list[zipfile.ZipInfo]) -> Iterator[tuple[str, Array]]:
     for entry in entries:
         with archive.open(entry) as stream:
             yield entry.filename.removesuffix(ENDING), _array(stream, entry)
 
 
-def _array(stream: IO[bytes], entry: zipfile.ZipInfo) -> NDArray[Any]:
+def _array(stream: IO[bytes], entry: zipfile.ZipInfo) -> Array:
     """Return one array; raise `ValueError` if its header and its size do not agree."""
     version = npy.read_magic(stream)
     read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.bundles.ports import ENCODER, MODEL
@@ -18,8 +17,7 @@ from txport.models.parts import Additive, Attention, DotProduct, SoftCap, Window
 from txport.proof.bisect.calls import PartCall, altered
 from txport.proof.bisect.faults.common import fitted
 from txport.proof.bisect.faults.evidence import Cause, Evidence
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 MASKED = -1e30
 LIMITS = (1 / 64, 1024.0)  # range of caps to try in a model that has none

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from txport.models.parts import Attention, unflatten
 from txport.proof.bisect.evidence import TapEvidence
 from txport.proof.bisect.faults.attention import INTERLEAVED, interleaved, replaced
 from txport.proof.bisect.faults.evidence import Cause
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 
 def swapped_ports(evidence: TapEvidence) -> Cause | None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.models.parts import ACTIVATIONS, SoftCap
 from txport.proof.bisect.faults.evidence import EXPLAINED, Cause, Evidence
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 GRID, STEPS = 97, 200  # number of grid points and of search steps
 NOTHING = 1e-4  # a smaller factor means that the value is missing

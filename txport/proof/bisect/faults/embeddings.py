@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from txport.bundles.ports import STEP
 from txport.models.parts import Embedding
 from txport.proof.bisect.faults.common import wrong_sum
 from txport.proof.bisect.faults.evidence import Cause, Evidence
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 SHIFTS = (1, -1, 2, -2)
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from txport.models.model import Model
 from txport.models.parts import Attention, FeedForward, GatedFeedForward
 from txport.proof.bisect.calls import PartCall, Record
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 EXPLAINED = 0.02  # share of the error that may remain if a fault model is right
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.models.parts import ACTIVATIONS, FeedForward, GatedFeedForward, Linear
 from txport.proof.bisect.calls import altered
 from txport.proof.bisect.faults.evidence import Cause, Evidence
+from txport.system.arrays import Array
 
-Array = NDArray[Any]
 Part = FeedForward | GatedFeedForward
 
 

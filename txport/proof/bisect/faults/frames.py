@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
 from txport.models.parts import ACTIVATIONS, Frames
 from txport.proof.bisect.calls import PartCall, altered
 from txport.proof.bisect.faults.evidence import Cause, Evidence
-
-Array = NDArray[Any]
 
 SHIFTS = (1, -1)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.models.parts import Attention, DotProduct, RelativeBias, RelativeVectors, Rotary, bucket_table
@@ -16,8 +15,8 @@ from txport.proof.bisect.calls import PartCall, altered
 from txport.proof.bisect.faults.attention import Attended, attend, attended, read_by, replaced
 from txport.proof.bisect.faults.common import fitted
 from txport.proof.bisect.faults.evidence import Cause, Evidence
+from txport.system.arrays import Array
 
-Array = NDArray[Any]
 Turn = Callable[[Tensor, Tensor], Tensor]
 
 SHIFTS = (1, -1, 2, -2)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.bundles.ports import (
     ADMIT_ROWS,
@@ -35,12 +34,12 @@ from txport.bundles.ports import (
     Graph,
 )
 from txport.runtimes.inputs import batch
+from txport.system.arrays import Array
 
 if TYPE_CHECKING:
     from txport.proof.parity.cases import Case
     from txport.proof.parity.replay import Call, Reference
 
-Array = NDArray[Any]
 BEST = 5  # tokens that a step returns
 SPARE = 3  # positions of caches that nothing fills
 QUIET = 0.25  # times the size of the model's own keys: with random keys, attention would be sharper than it ever is

@@ -7,7 +7,6 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
 from txport.errors import UnsupportedError
@@ -29,8 +28,8 @@ from txport.proof.reports.report import Report
 from txport.runtimes.base import EncoderRuntime, GraphRuntime
 from txport.runtimes.inputs import infer
 from txport.runtimes.pytorch import TorchRuntime
+from txport.system.arrays import Array
 
-Array = NDArray[Any]
 Sources = Sequence[Sequence[int]]
 
 

@@ -11,7 +11,6 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import LOGITS
@@ -117,7 +116,6 @@ class GeneratorTruth:
         return compare_search(case, label, runtime, found, self._exact, tolerance, may_tie=may_tie)
 
 
-Array = NDArray[Any]
 Hold = Callable[..., Comparison]
 
 

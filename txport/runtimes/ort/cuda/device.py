@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from txport.bundles.ports import ENCODER
 from txport.errors import UnsupportedError, quoted
 from txport.runtimes.ort.onnx_runtime import ort
-
-Array = NDArray[Any]
+from txport.system.arrays import Array
 
 MAIN, ENCODE_QUEUE = 0, 1  # the queues; encoders run ahead, during steps of the previous batch
 QUEUES = (MAIN, ENCODE_QUEUE)

@@ -36,6 +36,7 @@ from txport.runtimes.ort.cuda.steps import Steps
 from txport.runtimes.ort.cuda.warm import require_few, shapes
 from txport.runtimes.ort.cuda.workspace import Workspaces, batch_bucket, capacity_bucket, source_bucket
 from txport.runtimes.slots import seat
+from txport.system.arrays import Array
 
 NOBODY = -1  # the token of an unused slot
 TOGETHER = 1 << 14  # tokens of prompts, or of an encoder-only model's sources, per run
@@ -144,7 +145,7 @@ class CudaRuntime:
         """See `EncoderRuntime.infer`."""
         batch, size = source.shape
         count = max(1, TOGETHER // size)
-        found = list[list[NDArray[Any]]]()
+        found = list[list[Array]]()
         workspace = self._workspaces.take()
         try:
             for part in (slice(first, first + count) for first in range(0, batch, count)):
@@ -325,7 +326,7 @@ class CudaRuntime:
         """See `GraphRuntime.ports`."""
         return self.graphs.ports(role)
 
-    def run_graph(self, role: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run_graph(self, role: str, inputs: dict[str, Array]) -> dict[str, Array]:
         """See `GraphRuntime.run_graph`; half precision is float32 in arrays."""
         return self.graphs.run(role, inputs, self.device)
 

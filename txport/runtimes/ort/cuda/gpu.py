@@ -18,7 +18,6 @@ from txport.runtimes.ort.cuda.device import (
     EAGER,
     MAIN,
     QUEUES,
-    Array,
     Binding,
     Block,
     Tensor,
@@ -30,6 +29,7 @@ from txport.runtimes.ort.cuda.device import (
 from txport.runtimes.ort.nvidia.failures import explain
 from txport.runtimes.ort.nvidia.options import CUDA
 from txport.runtimes.ort.onnx_runtime import ort
+from txport.system.arrays import Array
 
 NON_BLOCKING, NO_TIMING = 1, 2  # CUDA's flags for streams and events
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # CUDA's directions of copies

@@ -9,9 +9,10 @@ from txport.bundles.device_ports import ON_HOST
 from txport.bundles.ports import Graph
 from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts
-from txport.runtimes.ort.cuda.device import MAIN, Array, Binding, Device, Tensor, bind, bytes_of, queue_of
+from txport.runtimes.ort.cuda.device import MAIN, Binding, Device, Tensor, bind, bytes_of, queue_of
 from txport.runtimes.ort.placement import placement
 from txport.runtimes.ort.sessions import Sessions
+from txport.system.arrays import Array
 
 
 class Graphs:

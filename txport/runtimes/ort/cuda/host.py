@@ -26,7 +26,6 @@ from txport.runtimes.ort.cuda.device import (
     EAGER,
     MAIN,
     QUEUES,
-    Array,
     Binding,
     Block,
     Tensor,
@@ -35,6 +34,7 @@ from txport.runtimes.ort.cuda.device import (
     stored,
     unstored,
 )
+from txport.system.arrays import Array
 
 CPU = 1  # DLPack's device type
 Clock = list[int]  # number of work items per queue
