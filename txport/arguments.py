@@ -52,7 +52,7 @@ def token_ids(what: str, tokens: Any) -> list[int]:
         raise TextError(f"{what} must be a list of whole numbers, got {quoted(tokens)}") from None
 
 
-def checked_features(reads: Features, source: Any) -> NDArray[np.float32]:
+def checked_features(reads: Features, source: object) -> NDArray[np.float32]:
     """Return features (size, frames) in fp32; raise `AudioError` for another shape or type, NaN or infinity."""
     array = np.asarray(source)
     shape = (reads.size, reads.frames)

@@ -280,7 +280,7 @@ def regressions(old: dict[str, Any], new: dict[str, Any], allowed: float) -> lis
     return lines
 
 
-def require_same(old: dict[str, Any], protocol: Mapping[str, Any], names: Iterable[str]) -> None:
+def require_same(old: dict[str, Any], protocol: Mapping[str, object], names: Iterable[str]) -> None:
     """Raise `UnsupportedError` unless an older report has the same protocol and runtimes."""
     if old["protocol"] != dict(protocol) or list(old["runtimes"]) != list(names):
         raise UnsupportedError("the older report has another protocol or other runtimes; measure both in the same way")

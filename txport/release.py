@@ -183,7 +183,7 @@ def _original(
     return compare_original(checkpoint, against, trust_code=trust_code)
 
 
-def _told(how: Mapping[str, Any]) -> str:
+def _told(how: Mapping[str, object]) -> str:
     """Return a target and a precision for an error message."""
     return f"{how['target']} {how['precision']}{'' if how['weights'] else ' without weights'}"
 
@@ -322,7 +322,7 @@ def compare(
     checkpoint: str | Path | Module,
     providers: Mapping[str, str],
     *,
-    baseline: Mapping[str, Any] | None = None,
+    baseline: Mapping[str, object] | None = None,
     with_culprit: bool = False,
     seed: int = 0,
     cases: int = 0,

@@ -107,7 +107,13 @@ class Told:
     """
 
     def __init__(
-        self, facts: Facts, language: Any, task: Any, timestamps: Any, fallback: Any, no_speech_threshold: Any = None
+        self,
+        facts: Facts,
+        language: object,
+        task: object,
+        timestamps: object,
+        fallback: object,
+        no_speech_threshold: object = None,
     ) -> None:
         if not isinstance(facts.reads, Features):
             raise UnsupportedError("transcribe needs a model that reads audio; this model reads text: use generate")
@@ -349,7 +355,7 @@ def pieces(audio: Audio | Iterable[Audio]) -> Iterable[Audio]:
         raise AudioError(f"audio must be {what}, got {quoted(audio)}") from None
 
 
-def _language(speech: Speech, language: Any) -> str | None:
+def _language(speech: Speech, language: object) -> str | None:
     """Return the code of a language code or name; raise `UnsupportedError` for a language not in the model."""
     if language is None:
         return None
@@ -362,7 +368,7 @@ def _language(speech: Speech, language: Any) -> str | None:
     return str(code)
 
 
-def _threshold(speech: Speech, threshold: Any) -> float | None:
+def _threshold(speech: Speech, threshold: object) -> float | None:
     """Return the threshold of silence; raise `UnsupportedError` if it is no probability, or the model has no token."""
     if threshold is None:
         return None
@@ -374,7 +380,7 @@ def _threshold(speech: Speech, threshold: Any) -> float | None:
     return float(found)
 
 
-def _task(speech: Speech, task: Any) -> str | None:
+def _task(speech: Speech, task: object) -> str | None:
     """Return the task; raise `UnsupportedError` for a task that the model does not support."""
     if task is None:
         return None

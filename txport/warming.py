@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ STEPS = 2  # number of steps with random sources
 MOST_UNASKED = 1024  # longest target for which max_new_tokens may be missing
 
 
-def lengths_from(given: Any, facts: Facts, options: SearchOptions | None) -> range:
+def lengths_from(given: object, facts: Facts, options: SearchOptions | None) -> range:
     """Return the possible lengths of the longest source of a batch: the given range, or 1 to the given number.
 
     Raises `UnsupportedError` for lengths that the model does not support with these options.

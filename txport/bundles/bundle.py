@@ -59,7 +59,7 @@ class Bundle:
         if not self.manifest.is_of(sha256):
             raise UnsupportedError(f"{self.path} was not made from this {name}: their hashes differ")
 
-    def require_model(self, described: Mapping[str, Any]) -> None:
+    def require_model(self, described: Mapping[str, object]) -> None:
         """Raise `BundleError` unless the manifest describes the model as its checkpoint does (`Checkpoint.described`).
 
         The manifest may have been edited, which the hashes of files do not detect.

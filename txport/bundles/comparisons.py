@@ -36,7 +36,7 @@ def require_original(record: Any) -> None:
         _require_types(record[TEXTS], COMPARED_TEXTS)
 
 
-def _require_types(record: Any, compared: Mapping[str, type | UnionType]) -> None:
+def _require_types(record: object, compared: Mapping[str, type | UnionType]) -> None:
     if not isinstance(record, dict):
         raise TypeError(f"original must be dict, got a {type(record).__name__}")
     types = {NOT_COMPARED: str} if NOT_COMPARED in record else compared
@@ -73,7 +73,7 @@ def describe_texts(record: Mapping[str, Any]) -> list[str]:
     return [f"OTHER TOKENS than its {record['name']} in {count}, such as {quoted(differing[0])}"]
 
 
-def recorded_original(record: Mapping[str, Any]) -> dict[str, str]:
+def recorded_original(record: Mapping[str, object]) -> dict[str, str]:
     """Return the entry of a report for a record; {} for a checkpoint that has no original."""
     return {RECORDED: line} if (line := describe_original(record)) else {}
 
@@ -116,7 +116,7 @@ CALIBRATED: Mapping[str, type] = {
 NEXT_TOKENS, VECTORS, LABELS, TOKENS = "next tokens", "vectors", "labels", "likeliest tokens"
 
 
-def require_loss(record: Any) -> None:
+def require_loss(record: object) -> None:
     """Raise `TypeError` or `KeyError` if this is not a record."""
     if not isinstance(record, dict):
         raise TypeError(f"loss must be dict, got a {type(record).__name__}")

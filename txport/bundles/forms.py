@@ -183,7 +183,7 @@ class Stored:
         return stored
 
 
-def _are_sizes(values: Any, count: int) -> bool:
+def _are_sizes(values: object, count: int) -> bool:
     """Whether a JSON value is a list of `count` positive whole numbers."""
     return isinstance(values, list) and len(values) == count and all(type(n) is int and n > 0 for n in values)
 
@@ -192,7 +192,7 @@ def _in_blocks(form: Form | None) -> bool:
     return form is not None and form.kind == "blocks"
 
 
-def _check_keys(what: str, values: Any, known: set[str], needed: set[str]) -> None:
+def _check_keys(what: str, values: object, known: set[str], needed: set[str]) -> None:
     if not isinstance(values, dict) or not needed <= values.keys() <= known:
         raise TypeError(f"{what} must have {', '.join(sorted(needed))}, got {quoted(values)}")
 

@@ -133,7 +133,7 @@ class Manifest:
         """Return whether the bundle was made from the checkpoint with this SHA-256."""
         return self.checkpoint["sha256"] == sha256
 
-    def differences(self, described: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    def differences(self, described: Mapping[str, object]) -> Iterator[tuple[str, Any, Any]]:
         """Yield the differences from a checkpoint's description: path, value in the manifest, expected value."""
         told = {"architecture": self.architecture, "config": dict(self.config), "facts": self.facts.to_dict()}
         return _differences(told, dict(described))
@@ -150,7 +150,7 @@ class Manifest:
         return values
 
 
-def _differences(found: Any, expected: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+def _differences(found: object, expected: object, where: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield the path and both values of each difference between two JSON values."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for name in dict.fromkeys((*expected, *found)):

@@ -112,6 +112,6 @@ def _state(graph: Graph) -> Iterator[tuple[str, str]]:
         yield "past", past.partition(".")[0] + "."
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Format a value as plain text; items of an iterable are separated by spaces."""
     return " ".join(map(str, value)) if isinstance(value, Iterable) and not isinstance(value, str) else str(value)

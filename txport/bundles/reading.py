@@ -137,7 +137,7 @@ def _check_quantization(manifest: Manifest) -> None:
         raise ValueError(f"a bundle of {manifest.target} {manifest.precision} has no quantised weights")
 
 
-def _check_graphs(manifest: Manifest, graphs: Any) -> None:
+def _check_graphs(manifest: Manifest, graphs: object) -> None:
     """Require the graphs and ports of the target, a hash for each graph, and files that are large enough."""
     if manifest.to_dict()["graphs"] != graphs:
         raise ValueError(f"its graphs or ports are not those that target {manifest.target!r} has for these facts")

@@ -63,7 +63,7 @@ class Bulk:
         self._done = done  # texts before the first
         self.truncated = 0
 
-    def texts(self, model: Any, options: dict[str, Any], source: Iterable[str], total: int | None) -> Iterable[str]:
+    def texts(self, model: object, options: dict[str, Any], source: Iterable[str], total: int | None) -> Iterable[str]:
         """Return the texts to generate for; raise if one is wrong and all are known."""
         model = copy.copy(model)  # not watched: texts are encoded once more here
         options = {name: value for name, value in options.items() if name not in NOT_OF_TEXTS}

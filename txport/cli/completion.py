@@ -7,7 +7,6 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class, shell_complete
@@ -56,7 +55,7 @@ def answer(command: click.Command) -> None:
     sys.exit(code)
 
 
-def models(context: Any, parameter: Any, incomplete: str) -> Items:
+def models(context: object, parameter: object, incomplete: str) -> Items:
     """Complete a checkpoint or a bundle: included checkpoints, presets and folders."""
     from txport.models.names import PRESET, presets, shipped
 
@@ -65,12 +64,12 @@ def models(context: Any, parameter: Any, incomplete: str) -> Items:
     return _starting(names, incomplete) or folders(context, parameter, incomplete)
 
 
-def folders(context: Any, parameter: Any, incomplete: str) -> Items:
+def folders(context: object, parameter: object, incomplete: str) -> Items:
     """Complete folders; the shell finds them itself."""
     return [CompletionItem(incomplete, "dir")]
 
 
-def providers(context: Any, parameter: Any, incomplete: str) -> Items:
+def providers(context: object, parameter: object, incomplete: str) -> Items:
     """Complete the short names of providers."""
     from txport.runtimes import PROVIDERS
 

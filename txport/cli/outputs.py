@@ -152,7 +152,7 @@ def in_flags(value: Value) -> Value:
     return spoken
 
 
-def _each(change: Callable[[str], str], value: Any) -> Any:
+def _each(change: Callable[[str], str], value: object) -> Any:
     """Apply `change` to the texts in a value: in lists, dicts and records too."""
     match value:
         case str():
@@ -206,7 +206,7 @@ def _is(file: Path, status: os.stat_result) -> bool:
         return False
 
 
-def _read(flag: str, value: Any) -> Iterator[Read]:
+def _read(flag: str, value: object) -> Iterator[Read]:
     """Yield the files that the value of a parameter names: a file, a file of code, or those of a model's folder."""
     for each in value if isinstance(value, tuple) else (value,):
         if not isinstance(each, str | Path):

@@ -217,7 +217,7 @@ def _port(port: Port) -> tuple[str, str, str]:
     return port.name, port.dtype, "[" + ", ".join(str(dim) for dim in port.dims) + "]"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

@@ -200,7 +200,7 @@ class Tracer(TorchFunctionMode):
         unique = f"{name}_{number}" if number else name
         return self._unique(name) if unique in self._weights.values() else unique
 
-    def symbol(self, value: ir.Value, function: Any, *args: Any, **options: Any) -> Symbol:
+    def symbol(self, value: ir.Value, function: object, *args: Any, **options: Any) -> Symbol:
         """Return a symbol whose examples are the results of a PyTorch function on its arguments' examples."""
         one, other = (
             _computed(function, [example(each, at) for each in args], {k: example(v, at) for k, v in options.items()})
@@ -314,7 +314,7 @@ def array_of(tensor: Tensor) -> np.ndarray:
     return tensor.contiguous().view(torch.int16).numpy().view(np.dtype("bfloat16"))  # of ml_dtypes
 
 
-def example(value: Any, at: int) -> Any:
+def example(value: object, at: int) -> Any:
     """Return an argument with symbols and lengths replaced by example `at` (0 or 1)."""
     if isinstance(value, Symbol):
         return value.examples[at]
@@ -343,14 +343,14 @@ def _computed(function: Any, args: Sequence[Any], options: dict[str, Any]) -> Te
     return torch.zeros(found.shape, dtype=found.dtype) if found.numel() <= FEW else found
 
 
-def _nowhere(value: Any) -> Any:
+def _nowhere(value: object) -> Any:
     """Move tensors to the meta device, including those in lists."""
     if isinstance(value, list | tuple):
         return type(value)(map(_nowhere, value))
     return value.to(NOWHERE) if isinstance(value, Tensor) else value
 
 
-def flat(values: Any) -> list[Any]:
+def flat(values: object) -> list[Any]:
     """Flatten nested lists and tuples of arguments, and the bounds of slices."""
     if isinstance(values, slice):
         values = (values.start, values.stop, values.step)

@@ -201,7 +201,7 @@ def _config(folder: Path, draft: Draft, sizes: Sizes) -> Iterator[str]:
             yield f"{each.name} = {json.dumps(f'{QUESTION}: {left[each.name].question}')}"
 
 
-def _derived(draft: Draft, sizes: Sizes, known: Mapping[str, Any]) -> set[str]:
+def _derived(draft: Draft, sizes: Sizes, known: Mapping[str, object]) -> set[str]:
     """Return the fields that keep their default 0, which stands for a value derived from other fields.
 
     The shapes agree with that value.

@@ -178,7 +178,7 @@ def open_fields(variant: Variant, known: Mapping[str, Any], products: Mapping[tu
 
 
 def _usual(
-    variant: Variant, field: dataclasses.Field[Any], known: Mapping[str, Any], around: Mapping[tuple[str, ...], int]
+    variant: Variant, field: dataclasses.Field[Any], known: Mapping[str, object], around: Mapping[tuple[str, ...], int]
 ) -> Any:
     """Return the usual value of a field that no tensor tells, if it fits the known values; None if there is none."""
     value = field.default
@@ -204,13 +204,13 @@ def _is_of_training(field: str) -> bool:
     return field.endswith(("_id", "_ids")) or field == "activation"
 
 
-def _changes_shapes(variant: Variant, field: str, value: Any) -> bool:
+def _changes_shapes(variant: Variant, field: str, value: object) -> bool:
     """Return True if the shapes of a model's tensors depend on a field, whose usual value they may contradict."""
     model = _built(variant.architecture, {**_base(variant.architecture), **dict(variant.values), field: value})
     return model is not None and {(n, tuple(t.shape)) for n, t in model.named_parameters()} != {*variant.shapes}
 
 
-def _nearby(value: Any) -> tuple[Any, ...]:
+def _nearby(value: object) -> tuple[Any, ...]:
     """Return other values for a number or a list of integers; () for anything else."""
     if isinstance(value, tuple) and value and type(value[0]) is int:
         return ((*value, value[-1] + 1), (value[0] + 1,))
@@ -221,7 +221,7 @@ def _nearby(value: Any) -> tuple[Any, ...]:
 
 @cache
 @torch.no_grad()
-def _matters(variant: Variant, field: str, value: Any) -> bool:
+def _matters(variant: Variant, field: str, value: object) -> bool:
     """Return True if another value of a field changes the outputs, the tensors or the facts of a model."""
     base = {**_base(variant.architecture), **dict(variant.values)}
     with torch.random.fork_rng(devices=[]):

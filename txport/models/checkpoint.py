@@ -271,7 +271,7 @@ def save_checkpoint(
     half: bool = False,
     usage: str | None = None,
     samples: str | None = None,
-    generation: Mapping[str, Any] | None = None,
+    generation: Mapping[str, object] | None = None,
 ) -> None:
     """Write a checkpoint into a folder atomically; with `half`, the weights are stored in float16.
 

@@ -34,7 +34,7 @@ def choice(default: str, *others: str) -> Any:
     return field(default=default, metadata={"choices": (default, *others)})
 
 
-def size(default: Any = dataclasses.MISSING, *, least: int = 1, most: int = LARGEST) -> Any:
+def size(default: object = dataclasses.MISSING, *, least: int = 1, most: int = LARGEST) -> Any:
     """Return an integer field within bounds; without a default, every config must set it."""
     return field(default=default, metadata={"at least": least, "at most": most})
 
@@ -45,7 +45,7 @@ def layers(default: int) -> Any:
 
 
 def real(
-    default: Any = dataclasses.MISSING,
+    default: object = dataclasses.MISSING,
     *,
     least: float | None = None,
     above: float | None = None,
@@ -82,7 +82,7 @@ class Config:
         return {each.name: each.metadata["choices"] for each in dataclasses.fields(cls) if "choices" in each.metadata}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+    def from_dict(cls, values: Mapping[str, object]) -> Self:
         """Build a config from JSON values; raise `ConfigError` for unknown or missing keys."""
         fields = {each.name: each for each in dataclasses.fields(cls)}
         strange = [key for key in values if key not in fields]

@@ -338,7 +338,7 @@ FUNCTIONS: dict[str, Function] = {  # by the `problem_type` of a config of trans
 }
 
 
-def function_of(problem_type: Any, labels: Sequence[str]) -> Function | None:
+def function_of(problem_type: object, labels: Sequence[str]) -> Function | None:
     """Return the function that converts logits over labels to scores, by the `problem_type` of a config."""
     found = FUNCTIONS.get(problem_type) if isinstance(problem_type, str) else None
     return found or usual_function(labels)
@@ -351,7 +351,7 @@ def usual_function(labels: Sequence[str]) -> Function | None:
     return "softmax" if len(labels) > 1 else "sigmoid"
 
 
-def _source(values: Any) -> Tokens | Features:
+def _source(values: object) -> Tokens | Features:
     """Read a source: `Features` if it has frames or a sampling rate, otherwise `Tokens`."""
     is_heard = isinstance(values, Mapping) and ("frames" in values or "sampling_rate" in values)
     return features(values) if is_heard else _tokens("source", values)
@@ -392,7 +392,7 @@ def _cross_attention(values: Any) -> CrossAttention:
     return CrossAttention(whole_number("layer", values["layer"], 0), whole_number("heads", values["heads"], 1))
 
 
-def _windows(values: Any) -> tuple[int, ...]:
+def _windows(values: object) -> tuple[int, ...]:
     found = tuple(whole_number("a window", each, 1, LONGEST) for each in several("windows", values, MOST_STATE))
     if len(set(found)) < len(found):
         raise ValueError(f"windows must be named once each, got {quoted(list(found))}")
@@ -409,7 +409,7 @@ def _output(values: Any) -> Output:
     return Output(text("an output", values["name"]), dims)
 
 
-def _dims(values: Any) -> tuple[int | str, ...]:
+def _dims(values: object) -> tuple[int | str, ...]:
     dims = several("dims", values, 4)
     return tuple(dim if dim == LENGTH else whole_number("a dim", dim, 1) for dim in dims)
 

@@ -69,8 +69,8 @@ class Published:
 
     def __init__(
         self,
-        values: Mapping[str, Any],
-        defaults: Mapping[str, Any],
+        values: Mapping[str, object],
+        defaults: Mapping[str, object],
         special: Mapping[str, int] | None = None,
         weights: Callable[[], Weights | None] = lambda: None,
     ) -> None:
@@ -99,7 +99,7 @@ class Published:
         """Return all values, defaults included."""
         return dict(self._values)
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         """Return one value; `default` if it is null, or if it is missing and its class has no default."""
         self.read.add(name)
         value = self._values.get(name)
@@ -136,14 +136,14 @@ class Published:
         value = self.get(name, [])
         return tuple(value) if isinstance(value, list) else (value,)
 
-    def token(self, name: str, default: Any = None) -> Any:
+    def token(self, name: str, default: object = None) -> Any:
         """Return the token id of a value that is one id or a list of one; raise `ConfigError` for more."""
         found = self.tokens(name)
         if len(found) > 1:
             raise ConfigError(f"{name} {quoted(list(found))} is not supported; it must be one token")
         return found[0] if found else default
 
-    def start(self, default: Any) -> Any:
+    def start(self, default: object) -> Any:
         """Return the token that targets begin with: the start token or, without one, the first token of texts.
 
         If there is a `generation_config.json`, they are those that it names, as for transformers' `generate`.
@@ -207,7 +207,7 @@ class Family:
         except (TypeError, LookupError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigError(f"it is not the config of a {kind}: {error!r}") from error
 
-    def _require_known(self, values: Mapping[str, Any], published: Published) -> None:
+    def _require_known(self, values: Mapping[str, object], published: Published) -> None:
         """Raise `ConfigError` for a key that is not read and may change outputs."""
         read = {*published.read, *self.aliases, *FILES}
         part = values.get(self.part, {})
@@ -215,7 +215,7 @@ class Family:
             require_known(each, read, self.unused, self.off, published.type)
 
 
-def _require_special(values: Mapping[str, Any], published: Published, found: Mapping[str, Any]) -> None:
+def _require_special(values: Mapping[str, object], published: Published, found: Mapping[str, object]) -> None:
     """Raise `ConfigError` for a special token outside the vocabulary, by its name in the checkpoint."""
     size = next((size for name, size in found.items() if "vocab" in name), None)
     ids = [each for name, id_ in found.items() if name.endswith(("_id", "_ids")) for each in _several(id_)]
@@ -229,7 +229,7 @@ def _require_special(values: Mapping[str, Any], published: Published, found: Map
                 raise ConfigError(f"{name} must lie in the vocabulary of {size} (vocab_size), got {quoted(id_)}{kind}")
 
 
-def _several(value: Any) -> Sequence[Any]:
+def _several(value: object) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else (value,)
 
 

@@ -169,20 +169,20 @@ class Defaults(NamedTuple):
 NO_DEFAULTS = Defaults({}, {})
 
 
-def version_of(values: Mapping[str, Any]) -> int:
+def version_of(values: Mapping[str, object]) -> int:
     """Return the major version of transformers that wrote a file; 4 if it is not named."""
     found = re.match(r"\d{1,3}", str(values.get("transformers_version")))
     return 4 if found is None else int(found[0])
 
 
-def require_known_options(values: Mapping[str, Any], place: Path) -> None:
+def require_known_options(values: Mapping[str, object], place: Path) -> None:
     """Raise `ConfigError` for an unknown key of a `generation_config.json`."""
     if strange := [name for name, value in values.items() if name not in KNOWN and value is not None]:
         what = f"the key {quoted(strange[0])}, here {quoted(values[strange[0]])}, is not supported"
         raise ConfigError(f"{place}: {what}: no option of generate that is known has this name")
 
 
-def search_defaults(values: Mapping[str, Any], facts: Facts) -> Defaults:
+def search_defaults(values: Mapping[str, object], facts: Facts) -> Defaults:
     """Return the defaults in the values of a `generation_config.json`; values that are null are left out."""
     values = {name: value for name, value in values.items() if value is not None and value not in OFF.get(name, ())}
     not_followed = {name: values[name] for name in NOT_FOLLOWED if name in values}
@@ -192,7 +192,7 @@ def search_defaults(values: Mapping[str, Any], facts: Facts) -> Defaults:
     return Defaults(followed, not_followed)
 
 
-def _followed(values: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+def _followed(values: Mapping[str, object], facts: Facts) -> dict[str, Any]:
     """Return options of search.
 
     `max_length` counts the start token of a target, for speech models the complete prefix of a target, and for causal
@@ -214,7 +214,7 @@ def _followed(values: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     return found | {"max_new_tokens": max(1, min(longest - 1, facts.writes.longest))}
 
 
-def published_names(options: Mapping[str, Any]) -> dict[str, Any]:
+def published_names(options: Mapping[str, object]) -> dict[str, Any]:
     """Return search options by their names in transformers."""
     theirs = {ours: name for name, ours in NAMES.items()}
     return {theirs.get(name, name): value for name, value in options.items()}

@@ -11,7 +11,7 @@ from txport.errors import quoted
 LARGEST = 1 << 31  # upper limit of a size or a token id
 
 
-def require_keys(what: str, values: Any, kind: type) -> None:
+def require_keys(what: str, values: object, kind: type) -> None:
     """Raise `TypeError`, `KeyError` or `ValueError` unless the keys are exactly the fields of a dataclass."""
     if not isinstance(values, Mapping):
         raise TypeError(f"{what} must be an object, got {quoted(values)}")
@@ -22,14 +22,14 @@ def require_keys(what: str, values: Any, kind: type) -> None:
         raise ValueError(f"{what} has no {quoted(strange[0])}")
 
 
-def several(what: str, values: Any, most: int) -> Sequence[Any]:
+def several(what: str, values: object, most: int) -> Sequence[Any]:
     """Return a list of at most `most` values; raise `TypeError` otherwise."""
     if not isinstance(values, list | tuple) or len(values) > most:
         raise TypeError(f"{what} must be a list of at most {most}, got {quoted(values)}")
     return values
 
 
-def whole_number(what: str, value: Any, least: int, most: int = LARGEST - 1) -> int:
+def whole_number(what: str, value: object, least: int, most: int = LARGEST - 1) -> int:
     """Return an integer from `least` to `most`; raise `ValueError` otherwise."""
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{what} must be a whole number from {least} to {most}, got {quoted(value)}")
@@ -43,21 +43,21 @@ def token_id(what: str, value: Any, size: int) -> int:
     return int(value)
 
 
-def text(what: str, value: Any) -> str:
+def text(what: str, value: object) -> str:
     """Return a string; raise `TypeError` otherwise."""
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a text, got {quoted(value)}")
     return value
 
 
-def switch(what: str, value: Any) -> bool:
+def switch(what: str, value: object) -> bool:
     """Return a bool; raise `TypeError` otherwise."""
     if type(value) is not bool:
         raise TypeError(f"{what} must be true or false, got {quoted(value)}")
     return value
 
 
-def listed(value: Any) -> Any:
+def listed(value: object) -> Any:
     """Return a value with all tuples converted to lists, as JSON has them."""
     if isinstance(value, dict):
         return {name: listed(each) for name, each in value.items()}

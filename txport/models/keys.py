@@ -61,7 +61,7 @@ OFF: Mapping[str, tuple[Any, ...]] = {  # the only values that every family supp
 
 
 def require_known(
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     read: Collection[str],
     unused: Mapping[str, str],
     off: Mapping[str, tuple[Any, ...]],

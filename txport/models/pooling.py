@@ -88,7 +88,7 @@ def _longest_of_tokenizer(folder: Path) -> int | None:
     return longest if type(longest) is int and longest < UNLIMITED else None
 
 
-def _require_known(values: Mapping[str, Any], known: Sequence[str], path: Path) -> None:
+def _require_known(values: Mapping[str, object], known: Sequence[str], path: Path) -> None:
     """Raise `ConfigError` for a key that may change vectors and is not read; flags of pooling modes are read."""
     strange = [name for name, value in values.items() if name not in known and value not in (None, {}, [])]
     if strange := [name for name in strange if not name.startswith(FLAG)]:
@@ -101,7 +101,7 @@ def is_of_sentences(folder: Path) -> bool:
     return (folder / MODULES).is_file()
 
 
-def require_pooling(values: Mapping[str, Any], facts: Facts) -> None:
+def require_pooling(values: Mapping[str, object], facts: Facts) -> None:
     """Raise `UnsupportedError` if a bundle's pooling values are invalid, or if its model can't embed."""
     if not values:
         return

@@ -167,7 +167,7 @@ def _named(each: StateTensor) -> str:
     return f"the {each.role} of layer {each.layer}"
 
 
-def _require(model: Adapted, function: str, name: str, value: Any, shape: tuple[int, ...]) -> None:
+def _require(model: Adapted, function: str, name: str, value: object, shape: tuple[int, ...]) -> None:
     """Raise `CheckpointError` unless `value` is a finite tensor of `shape` in the model's dtype."""
     if not isinstance(value, Tensor):
         raise CheckpointError(f"{function} must give {name} as a tensor, got a {type(value).__name__}")

@@ -65,7 +65,7 @@ def _computed(bundle: Bundle, checkpoint: Checkpoint, most_cases: int | None) ->
 
 
 def _watch(name: str) -> Callable[[Any, Any, Any], None]:
-    def watch(_part: Any, _inputs: Any, output: Any) -> None:
+    def watch(_part: object, _inputs: object, output: object) -> None:
         for each in output if isinstance(output, tuple) else (output,):
             if isinstance(each, torch.Tensor) and each.is_floating_point() and each.numel():
                 finite = each[each.isfinite()]  # masks are infinite

@@ -31,7 +31,7 @@ from txport.system.progress import Progress, Stage, silent, within
 SLOW = 500_000_000  # parameters of a model whose golden outputs have fewer tokens: PyTorch reads all for each of them
 
 
-def write(checkpoint: Checkpoint, folder: Path, *, original: Mapping[str, Any] | None = None, **how: Any) -> Bundle:
+def write(checkpoint: Checkpoint, folder: Path, *, original: Mapping[str, object] | None = None, **how: Any) -> Bundle:
     """Write the files of a bundle into an empty folder, without comparing it.
 
     `original` is the record of the comparison with the original, and `how` are the arguments of `export_graphs`. Raises

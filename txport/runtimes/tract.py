@@ -85,7 +85,7 @@ class TractEngine:
         return tensor.to_numpy()  # type: ignore[no-any-return]
 
 
-def _port(name: str, fact: Any) -> Port:
+def _port(name: str, fact: object) -> Port:
     """Return a port from tract's description of it: "batch_size,4,sequence_length,8,f32"."""
     *dims, kind = str(fact).split(",")
     return Port(name, KINDS.get(kind.lower(), kind), tuple(map(_dim, dims)))

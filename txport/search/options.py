@@ -225,19 +225,19 @@ class SearchOptions:
             raise UnsupportedError(f"{what}; put the token at the end of the prompt")
 
 
-def _whole(name: str, value: Any) -> int | None:
+def _whole(name: str, value: object) -> int | None:
     """Return a whole number as an int; None is kept for optional values."""
     if value is None and name in OPTIONAL:
         return None
     return whole(name, value, most=None if name == "seed" else LONGEST_ID)
 
 
-def _tokens(name: str, values: Any) -> tuple[int | None, ...]:
+def _tokens(name: str, values: object) -> tuple[int | None, ...]:
     """Return the token ids of any sequence as ints."""
     return tuple(_whole(name, each) for each in _many(name, values))
 
 
-def _pair(name: str, value: Any) -> tuple[Any, Any]:
+def _pair(name: str, value: object) -> tuple[Any, Any]:
     """Return the two items of a sequence."""
     items = _many(name, value)
     if isinstance(value, str) or len(items) != 2:
@@ -245,14 +245,14 @@ def _pair(name: str, value: Any) -> tuple[Any, Any]:
     return items[0], items[1]
 
 
-def _biases(values: Any) -> tuple[tuple[tuple[int | None, ...], float], ...]:
+def _biases(values: object) -> tuple[tuple[tuple[int | None, ...], float], ...]:
     """Return sequences of tokens with their biases, from pairs or from a mapping."""
     pairs = values.items() if isinstance(values, Mapping) else _many("sequence_bias", values)
     found = [_pair("an item of sequence_bias", pair) for pair in pairs]
     return tuple({_tokens("sequence_bias", words): number("sequence_bias", bias) for words, bias in found}.items())
 
 
-def _strings(name: str, values: Any) -> tuple[str, ...]:
+def _strings(name: str, values: object) -> tuple[str, ...]:
     """Return one string or many as a tuple."""
     if isinstance(values, Stops):
         return values
@@ -275,7 +275,7 @@ def _given(token: int | None) -> tuple[int, ...]:
     return () if token is None else (token,)
 
 
-def require_defaults(values: Mapping[str, Any], facts: Facts) -> None:
+def require_defaults(values: Mapping[str, object], facts: Facts) -> None:
     """Raise `UnsupportedError` for default options of a bundle that its model does not support.
 
     For an encoder-only model, these are the options of pooling.
@@ -295,7 +295,7 @@ def chosen_options(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Sea
     return SearchOptions(**applied(defaults, given), **given)
 
 
-def applied(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def applied(defaults: Mapping[str, object], given: Mapping[str, object]) -> dict[str, Any]:
     """Return the defaults that apply next to the given options.
 
     Defaults of sampling do not apply without it, nor those of beam search without beams. Raises `UnsupportedError` for

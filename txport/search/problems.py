@@ -130,6 +130,6 @@ def _wrong_numbers(options: SearchOptions) -> Iterable[str]:
             yield f"{name} must lie in 0 to below 1, got {getattr(options, name)}"
 
 
-def _is_one(value: Any, *words: str) -> bool:
+def _is_one(value: object, *words: str) -> bool:
     """Return True if the value is one of the words; an array is not, because its comparison is elementwise."""
     return isinstance(value, str) and value in words

@@ -51,7 +51,7 @@ def longest_new(options: SearchOptions, prefix: int, longest: int) -> int:
     return longest if options.max_length is None else min(longest, options.max_length - 1) - prefix
 
 
-def built_in(defaults: Mapping[str, Any]) -> dict[str, Any]:
+def built_in(defaults: Mapping[str, object]) -> dict[str, Any]:
     """Return the options of a bundle that are built into its graph, which does not sample."""
     return {name: value for name, value in defaults.items() if name not in (*ASKED, *SAMPLING)}
 
@@ -74,7 +74,7 @@ def require_built_in(runtime: SingleRuntime[Any], options: SearchOptions, *, beg
             raise UnsupportedError(f"{what}, got {quoted(value)}; leave it out, or search without the single graph")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Convert sequences of any type to tuples."""
     return tuple(map(_plain, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
 

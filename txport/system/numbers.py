@@ -34,13 +34,13 @@ def number(name: str, value: Any) -> float:
         raise UnsupportedError(f"{name} must be a number, got {quoted(value)}") from None
 
 
-def switch(name: str, value: Any) -> bool:
+def switch(name: str, value: object) -> bool:
     """Return `value` as a bool; raise `UnsupportedError` unless it is True or False."""
     if not is_switch(value):
         raise UnsupportedError(f"{name} must be True or False, got {quoted(value)}")
     return bool(value)
 
 
-def is_switch(value: Any) -> bool:
+def is_switch(value: object) -> bool:
     """Return whether a value is a bool of Python or NumPy."""
     return type(value).__name__ in ("bool", "bool_")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Any
 
 from txport.bundles.comparisons import describe_calibrated, describe_loss, describe_original
 from txport.bundles.manifest import Manifest
@@ -165,7 +164,7 @@ def _generation(manifest: Manifest) -> Iterator[str]:
         yield f"`txport run` obeys all of them. The loop is greedy search without {names}."
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     text = " ".join(str(value).split())
     return text if len(text) <= 80 else text[:77] + "..."
 

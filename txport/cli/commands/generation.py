@@ -183,7 +183,7 @@ def _carry_out(
         _write(model, source, total, out, options, as_json, as_stream, faults)
 
 
-def _require_shown(as_stream: bool, as_json: bool, raw: bool, alignment: Any) -> None:
+def _require_shown(as_stream: bool, as_json: bool, raw: bool, alignment: object) -> None:
     """Raise `UnsupportedError` for output options of `run` that can't be combined."""
     if as_stream and (others := [flag for name, flag in NOT_STREAMED.items() if is_given(name)]):
         raise UnsupportedError(f"--stream prints text by text; it can't be combined with {', '.join(others)}")
@@ -233,7 +233,7 @@ def _stream(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str
         textio.print_line("" if output == shown else f"\n{output}", stream)
 
 
-def _chosen(options: dict[str, Any], defaults: Mapping[str, Any], as_json: bool) -> dict[str, Any]:
+def _chosen(options: dict[str, Any], defaults: Mapping[str, object], as_json: bool) -> dict[str, Any]:
     """Return the options of search: the given values, then the model's defaults, then the command's.
 
     Raises `UnsupportedError` for a length penalty that has no effect.

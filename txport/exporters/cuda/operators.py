@@ -193,7 +193,7 @@ def _silu(tracer: Tracer, x: Symbol, inplace: bool = False) -> Symbol:
     return tracer.given(tracer.op("silu", "QuickGelu", [x.value], MICROSOFT, alpha=1.0), x.examples)
 
 
-def _softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: Any = None) -> Symbol:
+def _softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: object = None) -> Symbol:
     """Return the softmax in fp32. A Cast or Max before it prevents fusion with a mask, which needs another library."""
     x = x if dtype is None else to(tracer, x, dtype)
     lowest = tracer.constant(np.array(np.finfo(np.float32).min, np.float32))
@@ -204,7 +204,7 @@ def _softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: A
     return tracer.given(cast(tracer, "softmax/narrow", found, x.dtype), x.examples)
 
 
-def _log_softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: Any = None) -> Symbol:
+def _log_softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: object = None) -> Symbol:
     """Return the log-softmax in fp32: there is no kernel for bf16."""
     x = x if dtype is None else to(tracer, x, dtype)
     wide = cast(tracer, "log_softmax/wide", x, torch.float32)

@@ -61,7 +61,7 @@ _whole_quotient = _binary("floordiv", "Div", operator.floordiv)
 
 
 @form("mod", "remainder")
-def remainder(tracer: Tracer, x: Any, y: Any) -> Symbol:
+def remainder(tracer: Tracer, x: object, y: object) -> Symbol:
     """Return x - floor(x / y) y, which has the sign of y."""
     if _are_whole(x, y):
         return _whole_remainder(tracer, x, y)  # type: ignore[no-any-return]
@@ -69,7 +69,7 @@ def remainder(tracer: Tracer, x: Any, y: Any) -> Symbol:
 
 
 @form("floordiv", "floor_divide")
-def floor_divide(tracer: Tracer, x: Any, y: Any) -> Symbol:
+def floor_divide(tracer: Tracer, x: object, y: object) -> Symbol:
     """Return floor(x / y)."""
     if _are_whole(x, y):
         return _whole_quotient(tracer, FORMS["sub"](tracer, x, remainder(tracer, x, y)), y)  # type: ignore[no-any-return]
@@ -117,8 +117,8 @@ def negative(tracer: Tracer, x: Symbol) -> Symbol:
 def clamp(
     tracer: Tracer,
     x: Symbol,
-    min: Any = None,  # noqa: A002 - PyTorch's names
-    max: Any = None,  # noqa: A002
+    min: object = None,  # noqa: A002 - PyTorch's names
+    max: object = None,  # noqa: A002
 ) -> Symbol:
     """Limit numbers to [min, max]; None: no limit."""
     for bound, name in ((min, "maximum"), (max, "minimum")):

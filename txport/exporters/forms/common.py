@@ -7,7 +7,7 @@ shape and dtype of the form's result.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -37,7 +37,7 @@ def require(condition: bool, what: str) -> None:
         raise UnsupportedError(f"the exporter has no ONNX form of {what}: {FORMS_PAGE}")
 
 
-def value_of_argument(tracer: Tracer, x: Any, dtype: torch.dtype) -> ir.Value:
+def value_of_argument(tracer: Tracer, x: object, dtype: torch.dtype) -> ir.Value:
     """Return an argument as a value of the graph; numbers and lengths are converted to `dtype`, tensors are not."""
     if isinstance(x, Symbol):
         return x.value
@@ -48,13 +48,13 @@ def value_of_argument(tracer: Tracer, x: Any, dtype: torch.dtype) -> ir.Value:
     return tracer.constant(np.array(x, str(dtype).removeprefix("torch.")))
 
 
-def cast(tracer: Tracer, name: str, x: Any, dtype: torch.dtype) -> ir.Value:
+def cast(tracer: Tracer, name: str, x: object, dtype: torch.dtype) -> ir.Value:
     """Return an argument as a value of the graph, cast to `dtype`."""
     value = value_of_argument(tracer, x, dtype)
     return value if dtype_of(x) in (None, dtype) else tracer.op(name, "Cast", [value], to=code_of(dtype))
 
 
-def dtype_of(x: Any) -> torch.dtype | None:
+def dtype_of(x: object) -> torch.dtype | None:
     """Return the dtype of a tensor or of a symbol; None for numbers and lengths."""
     return x.dtype if isinstance(x, Symbol | Tensor) else None
 

@@ -16,7 +16,7 @@ REST = np.iinfo(np.int64).max  # a slice to the end
 
 
 @form("getitem")
-def getitem(tracer: Tracer, x: Symbol | Tensor, index: Any) -> Symbol:
+def getitem(tracer: Tracer, x: Symbol | Tensor, index: object) -> Symbol:
     """Index with slices, single positions, new dims (None), the rest of the dims (...), or one tensor of indices."""
     x = tracer.as_symbol(x)
     parts = _without_ellipsis(index if isinstance(index, tuple) else (index,), x.dim())
@@ -76,7 +76,7 @@ def _sliced(tracer: Tracer, value: ir.Value, part: slice, axis: int, length: int
     return tracer.op("slice", "Slice", [value, first, last, *(rest if part.step else rest[:1])])
 
 
-def _of_example(part: Any, at: int) -> Any:
+def _of_example(part: object, at: int) -> Any:
     """Return a part of an index with lengths and tensors replaced by example `at` (0 or 1)."""
     if isinstance(part, slice):
         return slice(*(_of_example(each, at) for each in (part.start, part.stop, part.step)))

@@ -77,7 +77,7 @@ def deviation(tracer: Tracer, x: Symbol, *args: Any, **options: Any) -> Symbol:
 
 
 @form("norm", "vector_norm", "linalg_vector_norm")
-def norm(tracer: Tracer, x: Symbol, p: Any = 2, dim: Dims = None, keepdim: bool = False) -> Symbol:
+def norm(tracer: Tracer, x: Symbol, p: object = 2, dim: Dims = None, keepdim: bool = False) -> Symbol:
     """Return the L1 or L2 norm over dims."""
     require(p in (1, 2, "fro"), f"a norm of order {p!r}")
     found: Symbol = x.abs().sum(dim, keepdim) if p == 1 else x.square().sum(dim, keepdim).sqrt()
@@ -92,18 +92,18 @@ def normalize(tracer: Tracer, x: Symbol, p: float = 2.0, dim: int = 1, eps: floa
 
 
 @form("max")
-def largest(tracer: Tracer, x: Symbol, dim: Any = None, keepdim: bool = False) -> Any:
+def largest(tracer: Tracer, x: Symbol, dim: object = None, keepdim: bool = False) -> Any:
     """Return the maximum of all elements or of two tensors, or (values, indices) along a dim."""
     return _extreme(tracer, x, dim, keepdim, ("amax", "argmax", "maximum"))
 
 
 @form("min")
-def smallest(tracer: Tracer, x: Symbol, dim: Any = None, keepdim: bool = False) -> Any:
+def smallest(tracer: Tracer, x: Symbol, dim: object = None, keepdim: bool = False) -> Any:
     """Return the minimum of all elements or of two tensors, or (values, indices) along a dim."""
     return _extreme(tracer, x, dim, keepdim, ("amin", "argmin", "minimum"))
 
 
-def _extreme(tracer: Tracer, x: Symbol, dim: Any, keepdim: bool, names: tuple[str, str, str]) -> Any:
+def _extreme(tracer: Tracer, x: Symbol, dim: object, keepdim: bool, names: tuple[str, str, str]) -> Any:
     values, indices, of_two = (FORMS[name] for name in names)
     if isinstance(dim, Symbol | Tensor):
         return of_two(tracer, x, dim)

@@ -85,6 +85,6 @@ def _problems(generation: Mapping[str, Any], *, is_causal: bool) -> Iterator[str
         yield f"have {others[0]} {quoted(generation[others[0]])}, which the graph has not"
 
 
-def _fixed(value: Any) -> Any:
+def _fixed(value: object) -> Any:
     """Convert a JSON value to an option: lists become tuples."""
     return tuple(map(_fixed, value)) if isinstance(value, list | tuple) else value

@@ -69,7 +69,7 @@ def load_transformers(
     return Original(name, module, _run(facts), _names(module, weights, name, folder), masks=not facts.is_causal)
 
 
-def _unquantised(config: Any) -> Any:
+def _unquantised(config: object) -> Any:
     """Return a config of a folder in 4 bits for its weights in float32."""
     if hasattr(config, "quantization_config"):
         del config.quantization_config

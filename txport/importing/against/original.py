@@ -93,7 +93,7 @@ class Original:
         """Run the module on a batch and return the outputs that the import (`expected`) has too: see `chosen`."""
         return self.chosen(self.give(given), expected)
 
-    def chosen(self, found: Any, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def chosen(self, found: object, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs in a result of the module that the import (`expected`) has too, by name.
 
         Raises `CheckpointError` if there are none, and for wrong shapes, NaN or infinity. Only logits may be -inf, for
@@ -173,7 +173,7 @@ def load_module(name: str, weights: Weights, facts: Facts, place: object) -> Ori
     return Original(f"{path.name}:{variable}", module, how, names, masks=run is not None and not facts.is_causal)
 
 
-def _made(made: Any, what: str) -> nn.Module:
+def _made(made: object, what: str) -> nn.Module:
     """Return the module that a class or a function without arguments returns; a module is returned as it is."""
     if made is None:
         raise CheckpointError(f"{what} must be a class or a function that gives a torch.nn.Module, and is not there")

@@ -266,7 +266,7 @@ class Traffic:
         self.flow.append(Value(name, IN, x))
         return (x, *inputs[1:])
 
-    def _gave(self, name: str, part: nn.Module, inputs: Any, output: Any) -> Any:
+    def _gave(self, name: str, part: nn.Module, inputs: object, output: object) -> Any:
         if not isinstance(output, Tensor):
             return None
         keys = ((name, self._counts[name], side) for side in (OUT, BLOCK))

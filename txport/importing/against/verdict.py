@@ -278,7 +278,7 @@ def _long_run(model: Model, original: Original, length: int) -> tuple[list[Run],
     return [], why
 
 
-def _require_steady(original: Original, run: Run, first: Any) -> None:
+def _require_steady(original: Original, run: Run, first: object) -> None:
     """Raise `CheckpointError` if the original's result for the same input was other values (`first`)."""
     before = original.chosen(first, run.ours)
     pairs = [Tap((name, 0, END), 0.0, before[name], each, ()) for name, each in run.theirs.items()]

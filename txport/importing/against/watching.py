@@ -52,7 +52,7 @@ def watching(module: nn.Module) -> Iterator[Watched]:
 
         return note
 
-    def end(part: nn.Module, given: Any, output: Any) -> None:
+    def end(part: nn.Module, given: object, output: object) -> None:
         call = open_calls.pop()
         while call.module is not part:  # a call that raised
             call = open_calls.pop()
@@ -71,12 +71,12 @@ def watching(module: nn.Module) -> Iterator[Watched]:
             handle.remove()
 
 
-def _copied(value: Any) -> Iterator[Tensor]:
+def _copied(value: object) -> Iterator[Tensor]:
     """Yield copies of all tensors in a value, since later code may change them in place."""
     yield from (each.detach().clone() for each in tensors_in(value))
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: object) -> Iterator[Tensor]:
     """Yield all tensors in nested tuples, lists and mappings."""
     if isinstance(value, Tensor):
         yield value

@@ -33,7 +33,7 @@ class Widening(TorchFunctionMode):
         return function(*map(_widened, args), **wide)
 
 
-def _widened(value: Any) -> Any:
+def _widened(value: object) -> Any:
     return torch.float64 if value is torch.float32 else value
 
 
@@ -213,7 +213,9 @@ class Adapted(Model):
             self._require(function, what, tensor, ("B", heads, tokens, size), each.shape(rows, length))
         return found
 
-    def _require(self, function: str, what: str, value: Any, dims: Sequence[int | str], shape: tuple[int, ...]) -> None:
+    def _require(
+        self, function: str, what: str, value: object, dims: Sequence[int | str], shape: tuple[int, ...]
+    ) -> None:
         """Raise `CheckpointError` for an unexpected shape or dtype; skipped in a trace, where lengths are unknown."""
         if torch.compiler.is_exporting():
             return

@@ -206,7 +206,7 @@ def _facts(task: Task, width: int, **more: Any) -> Facts:
     return Facts(task=task, width=width, **more)
 
 
-def _several(what: str, values: Any) -> list[Any]:
+def _several(what: str, values: object) -> list[Any]:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ConfigError(f"{what} must be a list, got {quoted(values)}")
     return list(values)

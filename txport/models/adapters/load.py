@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ PACKAGE = Path(__file__).parents[2]
 MODULE = "txport_user_code"  # module name of a file of the user's, before the hash of its path
 
 
-def adapt(module: Any, adapter: Any, name: str | None = None) -> Checkpoint:
+def adapt(module: object, adapter: object, name: str | None = None) -> Checkpoint:
     """Copy a module to the CPU in float32, for inference, and return it as a checkpoint.
 
     `name` is its name in a bundle; the default is the name of its class. Raises `UnsupportedError` for arguments of

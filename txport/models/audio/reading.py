@@ -87,7 +87,7 @@ def _require_size(path: Path, rate: int, frames: int, channels: int, features: F
     memory.require(size, f"{path}, with {frames / rate / 3600:.1f} hours of audio,", "split it")
 
 
-def checked(samples: Any, name: str = "audio") -> Floats:
+def checked(samples: object, name: str = "audio") -> Floats:
     """Return samples (T,) as float32.
 
     Raises `AudioError` if they are not floats of one dim, are empty or not finite, or exceed 100 in magnitude.

@@ -26,7 +26,7 @@ MASK = "<mask>"  # after the languages if they have mBART's style
 AGAIN = "#fairseq:overwrite"  # after a token that may occur twice
 
 
-def texts(folder: Path, options: Mapping[str, Any], rows: tuple[int, int]) -> Files:
+def texts(folder: Path, options: Mapping[str, object], rows: tuple[int, int]) -> Files:
     """Return the text files of a bundle; `rows` are the numbers of rows of the source and target embeddings."""
     paths = [_dictionary(folder, options.get(name), name) for name in ("source_lang", "target_lang")]
     languages = language_tokens(options) if options.get("task") == MULTILINGUAL else {}
@@ -51,7 +51,7 @@ def texts(folder: Path, options: Mapping[str, Any], rows: tuple[int, int]) -> Fi
     )
 
 
-def _dictionary(folder: Path, language: Any, name: str) -> Path:
+def _dictionary(folder: Path, language: object, name: str) -> Path:
     """Return the dictionary of a language; if the checkpoint names none, the only one, or one of identical ones."""
     there = sorted(folder.glob(DICTIONARIES))
     path = folder / f"dict.{language}.txt" if isinstance(language, str) else there[0]
@@ -61,7 +61,7 @@ def _dictionary(folder: Path, language: Any, name: str) -> Path:
     raise CheckpointError(f"{folder} has {names}, its checkpoint the {name} {quoted(language)}; add {path.name}")
 
 
-def language_tokens(options: Mapping[str, Any]) -> dict[str, str]:
+def language_tokens(options: Mapping[str, object]) -> dict[str, str]:
     """Return the languages of a multilingual task and their tokens; raise `ConfigError` for unsupported options."""
     languages = options.get("langs")
     style = options.get("lang_tok_style", "multilingual")

@@ -93,7 +93,7 @@ def _options(values: Any) -> dict[str, Any]:
     return {**own, **languages, "task": named or "translation", "arch": arch}
 
 
-def _languages(task: Any) -> dict[str, Any]:
+def _languages(task: object) -> dict[str, Any]:
     """Return the language options, which later versions store with the task."""
     values = {} if task is None or isinstance(task, str) else options_of(task)
     return {name: values.get(name) for name in OF_TASK}

@@ -67,7 +67,7 @@ def _weights(folder: Path, layout: Layout | None) -> Weights | None:
     return _read_weights(folder, layout) if has_some else None
 
 
-def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
+def config_as(folder: Path, values: Mapping[str, object]) -> Config:
     """Return the config of the architecture, from the values of a `config.json` and the other files of its folder."""
     of_sentences = is_of_sentences(folder)
     longest = longest_sentence(folder)

@@ -44,7 +44,7 @@ def read_namespaces(path: Path) -> Mapping[str, Any]:
     return values
 
 
-def options_of(values: Any) -> dict[str, Any]:
+def options_of(values: object) -> dict[str, Any]:
     """Return options by name, from a namespace or a dict; raise `ConfigError` for anything else."""
     found = vars(values) if isinstance(values, Namespace) else values
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
@@ -54,7 +54,7 @@ def options_of(values: Any) -> dict[str, Any]:
     return dict(found)
 
 
-def tensors_of(values: Any, path: Path) -> dict[str, Tensor]:
+def tensors_of(values: object, path: Path) -> dict[str, Tensor]:
     """Return tensors by name; raise `CheckpointError` for anything else."""
     if not isinstance(values, Mapping) or not values:
         raise CheckpointError(f"{path} holds no tensors by name where its trainer has them")
@@ -83,7 +83,7 @@ def rows_and_width(tensors: Mapping[str, Tensor], name: str) -> tuple[int, int]:
     return tensors[name].shape[0], tensors[name].shape[1]
 
 
-def require_alike(options: Mapping[str, Any], *names: str, default: Any = None) -> Any:
+def require_alike(options: Mapping[str, object], *names: str, default: object = None) -> Any:
     """Return the value that several options share; raise `ConfigError` if they differ."""
     found = [options.get(name, default) for name in names]
     if any(each != found[0] for each in found):

@@ -47,7 +47,7 @@ class Layout:
         return f"{self.method.upper()}, {BITS} bits, groups of {self.group}"
 
 
-def read_layout(folder: Path, values: Mapping[str, Any]) -> Layout | None:
+def read_layout(folder: Path, values: Mapping[str, object]) -> Layout | None:
     """Return the layout that a `config.json` or the file beside it describes; None if they describe none.
 
     Raises `ConfigError` for another tool, or for a layout that has no exact form in a bundle.
@@ -76,7 +76,7 @@ def read_layout(folder: Path, values: Mapping[str, Any]) -> Layout | None:
 Read = tuple[Any, Any, int, dict[str, Any]]  # bits, group, what is added to zero points, unsupported values
 
 
-def _of_gptq(values: Mapping[str, Any]) -> Read:
+def _of_gptq(values: Mapping[str, object]) -> Read:
     kind = values.get("checkpoint_format") or values.get("format") or "gptq"
     strange = {"checkpoint_format": kind} if kind not in ("gptq", "gptq_v2") else {}
     strange |= {name: values[name] for name in ("dynamic", "is_marlin_format") if values.get(name)}
@@ -85,7 +85,7 @@ def _of_gptq(values: Mapping[str, Any]) -> Read:
     return values.get("bits"), values.get("group_size"), int(kind == "gptq"), strange
 
 
-def _of_awq(values: Mapping[str, Any]) -> Read:
+def _of_awq(values: Mapping[str, object]) -> Read:
     kind = values.get("version") or values.get("checkpoint_format") or values.get("format") or "gemm"
     strange = {} if str(kind).lower() == "gemm" else {"version": kind}
     if values.get("backend", "autoawq") == "llm-awq":

@@ -54,7 +54,7 @@ def written(rule: Rule) -> str:
     return f"{kind.__name__.lower()} = {{ {', '.join(f'{name} = {value}' for name, value in values.items())} }}"
 
 
-def toml(value: Any) -> str:
+def toml(value: object) -> str:
     """Return a text, number or tuple of these in TOML; texts are written literally where possible."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(toml, value))}]"

@@ -134,7 +134,7 @@ def _lines_of(text: str, questions: Sequence[str]) -> Iterator[int | None]:
         yield None if found is None else text.count("\n", 0, found.end()) + 1
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     """Yield all texts in a value."""
     if isinstance(value, str):
         yield value

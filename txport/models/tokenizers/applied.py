@@ -67,7 +67,7 @@ def _parts(part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return part.get("normalizers") or part.get("pretokenizers") or [part]
 
 
-def _prefixes(part: Mapping[str, Any]) -> bool:
+def _prefixes(part: Mapping[str, object]) -> bool:
     """Return whether a normalizer or pre-tokenizer puts a space before a text."""
     scheme = part.get("prepend_scheme", "always" if part.get("add_prefix_space", True) else "never")
     kind = part.get("type")
@@ -92,7 +92,7 @@ def _added(values: Mapping[str, Any], settings: Settings) -> list[dict[str, Any]
 
 
 def _with_decoder(
-    found: Mapping[str, dict[str, Any]], values: Mapping[str, Any], settings: Settings
+    found: Mapping[str, dict[str, Any]], values: Mapping[str, object], settings: Settings
 ) -> dict[str, dict[str, Any]]:
     """Return the added tokens by their texts, as `added_tokens_decoder` changes them."""
     found = dict(found)

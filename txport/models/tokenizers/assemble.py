@@ -76,11 +76,11 @@ def vocabulary(
 
 def assemble(
     words: Vocabulary,
-    model: Mapping[str, Any],
+    model: Mapping[str, object],
     *,
-    normalizer: Any,
-    pre_tokenizer: Any,
-    decoder: Any,
+    normalizer: object,
+    pre_tokenizer: object,
+    decoder: object,
     before: Sequence[str] = (),
     after: Sequence[str] = (),
 ) -> str:

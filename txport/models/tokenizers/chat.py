@@ -83,7 +83,7 @@ class ChatReader:
             messages, marked = _tagged(messages), _tagged(marked)
         until = time.monotonic() + MAX_SECONDS  # for all texts that the prompt takes
 
-        def render(found: Sequence[Message], options: Mapping[str, Any] = options) -> str:
+        def render(found: Sequence[Message], options: Mapping[str, object] = options) -> str:
             return self._template.render(
                 {
                     **self.chat.variables,
@@ -167,7 +167,7 @@ def chat_line(messages: str | Sequence[Message]) -> str:
         raise TextError(f"messages must be such as JSON has, got {quoted(messages)}: {brief(error)}") from error
 
 
-def require_options(options: Mapping[str, Any]) -> None:
+def require_options(options: Mapping[str, object]) -> None:
     """Raise `UnsupportedError` for variables that a template can't be given."""
     for name in options:
         if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
@@ -204,7 +204,7 @@ def _until_tag(prompt: str) -> str:
     return prompt[:place] if prompt[place:].startswith(TAG) else prompt[:place].rstrip()
 
 
-def _broken(value: Any, tokens: Sequence[str], ends: bool = True) -> Any:
+def _broken(value: object, tokens: Sequence[str], ends: bool = True) -> Any:
     """Return the value with a mark inside each token in its texts.
 
     With `ends`, marks are also added at an end of a text that may be a part of a token.

@@ -131,7 +131,7 @@ def _piece(text: str, score: float, kind: int) -> Piece:
     return Piece(text, score, kind)
 
 
-def _bytes(value: Any) -> bytes:
+def _bytes(value: object) -> bytes:
     """Return the value of a bytes field; raise `TypeError` for a number, because `bytes(n)` is n zeros."""
     if not isinstance(value, bytes):
         raise TypeError("it has a number where bytes belong")

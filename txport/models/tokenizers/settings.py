@@ -61,7 +61,7 @@ class Settings:
         found = self._values.get("tokenizer_class")
         return found.removesuffix("Fast") if isinstance(found, str) else None
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         """Return one value; `default` if it is null or missing."""
         self._read.add(name)
         value = self._values.get(name)
@@ -240,7 +240,7 @@ OFF: Mapping[str, tuple[Any, ...]] = {  # the only values that are supported
 TOKEN = "_token"  # noqa: S105 - the end of a key
 
 
-def require_known(values: Mapping[str, Any], read: Collection[str], place: Path) -> None:
+def require_known(values: Mapping[str, object], read: Collection[str], place: Path) -> None:
     """Raise `CheckpointError` for a key that is not read and may change ids or texts."""
     for name, value in values.items():
         if value is None or name in read or name in UNUSED:

@@ -48,7 +48,7 @@ class ChatTemplate:
         constants = [each.value for each in _sought(parsed) if isinstance(each, nodes.Const)]
         self.sought = {each for each in constants if isinstance(each, str)}
 
-    def render(self, variables: Mapping[str, Any], until: float) -> str:
+    def render(self, variables: Mapping[str, object], until: float) -> str:
         """Return the prompt that the template writes; raise `TextError` after `until`, or if it is refused or too long.
 
         The limits are checked before each piece of the prompt, turn of a loop, call and operator.
@@ -89,7 +89,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         _require_time(__context)
         return super().call(__context, __obj, *args, **kwargs)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> Any:
         """See `SandboxedEnvironment`."""
         _require_time(context)
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
@@ -124,7 +124,7 @@ def _sought(parsed: nodes.Template) -> Iterator[nodes.Expr]:
 
 
 @pass_context
-def _turns(context: Context, values: Iterable[Any]) -> Iterator[Any]:
+def _turns(context: Context, values: Iterable[object]) -> Iterator[Any]:
     for value in values:
         _require_time(context)
         yield value
@@ -140,7 +140,7 @@ def _require(size: int, most: int) -> None:
         raise TemplateError(f"it makes something of the size {size}, the most is {most}")
 
 
-def _length(value: Any) -> int:
+def _length(value: object) -> int:
     return len(value) if isinstance(value, str | list | tuple) else 0
 
 

@@ -111,7 +111,7 @@ def _chat(values: Any) -> Chat:
     return Chat(template=template, variables=variables)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{quoted(value)} must be a text")
     return value

@@ -198,7 +198,7 @@ def _byte_level(
     words: Vocabulary,
     *,
     splitter: dict[str, Any] | None = None,
-    normalizer: Any = None,
+    normalizer: object = None,
     before: list[str] | None = None,
     after: list[str] | None = None,
 ) -> str:

@@ -112,7 +112,7 @@ def recording(model: nn.Module, *, tensors: bool = True) -> Iterator[Record]:
 
         return note
 
-    def end(part: nn.Module, inputs: Any, output: Tensor | tuple[Tensor, ...]) -> None:
+    def end(part: nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
         call = open_calls.pop()
         if tensors:
             call.result = output[0] if isinstance(output, tuple) else output

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -88,7 +87,7 @@ class Runner:
     """
 
     def __init__(
-        self, model: ir.Model, folder: Path, level: Any = None, *, arena: bool = True, packs: bool = True
+        self, model: ir.Model, folder: Path, level: object = None, *, arena: bool = True, packs: bool = True
     ) -> None:
         options = ort.SessionOptions()
         options.add_session_config_entry("session.disable_prepacking", "0" if packs else "1")

@@ -253,7 +253,7 @@ def finite(values: dict[str, Any]) -> dict[str, Any]:
     return {name: number(value) for name, value in values.items()}
 
 
-def number(value: Any) -> Any:
+def number(value: object) -> Any:
     """Return a value as a JSON value; NaN and infinity become strings."""
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 

@@ -134,7 +134,7 @@ def place_of(held: Held) -> Any:
     return held.name, *((array.__array_interface__["data"], array.shape, array.strides) for array in arrays)
 
 
-def _is_mapped(array: Any) -> bool:
+def _is_mapped(array: object) -> bool:
     while array is not None and not isinstance(array, np.memmap):
         array = getattr(array, "base", None)
     return array is not None

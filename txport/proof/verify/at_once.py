@@ -75,7 +75,7 @@ def _prefixes(
 
 def _wrong(
     runtime: Runtime,
-    sources: Sequence[Any],
+    sources: Sequence[object],
     facts: Facts,
     driven: Sequence[Found],
     at_once: Sequence[Found],

@@ -266,7 +266,7 @@ def _short(golden: Golden) -> Golden:
     pairs = zip(golden.sources, golden.targets, strict=True)
     rows = [row for row, (source, target) in enumerate(pairs) if len(source) + max(len(target), SPOKEN) <= FEW_KEYS]
 
-    def of_rows(values: Sequence[Any]) -> list[Any]:
+    def of_rows(values: Sequence[object]) -> list[Any]:
         return [values[row] for row in rows]
 
     lists: dict[str, Any] = {

@@ -207,7 +207,7 @@ def shorten(values: Floats, noise: float) -> GoldenLogits:
     )
 
 
-def on_grid(values: Any, step: float) -> NDArray[np.float64]:
+def on_grid(values: object, step: float) -> NDArray[np.float64]:
     """Return the nearest multiples of a step."""
     multiples: NDArray[np.float64] = np.rint(np.asarray(values, np.float64) / step) * step
     return multiples

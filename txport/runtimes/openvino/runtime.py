@@ -173,7 +173,7 @@ def _require_fit(graph: Graph, inputs: Mapping[str, Held], lengths: Mapping[str,
 
 
 def _compile(
-    graph: Graph, model: Model, file: Path, options: Mapping[str, Any]
+    graph: Graph, model: Model, file: Path, options: Mapping[str, object]
 ) -> Iterator[tuple[tuple[str, ...], Compiled]]:
     """Compile and yield the parts of a graph, in the order in which they run."""
     for names, known in _split(graph):

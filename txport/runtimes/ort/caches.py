@@ -124,11 +124,11 @@ class Pool:
         # No lock: the garbage collector may return a buffer during `_take`, and each operation is atomic.
         self._free: defaultdict[int, deque[NDArray[np.uint8]]] = defaultdict(deque)
 
-    def zeros(self, owner: object, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
+    def zeros(self, owner: object, shape: tuple[int, ...], dtype: object = np.float32) -> Array:
         """Return an array of zeros, valid while `owner` exists. Old content may have NaN, and NaN times zero is NaN."""
         return self._take(owner, shape, dtype, clear=True)
 
-    def empty(self, owner: object, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
+    def empty(self, owner: object, shape: tuple[int, ...], dtype: object = np.float32) -> Array:
         """Return an array with arbitrary content, valid while `owner` exists."""
         return self._take(owner, shape, dtype, clear=False)
 

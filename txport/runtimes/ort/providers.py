@@ -149,7 +149,7 @@ def start(name: str) -> str | None:
 _sessions: WeakSet[Any] = WeakSet()
 
 
-def watched(session: Any) -> Any:
+def watched(session: object) -> Any:
     """Return a session, which children of this process will never destroy: not at exit, deletion or replacement."""
     _sessions.add(session)
     return session

@@ -38,7 +38,9 @@ def _file(folder: Path, side: str) -> Path:
     raise ConfigError(f"there is no {names[-1]}.json beside it")
 
 
-def texts(folder: Path, config: Mapping[str, Any], rows: tuple[int, int], specification: str, *, alike: bool) -> Files:
+def texts(
+    folder: Path, config: Mapping[str, object], rows: tuple[int, int], specification: str, *, alike: bool
+) -> Files:
     """Return the text files of a bundle; `rows` are the sizes of the source and target vocabularies.
 
     Prompts begin with the start token. Inputs of encoder-only models begin with it and end with the end token. Sources
@@ -78,7 +80,7 @@ def _whole(tokens: Sequence[str], unknown: str, rows: int) -> Sequence[str]:
     return [*tokens, unknown] if len(tokens) == rows - 1 and unknown not in tokens else tokens
 
 
-def token_of(rows: Mapping[str, int], token: Any, name: str) -> int:
+def token_of(rows: Mapping[str, int], token: object, name: str) -> int:
     """Return the id of a token; raise `ConfigError` if it is not in the vocabulary."""
     if not isinstance(token, str) or token not in rows:
         raise ConfigError(f"{name} {quoted(token)} must be a token of the vocabulary")

@@ -142,13 +142,13 @@ def _end(path: Path) -> int:
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     """PyYAML's safe loader, which also refuses aliases and duplicate keys."""
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
+    def compose_node(self, parent: object, index: object) -> Any:
         """See `yaml.composer.Composer`."""
         if self.check_event(yaml.AliasEvent):
             raise ValueError("it has an alias, which no trainer writes")
         return super().compose_node(parent, index)
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+    def construct_mapping(self, node: object, deep: bool = False) -> Any:
         """See `yaml.constructor.SafeConstructor`."""
         found = super().construct_mapping(node, deep)
         if isinstance(node, yaml.MappingNode) and len(found) < len(node.value):
