@@ -17,7 +17,7 @@ LIMITS: dict[str, tuple[int, int]] = {  # figure -> limit, aim
     "files in txport/": (425, 290),
     "lines in tests/": (54_000, 40_000),
     "comparisons of target or task": (11, 15),
-    "Any per 1,000 lines": (19, 10),
+    "Any per 1,000 lines": (18, 10),
     "words in README.md": (900, 900),
     "lines of a function, 90 of 100": (19, 19),
     "lines of the longest function": (60, 60),

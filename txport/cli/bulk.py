@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,9 @@ class Bulk:
         self._done = done  # texts before the first
         self.truncated = 0
 
-    def texts(self, model: object, options: dict[str, Any], source: Iterable[str], total: int | None) -> Iterable[str]:
+    def texts(
+        self, model: object, options: Mapping[str, object], source: Iterable[str], total: int | None
+    ) -> Iterable[str]:
         """Return the texts to generate for; raise if one is wrong and all are known."""
         model = copy.copy(model)  # not watched: texts are encoded once more here
         options = {name: value for name, value in options.items() if name not in NOT_OF_TEXTS}
@@ -73,7 +75,7 @@ class Bulk:
             return source
         return list(self._checked(source, model, options))
 
-    def _checked(self, source: Iterable[str], model: Any, options: dict[str, Any]) -> Iterator[str]:
+    def _checked(self, source: Iterable[str], model: Any, options: Mapping[str, object]) -> Iterator[str]:
         for number, text in enumerate(source, 1):
             try:
                 model.check(text, **options)
@@ -81,7 +83,7 @@ class Bulk:
                 raise type(error)(self._named(number, str(error))) from error
             yield text
 
-    def _cut(self, text: str, model: Any, options: dict[str, Any]) -> str:
+    def _cut(self, text: str, model: Any, options: Mapping[str, object]) -> str:
         try:
             cut: str = model.truncate(text, **options)
         except (TextError, NoRoomError):  # told when the text is encoded

@@ -12,7 +12,7 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -176,7 +176,7 @@ def _bundle(name: str) -> str:
     return hash_of({str(file): sha256(file) for file in files_in(folder)})
 
 
-def _is_record(line: bytes, like: dict[str, Any]) -> bool:
+def _is_record(line: bytes, like: Mapping[str, object]) -> bool:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

@@ -150,7 +150,7 @@ def open_output(path: Path | None) -> Iterator[IO[str]]:
         yield stream
 
 
-def write_json(path: Path, values: dict[str, Any]) -> None:
+def write_json(path: Path, values: Mapping[str, object]) -> None:
     """Write a report as indented JSON."""
     write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 

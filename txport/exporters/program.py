@@ -9,7 +9,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -249,7 +249,7 @@ def _name(model: ir.Model, graph: Graph) -> None:
         value.shape = ir.Shape(port.dims)
 
 
-def _reshaped(value: ir.Value, shape: list[Any], name: str) -> ir.Value:
+def _reshaped(value: ir.Value, shape: Sequence[object], name: str) -> ir.Value:
     """Return a Reshape of a value; a 0 in `shape` keeps the dim."""
     constant = ir.node("Constant", [], attributes={"value": ir.tensor(np.array(shape, np.int64))}, name=f"{name}_shape")
     node = ir.node("Reshape", [value, constant.outputs[0]], name=name)

@@ -164,7 +164,7 @@ class Tracer(TorchFunctionMode):
             return self.call(function, args, options or {})
         return function(*args, **(options or {}))
 
-    def call(self, function: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    def call(self, function: Any, args: Sequence[Any], options: Mapping[str, object]) -> Any:
         """Add the nodes of one function of PyTorch or txport; raise `UnsupportedError` if it has no ONNX conversion."""
         name = _name_of(function)
         if name not in self._forms:
@@ -180,7 +180,9 @@ class Tracer(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             return form(self, *args, **options)
 
-    def op(self, name: str, operator: str, inputs: Sequence[ir.Value | None], domain: str = "", **how: Any) -> ir.Value:
+    def op(
+        self, name: str, operator: str, inputs: Sequence[ir.Value | None], domain: str = "", **how: object
+    ) -> ir.Value:
         """Add one node with one output, named after the function that it implements; return the output."""
         return self.ops(name, operator, inputs, 1, domain, **how)[0]
 
@@ -200,7 +202,7 @@ class Tracer(TorchFunctionMode):
         unique = f"{name}_{number}" if number else name
         return self._unique(name) if unique in self._weights.values() else unique
 
-    def symbol(self, value: ir.Value, function: object, *args: Any, **options: Any) -> Symbol:
+    def symbol(self, value: ir.Value, function: object, *args: object, **options: object) -> Symbol:
         """Return a symbol whose examples are the results of a PyTorch function on its arguments' examples."""
         one, other = (
             _computed(function, [example(each, at) for each in args], {k: example(v, at) for k, v in options.items()})
@@ -327,7 +329,7 @@ def example(value: object, at: int) -> Any:
     return value
 
 
-def _computed(function: Any, args: Sequence[Any], options: dict[str, Any]) -> Tensor:
+def _computed(function: Any, args: Sequence[Any], options: Mapping[str, object]) -> Tensor:
     """Return the result of a function on an example; with meta tensors, only its shape and dtype are correct.
 
     On the meta device, PyTorch computes some functions with its compiler, which takes a second to load. Therefore small

@@ -111,7 +111,7 @@ class Published:
         found = self._values.get(name)
         return found if isinstance(found, Mapping) else {}
 
-    def changed(self, **values: Any) -> Published:
+    def changed(self, **values: object) -> Published:
         """Return a copy with some values replaced, whose reads count as this one's."""
         made = Published({**self._values, **values}, {}, self.special, self.weights)
         made.read = self.read
@@ -124,7 +124,7 @@ class Published:
             raise ConfigError(f"{name} {quoted(value)} is not supported; supported: {', '.join(sorted(meanings))}")
         return meanings[value]
 
-    def require(self, name: str, *allowed: Any) -> None:
+    def require(self, name: str, *allowed: object) -> None:
         """Raise `ConfigError` unless a value is one of `allowed`; the first is the default."""
         value = self.get(name, allowed[0])
         if value not in allowed:

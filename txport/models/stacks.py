@@ -15,8 +15,6 @@ from txport.models.model import Model, Side, Stack
 from txport.models.ops import Ops
 from txport.models.parts import Attention, Embedding, Layer, Linear, SoftCap
 
-Tied = Literal["all", "none", "target", "embeddings"]
-
 
 class EncoderDecoder(Model):
     """An encoder and a decoder, each with embedding, layers and final norm, and a projection to the vocabulary.

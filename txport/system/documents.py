@@ -9,6 +9,7 @@ import io
 import json
 import tomllib
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def write_json(path: Path, values: dict[str, Any]) -> None:
+def write_json(path: Path, values: Mapping[str, object]) -> None:
     """Write indented JSON with a final newline; raise `ValueError` for NaN and infinity."""
     path.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, get_args
@@ -109,7 +109,7 @@ def _write_array(stream: IO[str], vectors: Iterable[Any], pooling: str, width: i
 Way = tuple[Iterator[Any], Callable[[str, Any, bool], Rows]]
 
 
-def _embed(model: Any, texts: Iterable[str], shown: dict[str, Any], how: dict[str, Any]) -> Way:
+def _embed(model: Any, texts: Iterable[str], shown: Mapping[str, object], how: Mapping[str, object]) -> Way:
     def rows(text: str, vectors: Any, as_json: bool) -> Rows:
         values = _numbers(vectors) if vectors.size else None
         name = "vector" if vectors.ndim == 1 else "vectors"
@@ -123,7 +123,7 @@ def _numbers(array: Any) -> Any:
     return [_numbers(each) for each in array] if array.ndim > 1 else [float(str(each)) for each in array]
 
 
-def _classify(model: Any, texts: Iterable[str], shown: dict[str, Any], how: dict[str, Any]) -> Way:
+def _classify(model: Any, texts: Iterable[str], shown: Mapping[str, object], how: Mapping[str, object]) -> Way:
     function = model.facts.function_to_apply
     least = TRUE if function == "sigmoid" and len(model.facts.labels) > 1 else -math.inf
 
@@ -144,7 +144,7 @@ def _scored(label: Any) -> tuple[str, str]:
     return f"{label.score:.4f}", label.label
 
 
-def _tag(model: Any, texts: Iterable[str], shown: dict[str, Any], how: dict[str, Any]) -> Way:
+def _tag(model: Any, texts: Iterable[str], shown: Mapping[str, object], how: Mapping[str, object]) -> Way:
     def rows(text: str, tags: Any, as_json: bool) -> Rows:
         if as_json:
             yield (textio.to_json({"input": text, "tags": [asdict(each) for each in tags]}),)
@@ -154,7 +154,7 @@ def _tag(model: Any, texts: Iterable[str], shown: dict[str, Any], how: dict[str,
     return model.tag_iter(texts, **how), rows
 
 
-def _fill(model: Any, texts: Iterable[str], shown: dict[str, Any], how: dict[str, Any]) -> Way:
+def _fill(model: Any, texts: Iterable[str], shown: Mapping[str, object], how: Mapping[str, object]) -> Way:
     def rows(text: str, masks: Any, as_json: bool) -> Rows:
         if as_json:
             yield (textio.to_json({"input": text, "masks": [[asdict(each) for each in one] for one in masks]}),)

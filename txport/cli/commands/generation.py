@@ -112,7 +112,7 @@ def run(
     errors: str,
     truncate: bool,
     resume: bool,
-    **options: Any,
+    **options: object,
 ) -> None:
     """Run BUNDLE on TEXT, on files, or on the lines of standard input.
 
@@ -319,7 +319,7 @@ def score(
     variant: str | None,
     as_ids: bool,
     as_json: bool,
-    **options: Any,
+    **options: object,
 ) -> None:
     """How likely TARGET is for TEXT: text as `run` writes it.
 

@@ -52,7 +52,7 @@ FORMS |= {"radd": FORMS["add"], "rmul": FORMS["mul"]}
 FORMS |= {f"r{name}": _reflected(FORMS[name]) for name in ("sub", "truediv", "pow", "matmul")}
 
 
-def _tensors(*operands: Any) -> tuple[Tensor, ...]:
+def _tensors(*operands: object) -> tuple[Tensor, ...]:
     return tuple(each if isinstance(each, Tensor) else torch.tensor(each) for each in operands)
 
 
@@ -79,7 +79,7 @@ def floor_divide(tracer: Tracer, x: object, y: object) -> Symbol:
 FORMS |= {"rmod": _reflected(remainder), "rfloordiv": _reflected(floor_divide)}
 
 
-def _are_whole(*operands: Any) -> bool:
+def _are_whole(*operands: object) -> bool:
     """True if no operand is a number or tensor of floating point."""
     kinds = [dtype_of(each) for each in operands]
     require(torch.bool not in kinds, "a quotient of masks")

@@ -42,7 +42,7 @@ def getitem(tracer: Tracer, x: Symbol | Tensor, index: object) -> Symbol:
     return tracer.given(value, (examples[0], examples[1]))
 
 
-def _without_ellipsis(parts: tuple[Any, ...], dims: int) -> tuple[Any, ...]:
+def _without_ellipsis(parts: tuple[object, ...], dims: int) -> tuple[Any, ...]:
     """Replace `...` by slices, so that the index has a part for each of its dims."""
     at = next((at for at, part in enumerate(parts) if part is Ellipsis), None)
     if at is None:
@@ -51,7 +51,7 @@ def _without_ellipsis(parts: tuple[Any, ...], dims: int) -> tuple[Any, ...]:
     return (*parts[:at], *[slice(None)] * rest, *parts[at + 1 :])
 
 
-def _require_index(part: Any, parts: tuple[Any, ...]) -> None:
+def _require_index(part: Any, parts: tuple[object, ...]) -> None:
     """Raise `UnsupportedError` for a part of an index that is not a number, nor the only tensor beside slices."""
     require(not isinstance(part, Size), "a place that depends on lengths")
     if not isinstance(part, int):

@@ -78,10 +78,10 @@ def unsqueeze(tracer: Tracer, x: Symbol, dim: int) -> Symbol:
     return tracer.symbol(tracer.op("unsqueeze", "Unsqueeze", [x.value, axes]), torch.unsqueeze, x, dim)
 
 
-def _reshaped(function: Callable[..., Any]) -> Form:
+def _reshaped(function: Callable[..., object]) -> Form:
     """Return the form of a function that only changes the dims."""
 
-    def make(tracer: Tracer, x: Symbol, *args: Any) -> Symbol:
+    def make(tracer: Tracer, x: Symbol, *args: object) -> Symbol:
         shape = tracer.symbol(ir.Value(), function, x, *args)
         value = tracer.op("view", "Reshape", [x.value, _dims(tracer, x, shape)])
         return tracer.given(value, shape.examples)
@@ -130,7 +130,7 @@ def numel(tracer: Tracer, x: Symbol) -> int:
 
 
 @form("permute")
-def permute(tracer: Tracer, x: Symbol, *dims: Any) -> Symbol:
+def permute(tracer: Tracer, x: Symbol, *dims: object) -> Symbol:
     """Put the dims in another order."""
     order = [dim % x.dim() for dim in _listed(dims)]
     return tracer.symbol(tracer.op("permute", "Transpose", [x.value], perm=order), torch.permute, x, order)
@@ -162,7 +162,7 @@ def _most_dims(tensors: Sequence[Symbol]) -> int:
 
 
 @form("expand")
-def expand(tracer: Tracer, x: Symbol, *sizes: Any) -> Symbol:
+def expand(tracer: Tracer, x: Symbol, *sizes: object) -> Symbol:
     """Repeat dims of size 1 without a copy in PyTorch; -1 keeps a dim."""
     wanted = _listed(sizes)
     dims = [1 if not isinstance(each, Size) and each == -1 else each for each in wanted]
@@ -176,7 +176,7 @@ def expand_as(tracer: Tracer, x: Symbol, other: Symbol) -> Symbol:
 
 
 @form("repeat")
-def repeat(tracer: Tracer, x: Symbol, *counts: Any) -> Symbol:
+def repeat(tracer: Tracer, x: Symbol, *counts: object) -> Symbol:
     """Repeat a whole tensor along each dim; new dims come first."""
     times = _listed(counts)
     for _ in range(len(times) - x.dim()):
@@ -206,13 +206,13 @@ def pad(tracer: Tracer, x: Symbol, pad: Sequence[int], mode: str = "constant", v
 
 
 @form("zeros", "new_zeros")
-def zeros(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, device: object = None) -> Symbol:
+def zeros(tracer: Tracer, *sizes: object, dtype: torch.dtype | None = None, device: object = None) -> Symbol:
     """Return zeros of a shape; of `new_zeros`, the dtype is that of the tensor."""
     return full(tracer, *_like(sizes), 0.0, dtype=dtype)
 
 
 @form("ones", "new_ones")
-def ones(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, device: object = None) -> Symbol:
+def ones(tracer: Tracer, *sizes: object, dtype: torch.dtype | None = None, device: object = None) -> Symbol:
     """Return ones of a shape; of `new_ones`, the dtype is that of the tensor."""
     return full(tracer, *_like(sizes), 1.0, dtype=dtype)
 
@@ -225,7 +225,7 @@ def full(tracer: Tracer, *given: Any, dtype: torch.dtype | None = None, device: 
     return expand(tracer, tracer.as_symbol(torch.full((), number, dtype=wanted)), *sizes)
 
 
-def _like(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+def _like(sizes: tuple[object, ...]) -> tuple[Any, ...]:
     """Return (tensor, dims) of the arguments of `new_zeros`, (dims,) of those of `zeros`."""
     like = sizes[:1] if sizes and isinstance(sizes[0], Symbol | Tensor) else ()
     return (*like, _listed(sizes[len(like) :]))

@@ -37,7 +37,7 @@ class Block:
         self._own.add(value)
         return value
 
-    def op(self, operator: str, *inputs: Given, **attributes: Any) -> ir.Value:
+    def op(self, operator: str, *inputs: Given, **attributes: object) -> ir.Value:
         """Add a node with one output; return the output."""
         return self.ops(operator, *inputs, count=1, **attributes)[0]
 

@@ -256,7 +256,7 @@ PLAIN: dict[Task, Run] = {
 }
 
 
-def _told(run: Callable[..., Any], facts: Facts) -> Run:
+def _told(run: Callable[..., object], facts: Facts) -> Run:
     """Return a function that calls `run` of the user's file with the arguments of the task."""
     if facts.is_encoder_decoder:
         return lambda module, given: run(module, given.source, given.mask, given.target)

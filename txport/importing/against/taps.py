@@ -255,7 +255,7 @@ class Traffic:
         key = (norm, self._counts.get(norm, 0), IN)
         return Residual.after(part, self.values[key].theirs if key in self.values else x, result)
 
-    def _given(self, name: str, part: nn.Module, inputs: tuple[Any, ...]) -> Any:
+    def _given(self, name: str, part: nn.Module, inputs: tuple[object, ...]) -> Any:
         self._counts[name] = self._counts.get(name, -1) + 1
         key = (name, self._counts[name], IN)
         self.moments[key] = len(self.flow)

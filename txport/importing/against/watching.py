@@ -45,7 +45,7 @@ def watching(module: nn.Module) -> Iterator[Watched]:
     open_calls: list[Seen] = []
 
     def begin(name: str) -> Any:
-        def note(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        def note(part: nn.Module, given: tuple[object, ...], named: Mapping[str, object]) -> None:
             order = sum(map(len, record.values()))
             open_calls.append(call := Seen(name, part, order, tuple(_copied((given, named)))))
             record.setdefault(name, []).append(call)

@@ -157,7 +157,7 @@ def _width(options: Published, width: int) -> int:
     return width
 
 
-def _vocabulary(vocabularies: dict[str, Any], side: str) -> list[str]:
+def _vocabulary(vocabularies: Mapping[str, object], side: str) -> list[str]:
     found = vocabularies.get(side)
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise ConfigError(f"vocab must have a list of tokens in {side}; save the model with OpenNMT-py 3")

@@ -84,7 +84,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             loop.iter = nodes.Filter(loop.iter, TURNS, [], [], None, None, lineno=loop.lineno)
         return parsed
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as jinja2 has it
+    def call(__self, __context: Context, __obj: Any, *args: object, **kwargs: object) -> Any:  # noqa: N805 - as jinja2 has it
         """See `SandboxedEnvironment`."""
         _require_time(__context)
         return super().call(__context, __obj, *args, **kwargs)

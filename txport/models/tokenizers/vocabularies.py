@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def _bert_normalizer(lowers: bool, splits: bool, strips: bool | None) -> dict[st
     return _lowering_sigma(own) if lowers else own
 
 
-def _lowering_sigma(own: dict[str, Any]) -> dict[str, Any]:
+def _lowering_sigma(own: Mapping[str, object]) -> dict[str, Any]:
     """Return BERT's normalizer. JavaScript has a sigma of its own at the end of words, so this is lowered before."""
     return {"type": "Sequence", "normalizers": [replace("\u03a3", "\u03c3"), own]}
 
@@ -197,7 +198,7 @@ def _byte_level(
     settings: Settings,
     words: Vocabulary,
     *,
-    splitter: dict[str, Any] | None = None,
+    splitter: Mapping[str, object] | None = None,
     normalizer: object = None,
     before: list[str] | None = None,
     after: list[str] | None = None,

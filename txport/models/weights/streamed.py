@@ -250,7 +250,7 @@ def _stream(module: nn.Module, own: Mapping[str, nn.Parameter], reader: Reader, 
             for parameter, values in zip(own.values(), held, strict=True):
                 parameter.data = values
 
-    def drop(*_: Any) -> None:
+    def drop(*_: object) -> None:
         room.leave(module)
         with torch._C.DisableTorchFunction():  # a mode that rounds would allocate the expanded tensor
             for parameter in own.values():

@@ -100,7 +100,7 @@ def recording(model: nn.Module, *, tensors: bool = True) -> Iterator[Record]:
     open_calls: list[PartCall] = []
 
     def begin(name: str) -> Any:
-        def note(part: nn.Module, inputs: tuple[Any, ...]) -> None:
+        def note(part: nn.Module, inputs: tuple[object, ...]) -> None:
             parent = open_calls[-1] if open_calls else None
             arguments = tuple(each for each in inputs if tensors and (each is None or isinstance(each, Tensor)))
             order = sum(map(len, record.values()))
@@ -149,7 +149,7 @@ def _no_product(part: nn.Linear, x: Tensor) -> Tensor:
     return x.new_zeros(*x.shape[:-1], part.out_features)
 
 
-def _no_attention(part: DotProduct, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _no_attention(part: DotProduct, query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     """See `DotProduct.forward`."""
     mixed = query.new_zeros(*query.shape[:3], value.shape[3])
     return mixed, mixed[..., :1].expand(*query.shape[:3], key.shape[2])
@@ -160,7 +160,7 @@ def calls_of(record: Record, names: Iterable[str]) -> list[PartCall]:
     return sorted((call for name in names for call in record.get(name, ())), key=lambda call: call.order)
 
 
-def altered(part: Part, **changes: Any) -> Part:
+def altered(part: Part, **changes: object) -> Part:
     """Return a shallow copy of a part, which shares its weights, with some attributes, parts or weights changed."""
     other = copy.copy(part)
     for kind in ("_parameters", "_buffers", "_modules"):

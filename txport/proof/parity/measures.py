@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -248,7 +249,7 @@ def _best(logits: Array) -> NDArray[np.bool_]:
     return chosen
 
 
-def finite(values: dict[str, Any]) -> dict[str, Any]:
+def finite(values: Mapping[str, object]) -> dict[str, Any]:
     """Return the values as JSON values: NaN and infinity become strings, because JSON has no numbers for them."""
     return {name: number(value) for name, value in values.items()}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from txport.errors import ConfigError, quoted
 from txport.models.sources.options import read_strings
@@ -87,7 +86,7 @@ def token_of(rows: Mapping[str, int], token: object, name: str) -> int:
     return rows[token]
 
 
-def any_of(rows: Mapping[str, int], what: str, *tokens: Any) -> int:
+def any_of(rows: Mapping[str, int], what: str, *tokens: object) -> int:
     """Return the id of the first of these tokens that is in the vocabulary; raise `ConfigError` if none is."""
     found = [rows[token] for token in tokens if isinstance(token, str) and token in rows]
     if not found:

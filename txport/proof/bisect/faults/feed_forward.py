@@ -34,7 +34,7 @@ def read_by(evidence: Evidence) -> tuple[Part, Tensor]:
 
 
 @torch.inference_mode()
-def before_last(part: Part, x: Tensor, **changes: Any) -> Array:
+def before_last(part: Part, x: Tensor, **changes: object) -> Array:
     """Return the input of the last linear layer, with changed attributes of the part."""
     changed: Any = altered(part, outer=nn.Identity(), **changes)
     found: Array = changed(x, Together()).numpy()

@@ -134,7 +134,7 @@ def _free(cuda: Any, nvml: Any, device: ctypes.c_int) -> int | None:
         return None
 
 
-def _integer(function: Any, *arguments: Any) -> int:
+def _integer(function: Any, *arguments: object) -> int:
     """Return the integer that a function writes to its first argument; raise `CudaError` if it fails."""
     value = ctypes.c_int(0)
     _check(function(ctypes.byref(value), *arguments))
