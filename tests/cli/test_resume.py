@@ -82,6 +82,14 @@ def test_an_interrupt_says_what_is_kept_and_what_else_it_takes(place: Path) -> N
     assert partial.read_bytes() == before
 
 
+@pytest.mark.parametrize("size", [0, 400])  # none or a part of the first line of OUT.partial
+def test_a_disk_that_is_full_from_the_start_is_left_as_it_was(size: int, place: Path) -> None:
+    limit = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({size}, -1))"
+    done = run(*command(), cwd=place, before=limit)
+    assert_one_line(done, "can't be written: File too large; choose another place", 2)
+    assert sorted(os.listdir(place)) == ["bundle", "lines"]  # noqa: PTH208
+
+
 def test_what_no_run_has_left_stays(place: Path) -> None:
     (place / "out.partial").write_text("my own\n", encoding="utf-8")
     assert_one_line(run(*command("--resume"), cwd=place), "is not what an interrupted run has left", 2)

@@ -135,8 +135,15 @@ class Partial:
         file.seek(size if self.done else 0)
         file.truncate()
         if not self.done:
+            self._begin(file)
+
+    def _begin(self, file: BinaryIO) -> None:
+        try:
             file.write(self._header)
             file.flush()
+        except BaseException:  # a full disk, say
+            self.path.unlink()
+            raise
 
     def _require_same(self, found: dict[str, Any], is_resumed: bool) -> None:
         given, other = self._record["options"], found.pop("options")
