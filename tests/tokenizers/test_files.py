@@ -237,6 +237,17 @@ def test_a_pad_that_is_a_piece_is_written(tmp_path: Path) -> None:
     assert (reader.tokens([0]), reader.decode([0, 1, 0, 500])) == (["!"], '!"!')
 
 
+@pytest.mark.parametrize("name", ["mbart50", "nllb"])
+def test_a_special_token_that_the_settings_call_normalized_is_left_out(name: str, tmp_path: Path) -> None:
+    folder = copied_of(name, tmp_path)
+    settings = json.loads((folder / TOKENIZER_CONFIG).read_text(encoding="utf-8"))
+    masks = [each for each in settings["added_tokens_decoder"].values() if each["content"] == "<mask>"]
+    assert [each["normalized"] for each in masks] == [True]
+    reader = FileTokenizer(folder / TOKENIZER, content=str(companions_of(folder)[TOKENIZER]))
+    hello = reader.bare("hello")
+    assert reader.decode([*hello, reader.id_of("<mask>"), *hello]) == "hello hello"
+
+
 @pytest.mark.parametrize("kind", ["ElectraTokenizer", None])
 def test_electra_has_the_tokenizer_of_bert(kind: str | None, tmp_path: Path) -> None:
     folder = copied_of("bert", tmp_path)

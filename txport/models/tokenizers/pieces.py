@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from txport.errors import CheckpointError, quoted
@@ -99,6 +99,8 @@ def made_of(
     prefix = found.adds_prefix if prefix is None else prefix
     place = ("first" if prefix_first else "all") if prefix else None
     users = found.users if prefix or found.trims else ()
+    for id_, token in words.added.items():  # the library would not skip a special token that the normalizer changes
+        words.added[id_] = replace(token, normalized=token.normalized and not token.special)
     text = assemble(
         words,
         model_of(found, words.slots, words.ids[unknown], users),
