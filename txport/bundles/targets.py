@@ -117,6 +117,6 @@ TARGETS = {each.name: each for each in (PORTABLE, CPU, ON_CUDA)}  # what `export
 
 def target_of(name: str) -> Target:
     """Return the record of a target; raise `UnsupportedError` for an unknown name."""
-    if name not in TARGETS and name != FOREIGN.name:
+    if name not in (*TARGETS, FOREIGN.name):  # a tuple: a wrong value may have no hash
         raise UnsupportedError(f"unknown target {quoted(name)}; supported: {', '.join(TARGETS)}")
     return TARGETS.get(name, FOREIGN)
