@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 PEERS := .venv-peers
+# Engines whose packages do not fit beside those: one environment each.
+ENGINES := $(foreach each,genai openvino llama-cpp,$(PEERS)-$(each))
 HF := .venv-hf
 HF4 := .venv-hf4
 JS := tests/transformers_js
@@ -14,7 +16,7 @@ WORDS := transformer attention onnx pronunciation
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test check format agreement bench bench-peers examples hostile gpu clean no-npm
+.PHONY: run test check format agreement bench bench-peers peers examples hostile gpu clean no-npm
 
 run: $(INSTALLED)
 	$(BIN)/txport run g2p-en $(WORDS)
@@ -47,9 +49,11 @@ agreement: $(INSTALLED) $(HF)/.installed $(HF4)/.installed
 bench: $(INSTALLED)
 	$(BIN)/txport bench g2p-en
 
-# Beside CTranslate2, Optimum and PyTorch, which live in an environment of their own.
-bench-peers: $(INSTALLED) $(PEERS)/.installed
-	$(BIN)/python -m benchmarks.peers --peers-python $(PEERS)/bin/python
+# Beside other engines, which live in environments of their own.
+bench-peers: $(INSTALLED) peers
+	$(BIN)/python -m benchmarks.peers
+
+peers: $(foreach each,$(PEERS) $(ENGINES),$(each)/.installed)
 
 hostile: $(INSTALLED)
 	$(BIN)/python -m tests.hostile
@@ -64,7 +68,7 @@ gpu:
 	$(if $(wildcard $(INSTALLED)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(HF) $(HF4) $(JS)/node_modules $(PACKAGE)/node_modules examples/node/node_modules build examples/build examples/browser/build *.egg-info
+	rm -rf $(VENV) $(PEERS) $(ENGINES) $(HF) $(HF4) $(JS)/node_modules $(PACKAGE)/node_modules examples/node/node_modules build examples/build examples/browser/build *.egg-info
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "txport needs Python 3.11 or newer, found " + sys.version)'
@@ -96,7 +100,12 @@ $(HEADERS)/.installed: examples/headers.txt
 no-npm:
 	@echo 'there is no npm here: what is tested in JavaScript is skipped'
 
-$(PEERS)/.installed: benchmarks/peers/requirements.txt
+$(PEERS)/.installed: benchmarks/peers/requirements/peers.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
+$(PEERS)-%/.installed: benchmarks/peers/requirements/%.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@

@@ -1,10 +1,10 @@
-"""Measure txport's cpu bundles beside CTranslate2, Optimum, PyTorch and OpenVINO; print the table.
+"""Measure txport's cpu bundles beside other engines; print the table.
 
-    python -m benchmarks.peers [--only SUBSTRING] [--update] [--rounds N] [--quick]
+    python -m benchmarks.peers [--only SUBSTRING] [--folder PATH] [--update] [--rounds N] [--quick]
 
-The peers live in an environment of their own, which `make bench-peers` makes; OpenVINO, a runtime of txport's, in this
-one. Exits 1 if a required ratio is not reached or a line could not be measured, 3 where the peers' environment is
-missing.
+The peers live in environments of their own, which `make peers` makes; OpenVINO, a runtime of txport's, in this one. A
+line whose environment is missing is passed over, and named. Exits 1 if a required ratio is not reached or a line could
+not be measured, 3 if all lines are passed over.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from typing import Any
 
 import click
 
-from benchmarks.peers import duel, report
+from benchmarks.peers import candidates, duel, report
 from benchmarks.peers.duel import Place
-from benchmarks.peers.lines import BASE, LENGTH, LINES, OPENVINO, TINY, AbsentError, Line, quick
+from benchmarks.peers.engines.hf_folder import FOLDER
+from benchmarks.peers.environments import DEFAULTS, PEERS, environment_of, pythons_of
+from benchmarks.peers.lines import BASE, LENGTH, LINES, TINY, AbsentError, Line, quick, with_folder
 from txport.cli.guard import run_guarded
 from txport.errors import TxportError, UnavailableError, UnsupportedError
 from txport.models.architectures.transformer import PRESETS
@@ -38,13 +40,30 @@ def progress(message: str) -> None:
     click.echo(f"{datetime.datetime.now(tz=datetime.UTC):%H:%M:%S} {message}", err=True)
 
 
-def chosen(only: str | None) -> list[Line]:
+def chosen(only: str | None, every: Sequence[Line] = LINES) -> list[Line]:
     """Return the lines with `only` in their title, ignoring case; raise `UnsupportedError` if there are none."""
-    lines = [line for line in LINES if only is None or only.lower() in line.title.lower()]
+    lines = [line for line in every if only is None or only.lower() in line.title.lower()]
     if not lines:
-        titles = "; ".join(line.title for line in LINES)
+        titles = "; ".join(line.title for line in every)
         raise UnsupportedError(f"no line has {only!r} in its title; there are: {titles}")
     return lines
+
+
+def possible(lines: Sequence[Line], place: Place) -> list[Line]:
+    """Return the lines whose environments exist, and name the others; raise `UnavailableError` if none remains."""
+    kept = []
+    for line in lines:
+        engines = {each.engine for each in candidates.theirs(line, place.cores)} - set(candidates.OWN)
+        needed = {environment_of(engine) for engine in engines}
+        needed |= {PEERS} if line.task.checkpoint.startswith(FOLDER) else set()
+        missing = [str(place.pythons[name]) for name in sorted(needed) if not place.pythons[name].exists()]
+        if missing:
+            progress(f"{line.title} is passed over: there is no {' and no '.join(missing)}")
+        else:
+            kept.append(line)
+    if not kept:
+        raise UnavailableError("every line needs an environment that is missing; `make peers` makes them")
+    return kept
 
 
 def measure(line: Line, place: Place) -> dict[str, Any]:
@@ -68,9 +87,10 @@ def earlier(path: Path) -> list[dict[str, Any]]:
 
 
 def joined(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return both lists of records in the order of `LINES`; new records replace old ones, unknown ones are dropped."""
+    """Return both lists in the order of `LINES`; new records replace old ones, and old ones of no line are dropped."""
     found = {(record["name"], record["against"]): record for record in (*old, *new)}
-    return [found[line.name, line.against] for line in LINES if (line.name, line.against) in found]
+    order = [(line.name, line.against) for line in LINES] + [(record["name"], record["against"]) for record in new]
+    return [found[key] for key in dict.fromkeys(order) if key in found]
 
 
 def result_of(records: Sequence[dict[str, Any]], place: Place, checkpoint: str) -> dict[str, Any]:
@@ -114,7 +134,17 @@ def write(path: Path, text: str) -> None:
     help=f"JSON.  [default: {RESULTS}, with --update or for all lines]",
 )
 @click.option("--table", type=click.Path(path_type=Path), help=f"Markdown.  [default: {TABLE}, likewise]")
-@click.option("--peers-python", type=click.Path(path_type=Path), default=".venv-peers/bin/python", show_default=True)
+@click.option(
+    "--peers-python",
+    multiple=True,
+    metavar="[ENVIRONMENT=]PATH",
+    help=f"A Python with the engines of {', '.join(DEFAULTS)}.  [default: those of `make peers`]",
+)
+@click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A Llama-like folder, or one of a BERT, as transformers saves them, in place of random weights.",
+)
 @click.option("--words", type=click.Path(file_okay=False, path_type=Path), help="Folder of the g2p dictionary.")
 @click.option(
     "--work",
@@ -131,24 +161,25 @@ def peers(
     is_quick: bool,
     results: Path | None,
     table: Path | None,
-    peers_python: Path,
+    peers_python: tuple[str, ...],
+    folder: Path | None,
     words: Path | None,
     work: Path,
     cores: int | None,
 ) -> None:
     """Measure, write, judge."""
-    lines = [quick(line) for line in chosen(only)] if is_quick else chosen(only)
-    if not peers_python.exists() and any(line.against not in OPENVINO for line in lines):
-        raise UnavailableError(f"there is no {peers_python}; `make bench-peers` makes the peers' environment")
+    lines = chosen(only, with_folder(LINES, folder) if folder else LINES)
+    lines = [quick(line) for line in lines] if is_quick else lines
     place = Place(
         work=work,
-        peers_python=peers_python,
+        pythons=pythons_of(peers_python),
         words=words,
         cores=cores or usable_cores(),
         rounds=min(rounds, QUICK_ROUNDS) if is_quick else rounds,
         progress=progress,
     )
-    whole = (only is None or update) and not is_quick
+    lines = possible(lines, place)
+    whole = (only is None or update) and not (is_quick or folder)
     results, table = (given or (usual if whole else None) for given, usual in ((results, RESULTS), (table, TABLE)))
     old = earlier(results) if update and results else []
     records: list[dict[str, Any]] = []
@@ -162,7 +193,7 @@ def peers(
             write(table, report.markdown(result))
     click.echo(report.text(records))
     if is_quick:
-        click.echo("--quick measures a toy: nothing is judged.")
+        click.echo("--quick measures a toy, or few rounds: nothing is judged.")
     elif any(report.falls_short(record) for record in records):
         sys.exit(1)
 

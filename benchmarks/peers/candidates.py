@@ -8,13 +8,14 @@ from itertools import product
 from typing import Any
 
 from benchmarks.peers.engines import Model
+from benchmarks.peers.environments import DECODERS, ENCODERS, ENGINES
 from benchmarks.peers.lines import COMPILED, CT2_FP32, CT2_INT8, EAGER, LLAMA, OPENVINO, OPTIMUM, Line, Task
 
-ENGINES = "benchmarks.peers.engines."
 OURS = ENGINES + "txport_cpu"
+VECTORS = ENGINES + "txport_encoder"
 FOLDERS = ENGINES + "hf_folder"
 PORTABLE = ENGINES + "txport_portable"
-OWN = (OURS, PORTABLE)  # these run in txport's own environment
+OWN = (OURS, VECTORS, PORTABLE)  # these run in txport's own environment
 BULK_BATCHES = (16, 32, 64, 128)
 MANY_ROWS = 32
 # CTranslate2's default; oneDNN; matrices packed for MKL at load
@@ -51,13 +52,14 @@ def ours(line: Line, cores: int) -> list[Candidate]:
     """Return txport's candidates; the kernels of int8 and int4 are chosen at export, by the number of rows of a step.
 
     Llama is exported without `--rows`: one scale for the activations of all rows is too coarse for the products of a
-    gated feed-forward with random weights, and `export` rejects it.
+    gated feed-forward with random weights, and `export` rejects it. The engines of `DECODERS` and `ENCODERS` round by
+    block or by row, so the default form is compared with them.
     """
     rows: int | None = 1 if line.task.rows == 1 else MANY_ROWS
-    rows = None if line.task.checkpoint == LLAMA else rows
+    rows = None if line.task.checkpoint == LLAMA or line.against in {**DECODERS, **ENCODERS} else rows
     return [
         Candidate(
-            engine=OURS,
+            engine=VECTORS if line.task.encodes else OURS,
             model=Model(
                 checkpoint=line.task.checkpoint, precision=precision, rows=None if precision == "fp32" else rows
             ),
@@ -124,6 +126,16 @@ def openvino(runtime: str) -> Callable[[Task, int], list[Candidate]]:
     return candidates
 
 
+def other(engine: str, precision: str) -> Callable[[Task, int], list[Candidate]]:
+    """Return the function that lists the candidates of an engine whose only option is the number of threads."""
+
+    def candidates(task: Task, cores: int) -> list[Candidate]:
+        model = Model(checkpoint=task.checkpoint, precision=precision)
+        return [Candidate(engine=engine, model=model, options={"threads": threads}) for threads in sorted({1, cores})]
+
+    return candidates
+
+
 PEERS: dict[str, Callable[[Task, int], list[Candidate]]] = {
     CT2_INT8: ctranslate2("int8"),
     CT2_FP32: ctranslate2("fp32"),
@@ -131,4 +143,5 @@ PEERS: dict[str, Callable[[Task, int], list[Candidate]]] = {
     EAGER: pytorch(compiled=False),
     COMPILED: pytorch(compiled=True),
     **{name: openvino(runtime) for name, runtime in OPENVINO.items()},
+    **{name: other(*peer) for name, peer in {**DECODERS, **ENCODERS}.items()},
 }

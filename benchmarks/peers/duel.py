@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ import numpy as np
 from benchmarks.peers import candidates
 from benchmarks.peers.candidates import Candidate
 from benchmarks.peers.engines import Model, Sources
-from benchmarks.peers.lines import CT2_FP32, Line, Task, search_of, sources_of
-from benchmarks.peers.process import Worker, WorkerError
+from benchmarks.peers.engines.hf_folder import FOLDER
+from benchmarks.peers.environments import REQUIREMENTS, environment_of
+from benchmarks.peers.lines import Line, Task, search_of, sources_of
+from benchmarks.peers.process import ROOT, Worker, WorkerError
 from txport.bench import quartiles
 from txport.models.names import digest, label
 from txport.system.files import hash_of, sha256
@@ -25,8 +27,8 @@ from txport.system.progress import Progress, silent
 TRIALS, BRIEFLY = 5, 4.0  # maximum number of rounds, and seconds after which no round begins
 AGREED = Task(batch=1, sources=2, tokens=8)  # checks in fp32 that both conversions of a folder find the same tokens
 ALIKE = 0.2  # mean difference of log-probs: below it for two kinds of int8, above it for other weights
-PEERS = Path(__file__).parent
-PACKAGE = PEERS.parents[1] / "txport"
+SAME = 1e-6  # 1 - cosine of vectors in fp32
+PACKAGE = ROOT / "txport"
 Side = tuple[Worker, Candidate]
 digest_once = functools.cache(digest)  # for files of several GB
 
@@ -36,7 +38,7 @@ class Place:
     """Where and how to measure."""
 
     work: Path
-    peers_python: Path
+    pythons: Mapping[str, Path]  # of each environment
     words: Path | None = None
     cores: int = 1
     rounds: int = 9
@@ -45,7 +47,8 @@ class Place:
 
     def start(self, candidate: Candidate) -> Worker:
         """Start a process for a candidate."""
-        python = Path(sys.executable) if candidate.engine in candidates.OWN else self.peers_python
+        own = candidate.engine in candidates.OWN
+        python = Path(sys.executable) if own else self.pythons[environment_of(candidate.engine)]
         log = self.work / f"{candidate.engine.rpartition('.')[2]}.log"
         return Worker(python.absolute(), candidate.environment, log.absolute())
 
@@ -53,8 +56,9 @@ class Place:
         """Return the folder of a candidate's weights; its name depends on the checkpoint and the converter."""
         model = candidate.model
         engine = candidate.engine.rpartition(".")[2]
-        made_by = sorted(PACKAGE.rglob("*.py")) if candidate.engine in candidates.OWN else [PEERS / "requirements.txt"]
-        written_by = sorted((PEERS / "engines").glob(f"{engine}*.py"))
+        requirements = REQUIREMENTS / f"{environment_of(candidate.engine)}.txt"
+        made_by = sorted(PACKAGE.rglob("*.py")) if candidate.engine in candidates.OWN else [requirements]
+        written_by = sorted((REQUIREMENTS.parent / "engines").glob(f"{engine}*.py"))
         sources = {str(path): sha256(path) for path in [*made_by, *written_by]}
         made = model.checkpoint if candidate.engine == candidates.FOLDERS else digest_once(model.checkpoint)
         stamp = hash_of({**sources, "checkpoint": made})[:12]
@@ -73,7 +77,7 @@ class Place:
 
     def located(self, line: Line) -> Line:
         """Return the line; the name of a folder that both sides convert is replaced by its path, and it is written."""
-        if not line.task.converted:
+        if not line.task.checkpoint.startswith(FOLDER):
             return line
         made = self.prepare(Candidate(engine=candidates.FOLDERS, model=Model(checkpoint=line.task.checkpoint)))
         return replace(line, task=replace(line.task, checkpoint=str(made)))
@@ -130,7 +134,7 @@ def run(line: Line, place: Place) -> dict[str, Any]:
 def describe(line: Line) -> dict[str, Any]:
     """Return the description of a line for its record."""
     start = {"name": line.name, "against": line.against, "unit": line.unit, "required": line.required}
-    return {**start, "task": asdict(line.task)}
+    return {**start, "task": asdict(replace(line.task, checkpoint=label(line.task.checkpoint)))}
 
 
 def setting_of(candidate: Candidate) -> dict[str, Any]:
@@ -148,20 +152,27 @@ def try_once(candidate: Candidate, line: Line, sources: Sources, place: Place) -
 
 
 def require_agreement(line: Line, sources: Sources, place: Place) -> int:
-    """Return the number of tokens that both sides found with their own conversions in fp32.
+    """Return the number of tokens that both sides found with their own conversions in fp32; 0 for vectors.
 
-    Raises `WorkerError` if the tokens differ. int8 need not agree.
+    Raises `WorkerError` if the tokens or the vectors differ. int8 need not agree.
     """
-    key = f"agreement of {line.task.checkpoint}"
+    task = replace(AGREED, checkpoint=line.task.checkpoint, encodes=line.task.encodes)
+    short = replace(line, task=task, precisions=("fp32",))
+    theirs = candidates.theirs(short, place.cores)[0]
+    theirs = replace(theirs, model=replace(theirs.model, precision="fp32"))
+    key = f"agreement of {line.task.checkpoint} with {theirs.engine}"
     if key in place.tried:
         return int(place.tried[key]["tokens"])
-    task = replace(AGREED, checkpoint=line.task.checkpoint)
-    short = replace(line, task=task, against=CT2_FP32, precisions=("fp32",))
     found = []
-    for candidate in (candidates.ours(short, place.cores)[0], candidates.theirs(short, place.cores)[0]):
+    for candidate in (candidates.ours(short, place.cores)[0], theirs):
         with place.start(candidate) as worker:
             place.load(worker, candidate, task, sources[: task.sources])
             found.append(worker.request("tokens")["tokens"])
+    if task.encodes:
+        if (apart := cosine_apart(*found)) > SAME:
+            raise WorkerError(f"in fp32, 1 - cosine of both sides' vectors is {apart:.1g}, expected at most {SAME}")
+        place.tried[key] = {"tokens": 0}
+        return 0
     if found[0] != found[1]:
         raise WorkerError(f"in fp32, txport found {found[0]} and the peer {found[1]}, expected the same tokens")
     tokens = [token for target in found[0] for token in target]
@@ -221,7 +232,7 @@ def compare(ours: Side, theirs: Side, line: Line, sources: Sources, place: Place
     return {
         **figures(line, sources, seconds, memory),
         "log_probs_apart": apart,
-        "equal_rows": equal_rows(tokens["txport"], tokens["peer"]),
+        **alike(line, tokens),
         "rows": len(sources),
         "peak_memory": memory,
         "versions": versions,
@@ -277,6 +288,19 @@ def require_length(line: Line, tokens: dict[str, list[list[int]]]) -> None:
         lengths = {len(target) for target in targets}
         if line.task.forced and lengths != {wanted}:
             raise WorkerError(f"the {name} side generated {sorted(lengths)} tokens a source, expected {wanted}")
+
+
+def alike(line: Line, found: dict[str, list[list[Any]]]) -> dict[str, float]:
+    """Return the number of equal targets, or for vectors the mean of 1 - cosine."""
+    if line.task.encodes:
+        return {"cosine_apart": cosine_apart(found["txport"], found["peer"])}
+    return {"equal_rows": equal_rows(found["txport"], found["peer"])}
+
+
+def cosine_apart(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> float:
+    """Return the mean of 1 - cosine of vectors."""
+    a, b = (np.array(each) / np.linalg.norm(each, axis=1, keepdims=True) for each in (first, second))
+    return float(np.mean(1 - (a * b).sum(axis=1)))
 
 
 def equal_rows(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,7 @@ import torch
 
 from benchmarks.peers.engines import Search, Sources
 from benchmarks.peers.engines.hf_folder import FOLDER, SMALL
+from benchmarks.peers.environments import DECODERS, ENCODERS
 from recipes.g2p_en.g2p import Dictionary, read_dictionary
 from txport import bench
 from txport.errors import UnavailableError
@@ -21,10 +23,12 @@ from txport.models.facts import Facts
 from txport.models.names import PRESET, find_folder, preset_config, preset_name
 from txport.models.tokenizers.load import load_tokenizer
 
-Unit = Literal["tokens/s", "prompt tokens/s", "words/s", "windows/s", "MB"]
+Unit = Literal["tokens/s", "prompt tokens/s", "words/s", "windows/s", "texts/s", "MB"]
 BASE, TINY, G2P = "preset:base", "preset:tiny", "g2p-en"
 GPT2, LLAMA, T5 = "preset:gpt2-125m", "preset:llama-125m", "preset:t5-small"
 WHISPER = "whisper-tiny"
+SMOLLM = "smollm2-135m"
+BERTS = ("minilm-l6", "bert-base")
 FOLDERS = ("marian-base", "t5-small", "gpt2", WHISPER, "nllb-600m")
 STREAMED = ("gpt2", "nllb-600m")  # a step reads more than the CPU's caches hold
 QUICK = {BASE: TINY, **{f"preset:{kind}-{size}": f"preset:{kind}-tiny" for kind, size in
@@ -46,7 +50,7 @@ class Task:
 
     `source` and `tokens`: lengths of sources (or prompts) and targets, unless the model ends targets by itself. With
     `after_first`, the time up to and including the first token does not count. If a step is `streamed`, its kernels
-    are the same for one row and for many, and both use the same bundle.
+    are the same for one row and for many, and both use the same bundle. If the task `encodes`, its results are vectors.
     """
 
     checkpoint: str = BASE
@@ -57,6 +61,7 @@ class Task:
     tokens: int = LENGTH
     after_first: bool = False
     streamed: bool = False
+    encodes: bool = False
 
     @property
     def rows(self) -> int:
@@ -66,12 +71,12 @@ class Task:
     @property
     def forced(self) -> bool:
         """Whether the length of targets is fixed: random weights would end them at random, unlike trained ones."""
-        return self.checkpoint != G2P
+        return self.checkpoint != G2P and not self.encodes
 
     @property
     def converted(self) -> bool:
         """Whether each side converts a folder of transformers with its own converter."""
-        return self.checkpoint.startswith(FOLDER)
+        return self.checkpoint.startswith(FOLDER) or Path(self.checkpoint).is_dir()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +152,29 @@ def parts_of_speech(batch: int) -> list[tuple[str, Task, Unit]]:
     ]
 
 
+def of_llama(peer: str, precision: str) -> list[Line]:
+    """Return the lines of a Llama-like folder in one precision."""
+    size = "int8" if precision == "int8" else "int4"
+    tasks = {f"greedy, batch {batch}": of_folder(SMOLLM, batch) for batch in (1, 8, 32)}
+    tasks[f"prompt of {PROMPT}"] = prefill(FOLDER + SMOLLM)
+    required = {"int8": (1.2, 1.15, 1.15, 1.1), "int4": (1.2, 1.0, 1.0, 1.0)}[size]
+    return [
+        line(f"folder {SMOLLM}, {name}, {size}", peer, task, factor, size,
+             unit="tokens/s" if task.tokens > 1 else "prompt tokens/s")
+        for (name, task), factor in zip(tasks.items(), required, strict=True)
+    ]  # fmt: skip
+
+
+def of_bert(name: str, peer: str, precision: str) -> list[Line]:
+    """Return the lines of an encoder's folder in one precision: batches by their number of texts and of tokens."""
+    return [
+        line(f"folder {name}, {batch} x {length}, {precision}", peer,
+             Task(checkpoint=FOLDER + name, batch=batch, sources=4 * batch, source=length, encodes=True),
+             1.3 if precision == "int8" else 1.0, precision, unit="texts/s")
+        for batch, length in ((1, 16), (1, 128), (8, 64), (32, 128))
+    ]  # fmt: skip
+
+
 CT2_INT8, CT2_FP32 = "CTranslate2 int8", "CTranslate2 fp32"
 OPTIMUM, EAGER, COMPILED = "Optimum", "PyTorch eager", "torch.compile"
 OPENVINO = {"OpenVINO fp32": "openvino", "OpenVINO bf16": "openvino-bf16"}
@@ -193,14 +221,27 @@ LINES = [
         for what, task, unit in parts_of_speech(batch)
     ),
     *(each for peer in OPENVINO for each in against_openvino(peer)),
+    *(each for peer, (_, precision) in DECODERS.items() for each in of_llama(peer, precision)),
+    *(each for name in BERTS for peer, (_, precision) in ENCODERS.items() for each in of_bert(name, peer, precision)),
 ]
+
+
+def with_folder(lines: Sequence[Line], folder: Path) -> list[Line]:
+    """Return the lines of the other engines for a folder of the user's, which takes the place of theirs."""
+    encodes = facts_of(Task(checkpoint=str(folder), sources=1)).task == "encode"
+    kind = FOLDER + (BERTS[0] if encodes else SMOLLM)
+    return [
+        replace(each, name=each.name.replace(kind.replace(":", " "), folder.name),
+                task=replace(each.task, checkpoint=str(folder)), required=None)
+        for each in lines
+        if each.task.checkpoint == kind
+    ]  # fmt: skip
 
 
 def quick(line: Line) -> Line:
     """Return the line with a small model, for a quick check without requirements."""
-    name = (
-        line.task.checkpoint + SMALL if line.task.converted else QUICK.get(line.task.checkpoint, line.task.checkpoint)
-    )
+    made = line.task.checkpoint.startswith(FOLDER)
+    name = line.task.checkpoint + SMALL if made else QUICK.get(line.task.checkpoint, line.task.checkpoint)
     size = min(line.task.source, LENGTH)
     task = replace(line.task, checkpoint=name, sources=min(line.task.sources, 128), source=size)
     return replace(line, task=task, required=None)
@@ -208,6 +249,8 @@ def quick(line: Line) -> Line:
 
 def search_of(task: Task) -> Search:
     """Return the search of a task."""
+    if task.encodes:
+        return Search(max_new_tokens=0, forced=False)
     longest = task.tokens if task.forced else LONGEST_WORD
     facts = facts_of(task)
     room = facts.writes.longest - (task.source if facts.task == "causal" else 0)
@@ -225,7 +268,7 @@ def facts_of(task: Task) -> Facts:
 def sources_of(task: Task, words: Path | None) -> Sources:
     """Return token ids or features: random with a fixed seed for random weights, words of the test split for g2p-en."""
     facts = facts_of(task)
-    if task.forced:
+    if task.forced or task.encodes:
         drawn = bench.draw_source(facts, bench.Protocol(batch=task.sources, source=task.source))
         return drawn if isinstance(facts.reads, Features) else drawn.tolist()
     tokenizer = load_tokenizer(find_folder(task.checkpoint), facts)

@@ -11,6 +11,13 @@ HEADERS = ("what", "against", "unit", "txport", "peer", "ratio", "required", "eq
 Record = Mapping[str, Any]
 
 
+def alike(record: Record) -> str:
+    """Return the number of equal targets, or how far vectors are apart."""
+    if "cosine_apart" in record:
+        return f"1 - cosine {record['cosine_apart']:.1g}"
+    return f"{record['equal_rows']} of {record['rows']}"
+
+
 def verdict(record: Record) -> str:
     """Return the verdict on a line: "skipped", "failed", "not judged", "reached" or "falls short"."""
     for what in ("skipped", "failed"):
@@ -34,7 +41,7 @@ def row(record: Record, where: str = "") -> list[str]:
     if "ratio" not in record:
         return [*start, "", "", "", required, "", verdict(record), measured]
     figures = [quartiles(record[side], ".0f" if record[side]["median"] >= 10 else ".2f") for side in ("txport", "peer")]
-    equal = f"{record['equal_rows']} of {record['rows']}"
+    equal = alike(record)
     return [*start, *figures, quartiles(record["ratio"], ".2f"), required, equal, verdict(record), measured]
 
 
@@ -43,7 +50,7 @@ def sentence(record: Record) -> str:
     _, _, unit, ours, theirs, ratio, required, equal, outcome, _ = row(record)
     if not ratio:
         return f"{outcome}: {record[outcome]}"
-    figures = f"txport {ours}, peer {theirs} {unit}, {ratio} times, required {required or 'nothing'}, {equal} equal"
+    figures = f"txport {ours}, peer {theirs} {unit}, {ratio} times, required {required or 'nothing'}, equal: {equal}"
     return f"{outcome}: {figures}"
 
 
@@ -113,8 +120,11 @@ def introduction(result: Mapping[str, Any], machines: Sequence[str]) -> str:
 {sizes}; {lengths}, the end token suppressed.
 A line with a prompt alone counts the tokens that are read until the first one is written.
 A folder is one that transformers saved, with a published model's sizes and random weights, which each side converts by
-its own converter; before it is measured, both sides must find the same tokens of it in fp32. Its targets have
-{TARGET} tokens; Whisper hears windows of 30 seconds, by features that are given, and encodes them within the time.
+its own converter; before it is measured, both sides must find the same tokens of it in fp32, or the same vectors.
+Its targets have {TARGET} tokens; Whisper hears windows of 30 seconds, by features that are given, and encodes them in
+the time. An encoder's folder gives vectors, the means over tokens: "8 x 64" are 8 texts of 64 tokens, and "1 - cosine"
+is how far both sides' vectors are apart. The weights of onnxruntime-genai, OpenVINO GenAI and llama.cpp are quantised
+by their own tools. OpenVINO GenAI keeps no prefixes, since each round has the same prompts.
 g2p-en pronounces the test words, each to its own end. Both sides get the same weights, the same ids and the same
 cores, each at the best of its settings, in a process of its own; the process that does not work is held.
 Medians (and quartiles) of {" or ".join(map(str, rounds))} alternating rounds; the ratio says how many times better

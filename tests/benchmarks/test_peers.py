@@ -13,12 +13,26 @@ import pytest
 
 import txport
 from benchmarks.peers import candidates, duel, report
-from benchmarks.peers.__main__ import earlier, joined, result_of
+from benchmarks.peers.__main__ import earlier, joined, possible, result_of
 from benchmarks.peers.candidates import Candidate
 from benchmarks.peers.duel import Place
 from benchmarks.peers.engines import Model, Search, before_end, hf_folder, txport_cpu
-from benchmarks.peers.lines import BASE, LINES, AbsentError, Line, Task, facts_of, quick, search_of, sources_of
+from benchmarks.peers.environments import DEFAULTS, PEERS, REQUIREMENTS, environment_of, pythons_of
+from benchmarks.peers.lines import (
+    BASE,
+    LINES,
+    AbsentError,
+    Line,
+    Task,
+    facts_of,
+    quick,
+    search_of,
+    sources_of,
+    with_folder,
+)
 from benchmarks.peers.process import ROOT, Worker, WorkerError
+from txport.errors import UnavailableError, UnsupportedError
+from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.models.names import digest
 
 TINY = Task(checkpoint="preset:tiny", batch=2, sources=4)
@@ -63,7 +77,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    return Place(work=tmp_path / "work", peers_python=Path(sys.executable), cores=2, rounds=4)
+    return Place(work=tmp_path / "work", pythons={PEERS: Path(sys.executable)}, cores=2, rounds=4)
 
 
 def fake(environment: dict[str, str], precision: str = "int8", **options: Any) -> Candidate:
@@ -226,9 +240,10 @@ def test_lines_of_an_earlier_run_stay_or_are_replaced(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     assert earlier(path) == []
     gone = {**first, "name": "a line of long ago"}
-    path.write_text(json.dumps(result_of([third, first, gone], Place(work=tmp_path, peers_python=path), BASE)))
+    path.write_text(json.dumps(result_of([third, first, gone], Place(work=tmp_path, pythons={PEERS: path}), BASE)))
     again = {**first, "date": "2000-01-02"}
-    assert joined(earlier(path), [second, again]) == [again, second, third]
+    other = {**first, "name": "a folder of the user's"}
+    assert joined(earlier(path), [other, second, again]) == [again, second, third, other]
 
 
 def test_a_quick_run_is_a_toy_and_judges_nothing() -> None:
@@ -239,6 +254,45 @@ def test_a_quick_run_is_a_toy_and_judges_nothing() -> None:
             assert hf_folder.RECIPES[line.task.checkpoint.removeprefix("folder:").removesuffix("-toy")].small
         else:
             assert digest(line.task.checkpoint)
+
+
+def test_a_folder_of_the_user_takes_the_place_of_random_weights(tmp_path: Path) -> None:
+    for name, encodes in (("llama-tiny", False), ("bert-tiny", True)):
+        folder = tmp_path / name
+        save_checkpoint(folder, load_checkpoint(f"preset:{name}").in_memory().model)
+        lines = with_folder(LINES, folder)
+        assert {line.task.checkpoint for line in lines} == {str(folder)}
+        assert {line.task.encodes for line in lines} == {encodes}
+        assert all(line.name.startswith(f"{name}, ") and line.required is None for line in lines)
+        assert quick(lines[0]).task.checkpoint == str(folder)
+
+
+def test_a_line_without_its_environment_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [sys.executable, f"openvino={sys.executable}", f"genai={sys.executable}"]
+    place = Place(work=tmp_path, pythons=pythons_of([*given, f"llama-cpp={tmp_path / 'none'}"]))
+    kept = possible(LINES, place)
+    passed = [line for line in LINES if line not in kept]
+    assert passed == [line for line in LINES if line.against.startswith("llama.cpp")]
+    assert f"{passed[0].title} is passed over: there is no {tmp_path / 'none'}" in capsys.readouterr().err
+    with pytest.raises(UnavailableError, match="every line needs an environment that is missing"):
+        possible(passed, place)
+    with pytest.raises(UnsupportedError, match="there is no environment 'genay'"):
+        pythons_of(["genay=python"])
+
+
+def test_each_environment_has_its_requirements() -> None:
+    assert {path.stem for path in REQUIREMENTS.glob("*.txt")} == DEFAULTS.keys()
+    for line in LINES:
+        assert environment_of(candidates.theirs(line, 1)[0].engine) in DEFAULTS
+
+
+def test_vectors_must_point_the_same_way_in_fp32() -> None:
+    vectors = [[1.0, 2.0], [3.0, -1.0]]
+    line = replace(LINE, task=replace(TINY, encodes=True))
+    assert duel.alike(line, {"txport": vectors, "peer": [[2.0, 4.0], [3.0, -1.0]]})["cosine_apart"] == pytest.approx(0)
+    assert duel.cosine_apart(vectors, [[2.0, -1.0], [3.0, -1.0]]) == pytest.approx(0.5)
+    record = {**{k: v for k, v in RECORD.items() if k != "equal_rows"}, "cosine_apart": 0.0006}
+    assert "1 - cosine 0.0006" in report.row(record)
 
 
 def test_sides_that_convert_a_folder_must_find_the_same_in_fp32(
@@ -278,7 +332,7 @@ def test_our_engine_finds_what_a_model_finds(search: Search, prepared: Path) -> 
 def test_random_weights_come_from_the_same_pytorch_on_both_sides() -> None:
     """A preset is a seed: another version may draw other weights."""
     pins = [(ROOT / name).read_text(encoding="utf-8").split() for name in ("constraints.txt",)]
-    pins.append((ROOT / "benchmarks/peers/requirements.txt").read_text(encoding="utf-8").split())
+    pins.append((ROOT / "benchmarks/peers/requirements/peers.txt").read_text(encoding="utf-8").split())
     ours, theirs = ([pin for pin in each if pin.startswith("torch==")] for each in pins)
     assert ours == theirs
     assert len(ours) == 1

@@ -12,10 +12,11 @@ they hide what few bits cost.
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import txport
-from tests.few_bits import planted
+from benchmarks.peers.environments import pythons_of
+from tests.few_bits import peers, planted
+from tests.few_bits.noise import write_noisy
 from tests.instruction_sets import describe_processor
 from tests.pages import split_page, write_table
-from txport.models.checkpoint import load_checkpoint
+from txport.models.checkpoint import Checkpoint, load_checkpoint
 from txport.proof.few_bits.calibration import calibration_texts
 from txport.proof.proven import write
 
@@ -54,16 +57,32 @@ HEAD = ("| model | precision | size, MB | as in fp32 |", "|---|---|---|---|")
 @click.argument("folders", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--faults", is_flag=True, help="Plant faults.")
 @click.option("--precision", type=click.Choice(["int8", "int4"]), help="Only this precision of folders.")
+@click.option("--peers", "with_peers", is_flag=True, help="Other engines with the same folders, ids and sentences.")
+@click.option("--peers-python", multiple=True, help="As of `python -m benchmarks.peers`.")
+@click.option("--noise", is_flag=True, help="First add noise to the matrices, since weights may have been in 4 bits.")
 @click.option("--write-docs", is_flag=True, help="Replace the table of faults in docs/few-bits.md by this one.")
-def main(folders: tuple[Path, ...], faults: bool, precision: str | None, write_docs: bool) -> None:
+def main(
+    folders: tuple[Path, ...],
+    faults: bool,
+    precision: str | None,
+    with_peers: bool,
+    peers_python: tuple[str, ...],
+    noise: bool,
+    write_docs: bool,
+) -> None:
     """Print the table of faults, and a line for each folder and form."""
     if not (folders or faults) or (write_docs and not faults):
         raise click.UsageError("give folders with real weights, or --faults, which alone writes docs")
     if folders:
         click.echo("\n".join([f"Measured on {describe_processor()}.", "", *HEAD]))
+    pythons = pythons_of(peers_python) if with_peers else {}
     for folder in folders:
-        for line in lines_of(folder, [form for form in FORMS if precision in (None, form[0])]):
-            click.echo(line)
+        with tempfile.TemporaryDirectory() as scratch:
+            place = Path(scratch, folder.name)
+            if noise:
+                write_noisy(folder, place)
+            for line in lines_of(place if noise else folder, precision, pythons):
+                click.echo(line)
     if faults:
         sys.exit(not print_faults(write_docs=write_docs))
 
@@ -82,8 +101,8 @@ def print_faults(*, write_docs: bool) -> bool:
     return not missed
 
 
-def lines_of(folder: Path, forms: Sequence[tuple[str, int | None, bool]]) -> Iterator[str]:
-    """Yield the lines of the table for one folder: a line for each precision, number of rows, and with calibration."""
+def lines_of(folder: Path, precision: str | None, pythons: Mapping[str, Path]) -> Iterator[str]:
+    """Yield the lines of the table for one folder: those of txport's forms, then those of the peers in `pythons`."""
     checkpoint = load_checkpoint(str(folder))
     is_encoder = checkpoint.facts.task == "encode"
     outputs: Callable[[Any], Any] = vectors_of if is_encoder else answers_of
@@ -91,25 +110,51 @@ def lines_of(folder: Path, forms: Sequence[tuple[str, int | None, bool]]) -> Ite
         place = Path(scratch, "fp32")
         place.mkdir()
         write(checkpoint, place, target="cpu", precision="fp32")
-        expected = outputs(txport.load(place))
-        texts = calibration_texts(checkpoint, CALIBRATION) if any(calibrated for *_, calibrated in forms) else []
-        for precision, rows, calibrated in forms:
-            place = Path(scratch, f"{precision}-{rows}-{calibrated}")
-            place.mkdir()
-            write(checkpoint, place, target="cpu", precision=precision, rows=rows, texts=texts if calibrated else [])
+        model = txport.load(place)
+        expected = outputs(model)
+
+        def line(name: str, place: Path, actual: Any) -> str:
             size = sum(each.stat().st_size for each in place.rglob("*") if each.is_file()) / 1e6
-            actual = outputs(txport.load(place))
             figures = compare_vectors(expected, actual) if is_encoder else compare_answers(expected, actual)
-            name = precision if rows is None else f"{precision} `--rows {rows}`"
-            name += ", calibrated" if calibrated else ""
-            yield f"| {folder.name} | {name} | {size:.0f} | {figures} |"
+            return f"| {folder.name} | {name} | {size:.0f} | {figures} |"
+
+        forms = [form for form in FORMS if precision in (None, form[0])]
+        for name, place in bundles(checkpoint, forms, Path(scratch)):
+            yield line(name, place, outputs(txport.load(place)))
+        if pythons:
+            ids = [model.encode(each) for each in sentences()] if is_encoder else prompts_of(model)
+            length = 0 if is_encoder else TOKENS
+            for name, place, found in peers.run_all(folder, precision, ids, length, Path(scratch), pythons):
+                yield line(name, place, unit(found) if is_encoder else with_ends(found, model.facts.writes.end))
+
+
+def bundles(
+    checkpoint: Checkpoint, forms: Sequence[tuple[str, int | None, bool]], scratch: Path
+) -> Iterator[tuple[str, Path]]:
+    """Write txport's bundles; yield the name of each form with its folder."""
+    texts = calibration_texts(checkpoint, CALIBRATION) if any(calibrated for *_, calibrated in forms) else []
+    for precision, rows, calibrated in forms:
+        place = scratch / f"{precision}-{rows}-{calibrated}"
+        place.mkdir()
+        write(checkpoint, place, target="cpu", precision=precision, rows=rows, texts=texts if calibrated else [])
+        name = precision if rows is None else f"{precision} `--rows {rows}`"
+        yield name + (", calibrated" if calibrated else ""), place
+
+
+def prompts_of(model: Any) -> list[list[int]]:
+    """Return the ids of each question, as the chat template asks it."""
+    encode = model.reading_chats().tokenizer.encode
+    return [encode(question) for question in QUESTIONS.read_text(encoding="utf-8").splitlines()]
 
 
 def answers_of(model: Any) -> list[tuple[int, ...]]:
     """Return the greedy tokens of the answer to each question."""
-    encode = model.reading_chats().tokenizer.encode
-    prompts = [encode(question) for question in QUESTIONS.read_text(encoding="utf-8").splitlines()]
-    return [model.search([prompt], max_new_tokens=TOKENS)[0][0].tokens for prompt in prompts]
+    return [model.search([prompt], max_new_tokens=TOKENS)[0][0].tokens for prompt in prompts_of(model)]
+
+
+def with_ends(answers: list[list[int]], end: int) -> list[tuple[int, ...]]:
+    """Return the answers of a peer with the end token where it wrote one, as txport returns it."""
+    return [tuple(answer) if len(answer) == TOKENS else (*answer, end) for answer in answers]
 
 
 def compare_answers(expected: list[tuple[int, ...]], actual: list[tuple[int, ...]]) -> str:
@@ -126,6 +171,7 @@ def _until(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     return next((at for at, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), len(one))
 
 
+@functools.cache  # the docs may be edited while it measures
 def sentences() -> list[str]:
     """Return plain sentences of the docs."""
     text = " ".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
@@ -135,9 +181,14 @@ def sentences() -> list[str]:
 
 def vectors_of(model: Any) -> Array:
     """Return a vector of length 1 for each sentence, (N, D)."""
-    found = np.asarray(model.embed(sentences()), np.float64)
-    unit: Array = found / np.linalg.norm(found, axis=1, keepdims=True)
-    return unit
+    return unit(model.embed(sentences()))
+
+
+def unit(vectors: Any) -> Array:
+    """Return vectors of length 1."""
+    found = np.asarray(vectors, np.float64)
+    scaled: Array = found / np.linalg.norm(found, axis=1, keepdims=True)
+    return scaled
 
 
 def compare_vectors(expected: Array, actual: Array) -> str:

@@ -39,7 +39,48 @@ def encoder_decoder(d_model: int, layers: int, heads: int, feed_forward: int) ->
     return {"d_model": d_model, "init_std": d_model**-0.5, **both}
 
 
+def encoder(d_model: int, layers: int, heads: int) -> dict[str, Any]:
+    """Return the sizes of a BERT."""
+    sizes = {"hidden_size": d_model, "num_hidden_layers": layers, "num_attention_heads": heads}
+    return {**sizes, "intermediate_size": 4 * d_model, "initializer_range": d_model**-0.5}
+
+
+SMALL_BERT = encoder(64, 2, 4)
 RECIPES = {
+    "smollm2-135m": Recipe(
+        architecture="LlamaForCausalLM",
+        config={
+            "vocab_size": 49152,
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "max_position_embeddings": 8192,
+            "rope_theta": 100000.0,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "initializer_range": 576**-0.5,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 2,
+        },
+        small={
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "initializer_range": 128**-0.5,
+        },
+        unknown=0,
+    ),
+    "minilm-l6": Recipe(
+        architecture="BertModel", config={**encoder(384, 6, 12), "vocab_size": 30522}, small=SMALL_BERT, unknown=100
+    ),
+    "bert-base": Recipe(
+        architecture="BertModel", config={**encoder(768, 12, 12), "vocab_size": 30522}, small=SMALL_BERT, unknown=100
+    ),
     "marian-base": Recipe(
         architecture="MarianMTModel",
         config={
