@@ -105,7 +105,9 @@ $(PEERS)/.installed: benchmarks/peers/requirements/peers.txt
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
 
+# Optimum Intel requires torchvision, which these exports do not use, and whose build may not fit that of PyTorch.
 $(PEERS)-%/.installed: benchmarks/peers/requirements/%.txt
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	$(@D)/bin/python -m pip uninstall --quiet --yes torchvision
 	touch $@

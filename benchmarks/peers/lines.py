@@ -228,8 +228,7 @@ LINES = [
 
 def with_folder(lines: Sequence[Line], folder: Path) -> list[Line]:
     """Return the lines of the other engines for a folder of the user's, which takes the place of theirs."""
-    encodes = facts_of(Task(checkpoint=str(folder), sources=1)).task == "encode"
-    kind = FOLDER + (BERTS[0] if encodes else SMOLLM)
+    kind = FOLDER + (SMOLLM if facts_of(Task(checkpoint=str(folder), sources=1)).generates else BERTS[0])
     return [
         replace(each, name=each.name.replace(kind.replace(":", " "), folder.name),
                 task=replace(each.task, checkpoint=str(folder)), required=None)

@@ -104,7 +104,7 @@ def print_faults(*, write_docs: bool) -> bool:
 def lines_of(folder: Path, precision: str | None, pythons: Mapping[str, Path]) -> Iterator[str]:
     """Yield the lines of the table for one folder: those of txport's forms, then those of the peers in `pythons`."""
     checkpoint = load_checkpoint(str(folder))
-    is_encoder = checkpoint.facts.task == "encode"
+    is_encoder = not checkpoint.facts.generates
     outputs: Callable[[Any], Any] = vectors_of if is_encoder else answers_of
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch, "fp32")
