@@ -384,8 +384,8 @@ def test_old_files_of_bart_force_their_first_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
-        ("helium", {}, r"line 1: a 'helium' is not computed as a llama: its rotary positions turn neighbouring"),
-        ("granite", {}, r"line 1: a 'granite' is not computed as a llama: it multiplies embeddings"),
+        ("helium", {}, r"line 1: a 'helium' is not computed as a llama: it is read without a base"),
+        ("mixtral", {}, r"line 1: a 'mixtral' is not computed as a llama: its layers have experts"),
         ("other", {"logits_scaling": 8.0}, r"the key 'logits_scaling', here 8.0, is not supported: no llama of"),
     ],
 )

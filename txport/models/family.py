@@ -37,24 +37,15 @@ SPECIAL = (
 )
 _DEBERTA = "its scores compare contents with positions, which no operator of a target computes"
 _EXPERTS = "its layers have experts, of which each token takes a few"
-_PARALLEL = "its layers compute attention and feed-forward of the same input, side by side"
-_LAYER_NORM = "it has LayerNorm and rotary positions, and only RMSNorm is known with these"
-_PARTIAL = "only a part of each head turns with the position"
 _WINDOWS = "its encoder attends to windows, and only those of decoders are known"
 REFUSED = {  # well-known types that are not supported -> reason
     **dict.fromkeys(("deberta", "deberta-v2"), _DEBERTA),
     "xlm-roberta-xl": "its layers normalise before attention, and only XLM-R's, which normalise after it, are known",
     **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "nllb-moe", "switch_transformers"), _EXPERTS),
     **dict.fromkeys(("olmoe", "deepseek_v2", "deepseek_v3", "gpt_oss", "dbrx", "granitemoe", "phimoe"), _EXPERTS),
-    **dict.fromkeys(("gptj", "phi", "cohere"), _PARALLEL),
-    **dict.fromkeys(("gpt_neox", "stablelm", "starcoder2"), _LAYER_NORM),
-    **dict.fromkeys(("glm", "glm4"), _PARTIAL),
-    "helium": "its rotary positions turn neighbouring numbers of a head, and only those that turn its halves are known",
     "bloom": "its scores fall with the distance (ALiBi)",
     **dict.fromkeys(("led", "longt5", "longformer"), _WINDOWS),
     "umt5": "each of its layers has its own biases of distances, and only those of T5, which share them, are known",
-    "olmo2": "it normalises all heads of a query at once, and only norms of each head are known",
-    "granite": "it multiplies embeddings, residuals and logits by numbers of its own",
 }
 HEADLESS = re.compile(r"(?<!Head)(?<!Heads)(Encoder)?Model$")
 BARE = r"(?<!Head)(?<!Heads)Model"  # matches the end of the name of a class without a head
@@ -162,7 +153,8 @@ class Family:
 
     `defaults` are the defaults of the classes of transformers, per `model_type`. `aliases` are other names of keys that
     transformers accepts too. `config` returns the values of the architecture's config. `weights` are rules that run
-    before those of the architecture. `classes` is a regular expression that must match the end of the names of the
+    before those of the architecture; `own_weights` returns the rules of a single `model_type`, which run before them,
+    given the architecture's config. `classes` is a regular expression that must match the end of the names of the
     classes that a checkpoint was saved from. `unused` are keys that `config` does not read and why they change no
     output, `off` the only values of others that are supported, next to the tables of `keys`. `part` is the key of the
     object that has the keys of a multimodal model's text model.
@@ -173,6 +165,7 @@ class Family:
     classes: str
     config: Callable[[Published], dict[str, Any]]
     weights: tuple[Rule, ...] = ()
+    own_weights: Mapping[str, Callable[[Any], tuple[Rule, ...]]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     unused: Mapping[str, str] = field(default_factory=dict)
     off: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -262,4 +255,5 @@ ACTIVATIONS = {  # by their names in transformers
     "gelu_fast": "gelu_tanh",
     "silu": "silu",
     "swish": "silu",
+    "relu2": "relu2",
 }

@@ -95,8 +95,8 @@ class DecoderOnly(Model):
     """A causal model: embedding, layers, final norm, and a projection to the vocabulary.
 
     `layer` creates each layer. If `tied` is True, projection and embedding share one matrix. `embedding_out` projects
-    the output of the final norm to the size of the token embeddings, if that is not D. `logit_cap` is applied to the
-    logits.
+    the output of the final norm to the size of the token embeddings, if that is not D. The final states are multiplied
+    by `scale` before the projection, which has a bias if `output_bias` is True. `logit_cap` is applied to the logits.
     """
 
     def __init__(
@@ -110,6 +110,8 @@ class DecoderOnly(Model):
         final_norm: nn.Module,
         tied: bool,
         embedding_out: Linear | None = None,
+        scale: float = 1.0,
+        output_bias: bool = False,
         logit_cap: SoftCap | None = None,
     ) -> None:
         super().__init__(config, facts)
@@ -117,7 +119,8 @@ class DecoderOnly(Model):
         self.decoder = nn.ModuleList(layer() for _ in range(layers))
         self.decoder_norm = final_norm
         self.embedding_out = embedding_out or nn.Identity()
-        self.projection = Linear(facts.width, facts.writes.size, bias=False, tag="projection")
+        self.scale = scale
+        self.projection = Linear(facts.width, facts.writes.size, output_bias, tag="projection")
         self.logit_cap = logit_cap or nn.Identity()
         if tied:
             self.projection.weight = embedding.tokens.weight
@@ -133,7 +136,8 @@ class DecoderOnly(Model):
         x = self.target_embedding(ids, ops)
         for number, layer in enumerate(self.decoder):
             x = layer(x, ops, number)
-        return cast(Tensor, self.embedding_out(self.decoder_norm(x)))
+        x = self.embedding_out(self.decoder_norm(x))
+        return cast(Tensor, x if self.scale == 1 else x * self.scale)
 
     def logits(self, states: Tensor) -> Tensor:
         """See `Model.logits`."""

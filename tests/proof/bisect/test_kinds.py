@@ -390,6 +390,57 @@ def test_a_wrong_window_is_named(name: str, windowed: Checkpoint, tmp_path: Path
     assert words in culprit.what
 
 
+KIN: dict[str, tuple[str, str, str]] = {  # what some decoders have in place of Llama's -> target, weight, where it is
+    "joint norm": ("portable", "decoder.1.attention.query_norm.weight", "decoder layer 1, self-attention, query norm"),
+    "cached": ("cpu", "decoder.1.attention.key_norm.weight", "decoder layer 1, self-attention, key norm"),
+    "shared norm": ("cpu", "decoder.0.attention_residual.norm.weight", "decoder layer 0, norm of self-attention"),
+    "bias": ("cpu", "projection.bias", "decoder, projection to the vocabulary"),
+}
+
+
+@pytest.fixture(scope="module")
+def kin() -> Checkpoint:
+    """Sublayers side by side after one LayerNorm, joint norms of heads, half of each turned, multipliers."""
+    config = LlamaConfig(
+        **dict.fromkeys(("parallel", "shared_norm", "projection_bias", "head_norm", "joint_norms"), True),
+        vocab_size=20,
+        d_model=32,
+        heads=2,
+        head_size=32,
+        rotary_size=16,
+        decoder_layers=2,
+        feed_forward=8,
+        max_length=24,
+        norm="layer",
+        gated=False,
+        residual_scale=0.5,
+        logit_scale=0.5,
+    )
+    return Checkpoint("kin", seeded_model(Llama, config), "0" * 64)
+
+
+@pytest.mark.parametrize("name", KIN)
+def test_a_wrong_weight_of_a_decoder_unlike_llama_is_named(name: str, kin: Checkpoint, tmp_path: Path) -> None:
+    target, weight, where = KIN[name]
+    culprit = bisect(made(faulty(kin, times(weight, 1.5)), tmp_path / "out", target), kin)
+    assert culprit is not None
+    assert (culprit.where, culprit.kind) == (where, "weight"), culprit.what
+    assert "is 1.5 times the checkpoint's" in culprit.what
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_a_decoder_unlike_llama_is_not_accused(target: str, kin: Checkpoint, tmp_path: Path) -> None:
+    assert bisect(made(kin, tmp_path / "out", target), kin) is None
+
+
+def test_a_wrong_turn_of_a_part_of_each_head_is_named(kin: Checkpoint, tmp_path: Path) -> None:
+    plant = part("decoder.0.attention", rotary=Rotary(speeds(1e5, 16), 24))
+    culprit = bisect(made(faulty(kin, plant), tmp_path / "out", "cpu"), kin)
+    assert culprit is not None
+    assert (culprit.where, culprit.kind) == (f"{OWN}, cached keys", "position"), culprit.what
+    assert "keys are rotated with the base 100000" in culprit.what
+
+
 def neighbourhood(size: int | None, *, both_ways: bool = True) -> Plant:
     return part("encoder.1.attention", window=size and Window(size, both_ways=both_ways))
 

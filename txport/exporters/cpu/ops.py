@@ -42,6 +42,11 @@ def require_fusable(model: Model) -> None:
             why = "" if part.rotary is None else " for rotary positions"
             need = f"a head size that is a multiple of {step}{why}, this model's is {part.head_size}"
             raise UnsupportedError(f"the cpu target needs {need}; export it with target='portable'")
+        if part.rotary is not None and part.rotary.size % ROTARY_STEP and part.rotary.size < part.head_size:
+            need = (
+                f"rotary positions of a multiple of {ROTARY_STEP} elements of a head, this model's {part.rotary.size}"
+            )
+            raise UnsupportedError(f"the cpu target needs {need}; export it with target='portable'")
         if model.facts.is_causal and not part.core.has_operator:
             raise UnsupportedError(NO_PROMPTS)
         if part.window is not None and not (part.core.has_operator and not (in_blocks(part) and part.uses_distances)):

@@ -164,6 +164,7 @@ def _rotated(tracer: Tracer, part: Attention, x: Symbol, places: Symbol) -> Symb
     how: dict[str, Any] = {
         "interleaved": int(part.rotary.pairing == "interleaved"),
         "num_heads": int(x.examples[0].shape[2]) // part.head_size,
+        **({"rotary_embedding_dim": part.rotary.size} if part.rotary.size < part.head_size else {}),
     }
     return tracer.given(tracer.op("rotary", ROTARY, [x.value, *tables, places.value], **how), x.examples)
 

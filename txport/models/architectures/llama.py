@@ -11,20 +11,22 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from txport.errors import quoted
 from txport.models.architecture import Architecture
 from txport.models.config import LARGEST, LONGEST, Config, choice, layers, real, require_token, size
 from txport.models.facts import Facts, Tokens
 from txport.models.parts import (
+    NORMS,
     Attention,
     DotProduct,
     Embedding,
+    FeedForward,
     GatedFeedForward,
     Layer,
     Pairing,
     Residual,
-    RMSNorm,
     Rotary,
     SoftCap,
     Window,
@@ -61,9 +63,18 @@ class LlamaConfig(Config):
     no positions. `windows` has the size of the sliding window per layer, in tokens; 0 means full attention, and an
     empty list means full attention in all layers. `pad_id` pads the prompts of a batch; padding is masked, so it can be
     any token. `add_bos`: sequences begin with `bos_id`.
+
+    `norm` is the kind of all norms. `parallel`: attention and feed-forward read the same input, with `shared_norm`
+    after one norm. `input_norm`: sublayers normalise their input. `joint_norms`: with `head_norm`, all heads of a query
+    or key are normalised at once. `gated`: feed-forwards have a gate. `projection_bias`: the projection has a bias.
+    Only the first `rotary_size` elements of a head are rotated; 0 means all. `embedding_scale`, `residual_scale` and
+    `logit_scale` multiply embeddings, the outputs of sublayers, and the states before the projection.
     """
 
-    RARE = frozenset({"unturned_layers", "windows"})
+    RARE = frozenset(
+        {"unturned_layers", "windows", "norm", "parallel", "shared_norm", "input_norm", "joint_norms", "gated"}
+        | {"projection_bias", "rotary_size", "embedding_scale", "residual_scale", "logit_scale"}
+    )
     vocab_size: int = size()
     d_model: int = size(4096)
     heads: int = size(32)
@@ -72,7 +83,7 @@ class LlamaConfig(Config):
     decoder_layers: int = layers(32)
     feed_forward: int = size(11008)
     max_length: int = size(2048, least=2, most=LONGEST)
-    activation: str = choice("silu", "gelu", "gelu_tanh")
+    activation: str = choice("silu", "gelu", "gelu_tanh", "relu", "relu2")
     norm_epsilon: float = real(1e-5, above=0, below=1)
     attention_bias: bool = False
     output_bias: bool = False
@@ -99,6 +110,17 @@ class LlamaConfig(Config):
     rotary_local_base: float = real(10000.0, above=1, below=1e12)
     unturned_layers: tuple[int, ...] = ()
     windows: tuple[int, ...] = ()
+    norm: str = choice("rms", "layer", "layer without bias")
+    parallel: bool = False
+    shared_norm: bool = False
+    input_norm: bool = True
+    joint_norms: bool = False
+    gated: bool = True
+    projection_bias: bool = False
+    rotary_size: int = size(0, least=0)
+    embedding_scale: float = real(1.0, above=0, below=LARGEST)
+    residual_scale: float = real(1.0, above=0, below=LARGEST)
+    logit_scale: float = real(1.0, above=0, below=LARGEST)
     pad_id: int = 0
     bos_id: int = 1
     eos_ids: tuple[int, ...] = (2,)
@@ -117,6 +139,14 @@ class LlamaConfig(Config):
             yield f"heads must divide d_model, got {self.heads} for {self.d_model}; or give a head_size"
         elif (head_size := self.head_size or self.d_model // self.heads) % 2:
             yield f"rotary positions need an even head_size, got {head_size}"
+        elif self.rotary_size % 2 or self.rotary_size > head_size:
+            yield f"rotary_size must be even and at most the head_size {head_size}, got {self.rotary_size}"
+        if self.shared_norm and not (self.parallel and self.input_norm):
+            yield "shared_norm needs parallel and input_norm"
+        if self.joint_norms and not self.head_norm:
+            yield "joint_norms needs head_norm, got false"
+        if self.scale_embedding and self.embedding_scale != 1:
+            yield f"scale_embedding and embedding_scale exclude each other, got {self.embedding_scale}"
         if self.key_heads and self.heads % self.key_heads:
             yield f"key_heads must divide heads, got {self.key_heads} for {self.heads}"
         yield from _rotary_problems(self)
@@ -153,7 +183,8 @@ def _rotary_problems(config: LlamaConfig) -> Iterator[str]:
         yield f"rotary_low must be below rotary_high, got {config.rotary_low} and {config.rotary_high}"
     if kind == "yarn" and not 0 < config.rotary_slow <= config.rotary_fast:
         yield f"rotary_slow must be in (0, rotary_fast], got {config.rotary_slow} and {config.rotary_fast}"
-    pairs = (config.head_size or config.d_model // config.heads) // 2 if kind == "longrope" else 0
+    turned = config.rotary_size or config.head_size or config.d_model // config.heads
+    pairs = turned // 2 if kind == "longrope" else 0
     if len(config.rotary_divisors) != pairs or not all(0 < each < math.inf for each in config.rotary_divisors):
         count = len(config.rotary_divisors)
         yield f"rotary_divisors must be {pairs} positive numbers for rotary_scaling {kind!r}, got {count}"
@@ -177,7 +208,8 @@ def frequencies(config: LlamaConfig) -> tuple[Floats, float]:
     "longrope" (Ding et al. 2024): each is divided by its number in `rotary_divisors`.
     The scale is `rotary_attention`. If that is 0, the scale is the default of yarn or longrope, and otherwise 1.
     """
-    own = speeds(config.rotary_base, config.head_size)
+    size = config.rotary_size or config.head_size
+    own = speeds(config.rotary_base, size)
     kind = config.rotary_scaling
     factor = config.rotary_factor
     original = config.rotary_original_length
@@ -191,7 +223,7 @@ def frequencies(config: LlamaConfig) -> tuple[Floats, float]:
     elif kind == "yarn":
         fast = config.rotary_fast
         slow = config.rotary_slow
-        kept = kept_by_yarn(config.head_size // 2, config.rotary_base, original, fast, slow)
+        kept = kept_by_yarn(size // 2, config.rotary_base, original, fast, slow)
         own = own * (kept + (1 - kept) / factor)
         attention = attention or 0.1 * math.log(factor) + 1
     elif kind == "longrope":
@@ -215,7 +247,7 @@ def facts(config: LlamaConfig) -> Facts:
         layers=config.decoder_layers,
         key_heads=config.key_heads,
         head_size=config.head_size,
-        has_plain_logits=not config.logit_cap,
+        has_plain_logits=not (config.logit_cap or config.projection_bias),
         windows=tuple(sorted({each for each in config.windows if each})),
     )
 
@@ -229,20 +261,22 @@ class Llama(DecoderOnly):
         pairing = cast(Pairing, config.rotary_pairing)
         turns, scale = frequencies(config)
         rotary = Rotary(turns, config.max_length, pairing, scale)
-        local = Rotary(speeds(config.rotary_local_base, config.head_size), config.max_length, pairing)
+        local = Rotary(speeds(config.rotary_local_base, 2 * len(turns)), config.max_length, pairing)
         others = dict.fromkeys(config.rotary_local_layers, local) | dict.fromkeys(config.unturned_layers)
         windows = {size: Window(size) for size in config.windows if size}
         sizes = config.windows or (0,) * config.decoder_layers
         kinds = iter([(others.get(number, rotary), windows.get(size)) for number, size in enumerate(sizes)])
-        factor = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        factor = math.sqrt(config.d_model) if config.scale_embedding else config.embedding_scale
         super().__init__(
             config,
             facts(config),
             embedding=Embedding(config.vocab_size, config.d_model, scale=factor),
             layer=lambda: _layer(config, *next(kinds)),
             layers=config.decoder_layers,
-            final_norm=RMSNorm(config.d_model, config.norm_epsilon),
+            final_norm=NORMS[config.norm](config.d_model, config.norm_epsilon),
             tied=config.tied,
+            scale=config.logit_scale,
+            output_bias=config.projection_bias,
             logit_cap=_cap(config.logit_cap),
         )
 
@@ -252,7 +286,9 @@ def _cap(limit: float) -> SoftCap | None:
 
 
 def _layer(config: LlamaConfig, rotary: Rotary | None, window: Window | None) -> Layer:
-    norm, head_norm = (partial(RMSNorm, size, config.norm_epsilon) for size in (config.d_model, config.head_size))
+    norm = partial(NORMS[config.norm], config.d_model, config.norm_epsilon)
+    many = (config.heads, config.key_heads) if config.joint_norms else (1, 1)
+    head_norms = [NORMS[config.norm](each * config.head_size, config.norm_epsilon) for each in many]
     scale = config.attention_scale or config.head_size**-0.5
     attention = Attention(
         config.d_model,
@@ -261,15 +297,24 @@ def _layer(config: LlamaConfig, rotary: Rotary | None, window: Window | None) ->
         bias=config.attention_bias,
         output_bias=config.output_bias,
         rotary=rotary,
-        query_norm=head_norm() if config.head_norm else None,
-        key_norm=head_norm() if config.head_norm else None,
+        query_norm=head_norms[0] if config.head_norm else None,
+        key_norm=head_norms[1] if config.head_norm else None,
+        joint_norms=config.joint_norms,
         window=window,
     )
     bias = config.feed_forward_bias
     inner = config.feed_forward
-    feed_forward = GatedFeedForward(config.d_model, inner, config.activation, bias=bias)
-    around = lambda: Residual(norm(), first=True, result_norm=norm() if config.result_norm else None)  # noqa: E731
-    return Layer(attention, feed_forward, around)
+    build = GatedFeedForward if config.gated else FeedForward
+    feed_forward = build(config.d_model, inner, config.activation, bias=bias)
+    shared = norm() if config.shared_norm else None
+
+    def around() -> Residual:
+        before = shared or (norm() if config.input_norm else nn.Identity())
+        return Residual(
+            before, first=True, result_norm=norm() if config.result_norm else None, scale=config.residual_scale
+        )
+
+    return Layer(attention, feed_forward, around, parallel=config.parallel)
 
 
 def hugging_face(config: LlamaConfig) -> dict[str, Any]:
@@ -337,13 +382,21 @@ def draw(rng: np.random.Generator) -> LlamaConfig:
     head_size = int(rng.choice([16, 32]))
     layers = int(rng.integers(1, 4))
     longest = int(rng.integers(8, 40))
+    values["rotary_size"] = int(rng.choice([0, 16]))
+    values["shared_norm"] &= values["parallel"] and values["input_norm"]
+    values["joint_norms"] &= values["head_norm"]
+    values["embedding_scale"] = 1.0 if values["scale_embedding"] else float(rng.choice([0.5, 12.0]))
+    values["residual_scale"] = float(rng.choice([1.0, 0.3]))
+    values["logit_scale"] = float(rng.choice([1.0, 0.2]))
     kind = values["rotary_scaling"]
     if kind in SCALED:
         values["rotary_factor"] = float(rng.choice([2.0, 8.0]))
     if kind in WITH_ORIGINAL:
         values["rotary_original_length"] = longest if kind == "dynamic" else max(4, longest // 2)
     if kind == "longrope":
-        values["rotary_divisors"] = tuple(float(each) for each in rng.uniform(1, 4, head_size // 2))
+        values["rotary_divisors"] = tuple(
+            float(each) for each in rng.uniform(1, 4, (values["rotary_size"] or head_size) // 2)
+        )
     return LlamaConfig(
         **values,
         vocab_size=int(rng.integers(8, 60)),

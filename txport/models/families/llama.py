@@ -93,6 +93,7 @@ def config(values: Published) -> dict[str, Any]:
     scaling = positions(values)
     longest = _longest(values, scaling)
     unturned = _unturned(values) if kind == "smollm3" else ()
+    head_size = values.get("head_dim", values.get("hidden_size") // heads)
     return {
         "vocab_size": values.get("vocab_size"),
         "d_model": values.get("hidden_size"),
@@ -110,6 +111,7 @@ def config(values: Published) -> dict[str, Any]:
         "head_norm": kind == "qwen3",
         "tied": values.get("tie_word_embeddings"),
         "rotary_base": float(scaling.get("rope_theta", values.get("rope_theta"))),
+        "rotary_size": int(head_size * scaling["part"]) if scaling["part"] != 1 else 0,
         **_stretched(values, scaling),
         "unturned_layers": unturned,
         "windows": _windows(values, unturned, longest),
@@ -136,10 +138,10 @@ def positions(values: Published) -> Mapping[str, Any]:
     kind = next(iter(kinds), "default")
     if values.type == "phi3" and kind in ("su", "yarn"):  # older names of longrope
         kind = "longrope"
-    for part in (found.get("partial_rotary_factor"), values.get("partial_rotary_factor")):
-        if part not in (None, 1.0):
-            raise ConfigError(f"partial_rotary_factor {quoted(part)} is not supported; it must be 1.0")
-    return {**found, "kind": kind}
+    part = found.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
+    if part != 1 and values.type not in PARTIAL:
+        raise ConfigError(f"partial_rotary_factor {quoted(part)} is not supported; it must be 1.0")
+    return {**found, "kind": kind, "part": float(part)}
 
 
 def layer_kinds(values: Published, is_local: Callable[[int], Any]) -> list[str]:
@@ -166,6 +168,7 @@ def number_of_layers(values: Published) -> int:
 
 
 ALIKE = ("llama", "gemma", "mistral", "phi3")  # all layers have one kind, regardless of layer_types
+PARTIAL = ("phi3", "phi", "stablelm", "glm", "glm4", "nemotron", "persimmon", "gpt_neox")  # a part of each head turns
 WITHOUT_WINDOWS = ("llama", "gemma")  # their classes have no windows, but their caches do
 SWITCHED = ("qwen2", "qwen3", "smollm3")  # their classes check `use_sliding_window`; the others ignore it
 

@@ -140,7 +140,8 @@ class Attention(nn.Module):
     """Multi-head attention with separate projections, so that keys and values can be cached.
 
     `over` is "row" for self-attention, which a `window` may limit, or "source" for cross-attention. Queries and keys
-    are optionally normalised per head (`query_norm`, `key_norm`), then rotated (`rotary`).
+    are optionally normalised per head (`query_norm`, `key_norm`), or with `joint_norms` all heads at once, then rotated
+    (`rotary`).
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class Attention(nn.Module):
         rotary: Rotary | None = None,
         query_norm: nn.Module | None = None,
         key_norm: nn.Module | None = None,
+        joint_norms: bool = False,
         window: Window | None = None,
     ) -> None:
         super().__init__()
@@ -165,6 +167,7 @@ class Attention(nn.Module):
         self.window = window
         self.query_norm = query_norm
         self.key_norm = key_norm
+        self.joint_norms = joint_norms
         side = "cross_" if over == "source" else ""
         outputs = {"query": core.heads, "key": core.key_heads, "value": core.key_heads}
         for name, heads in outputs.items():
@@ -182,13 +185,16 @@ class Attention(nn.Module):
 
     def queries(self, x: Tensor, places: Tensor | None) -> Tensor:
         """Projected queries (B, T, N x H) at positions (T,) or (B, T) -> (B, N, T, H), after norm and rotation."""
-        return self._placed(self.split(x), self.query_norm, places)
+        return self._placed(x, self.query_norm, places)
 
     def keys(self, x: Tensor, places: Tensor | None) -> Tensor:
         """Projected keys (B, T, G x H) -> (B, G, T, H), after norm and rotation, as they are cached."""
-        return self._placed(self.split(x), self.key_norm, places)
+        return self._placed(x, self.key_norm, places)
 
-    def _placed(self, heads: Tensor, norm: nn.Module | None, places: Tensor | None) -> Tensor:
+    def _placed(self, x: Tensor, norm: nn.Module | None, places: Tensor | None) -> Tensor:
+        if norm is not None and self.joint_norms:
+            return self.turned(self.split(norm(x)), places)
+        heads = self.split(x)
         return self.turned(heads if norm is None else norm(heads), places)
 
     def turned(self, heads: Tensor, places: Tensor | None) -> Tensor:
@@ -196,9 +202,11 @@ class Attention(nn.Module):
         return heads if self.rotary is None or places is None else self.rotary(heads, places)
 
     def normalised(self, x: Tensor, norm: nn.Module | None) -> Tensor:
-        """Apply a norm, if there is one, to each head of projected queries or keys: (..., N x H) -> (..., N x H)."""
+        """Apply a norm, if there is one, to the heads of projected queries or keys: (..., N x H) -> (..., N x H)."""
         if norm is None:
             return x
+        if self.joint_norms:
+            return cast(Tensor, norm(x))
         heads: Tensor = norm(unflatten(x, -1, (-1, self.head_size)))
         return heads.flatten(-2)
 

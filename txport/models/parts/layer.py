@@ -17,16 +17,23 @@ if TYPE_CHECKING:
 class Residual(nn.Module):
     """The norm, dropout and residual around a sublayer: pre-norm if `first` is True, otherwise post-norm.
 
-    `result_norm` normalises the sublayer's output before it is added.
+    `result_norm` normalises the sublayer's output before it is added, and `scale` multiplies it.
     """
 
     def __init__(
-        self, norm: nn.Module, *, first: bool, dropout: float = 0.0, result_norm: nn.Module | None = None
+        self,
+        norm: nn.Module,
+        *,
+        first: bool,
+        dropout: float = 0.0,
+        result_norm: nn.Module | None = None,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.first = first
         self.norm = norm
         self.result_norm = result_norm
+        self.scale = scale
         self.dropout = nn.Dropout(dropout)
 
     def before(self, x: Tensor) -> Tensor:
@@ -37,6 +44,8 @@ class Residual(nn.Module):
         """Return `x` plus the sublayer's output `result`, normalised if post-norm: the input of the next sublayer."""
         if self.result_norm is not None:
             result = self.result_norm(result)
+        if self.scale != 1:
+            result = result * self.scale
         x = x + self.dropout(result)
         return x if self.first else self.norm(x)
 
@@ -44,7 +53,8 @@ class Residual(nn.Module):
 class Layer(nn.Module):
     """One layer: self-attention, optional cross-attention, then feed-forward.
 
-    `residual` creates the norm and residual around each sublayer.
+    `residual` creates the norm and residual around each sublayer. With `parallel`, attention and feed-forward read the
+    same input, side by side; their residuals may share a norm.
     """
 
     cross_attention: Attention | None
@@ -56,8 +66,11 @@ class Layer(nn.Module):
         feed_forward: FeedForward | GatedFeedForward,
         residual: Callable[[], Residual],
         cross_attention: Attention | None = None,
+        *,
+        parallel: bool = False,
     ) -> None:
         super().__init__()
+        self.parallel = parallel
         self.attention = attention
         self.attention_residual = residual()
         self.cross_attention = cross_attention
@@ -77,7 +90,13 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, ops: Ops, number: int) -> Tensor:
         """Run as layer `number` of its stack: (..., D) -> (..., D)."""
-        x = self.attention_residual.after(x, self.attention(self.attention_residual.before(x), ops, number))
+        given = self.attention_residual.before(x)
+        attended = self.attention_residual.after(x, self.attention(given, ops, number))
+        if self.parallel:
+            is_shared = self.feed_forward_residual.norm is self.attention_residual.norm
+            own = given if is_shared else self.feed_forward_residual.before(x)
+            return self.feed_forward_residual.after(attended, self.feed_forward(own, ops))
+        x = attended
         if self.cross_attention is not None:
             around = self.cross_attention_residual
             x = around.after(x, self.cross_attention(around.before(x), ops, number))

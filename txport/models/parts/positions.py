@@ -60,7 +60,8 @@ class Rotary(nn.Module):
     """Rotary position embedding (Su et al. 2021): pairs of a head's elements are rotated by position x frequency.
 
     `frequencies` (H / 2,) are in radians per position. `pairing`: pairs are the elements (i, i + H / 2) ("halves") or
-    (2i, 2i + 1) ("interleaved"). The result is multiplied by `scale`, as in YaRN.
+    (2i, 2i + 1) ("interleaved"). The result is multiplied by `scale`, as in YaRN. With fewer frequencies, only the
+    first `size` elements of a head are rotated, in pairs among themselves.
     """
 
     def __init__(
@@ -80,6 +81,11 @@ class Rotary(nn.Module):
 
     def forward(self, x: Tensor, places: Tensor) -> Tensor:
         """Rotate heads (B, N, T, H) at positions (T,) or (B, T) -> (B, N, T, H)."""
+        if x.shape[-1] > self.size:
+            return torch.cat([self._rotated(x[..., : self.size], places), x[..., self.size :]], -1)
+        return self._rotated(x, places)
+
+    def _rotated(self, x: Tensor, places: Tensor) -> Tensor:
         cos, sin = (F.embedding(places, table) for table in (self.cos, self.sin))
         if places.dim() == 2:
             cos = cos[:, None]

@@ -39,10 +39,11 @@ def read(folder: Path) -> Source:
     values = read_config(folder / CONFIG)
     config = config_as(folder, values)
     kind = family.find(values[family.TYPE])
+    own = kind.own_weights.get(values[family.TYPE])
     layout = read_layout(folder, values)
     return Source(
         config=config,
-        rules=(*kind.weights, *architecture.of(config).weights),
+        rules=(*(own(config) if own else ()), *kind.weights, *architecture.of(config).weights),
         weights=partial(_read_weights, folder, layout),
         place=place_of(folder),
         generation=partial(defaults, folder),

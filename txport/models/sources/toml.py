@@ -168,7 +168,11 @@ def _config(document: Document, found: architecture.Architecture, base: family.F
     if base is not None and "config" not in document.values:
         beside = read_config(document.path.parent / CONFIG)
         kind = str(document.values["base"]).removeprefix(BASE)
-        if (reason := family.REFUSED.get(str(own := beside.get(family.TYPE)))) is not None:
+        own = str(beside.get(family.TYPE))
+        reason = family.REFUSED.get(own)
+        if family.all_families().get(own, base) is not base:
+            reason = "it is read without a base"
+        if reason is not None:
             told = f"a {quoted(own)} is not computed as a {kind}: {reason}"
             raise document.error(told, document.line_of("base"))
         return config_as(document.path.parent, {**beside, family.TYPE: kind})
