@@ -103,7 +103,7 @@ def test_parts_become_the_fused_operators(head_norm: bool, tmp_path: Path) -> No
             "rotary_low is for rotary_scaling",
         ),
         ({"rotary_scaling": "linear", "rotary_original_length": 9}, "got 9 for 'linear'"),
-        ({"activation": "relu"}, "activation must be one of silu, gelu, gelu_tanh"),
+        ({"activation": "swish"}, "activation must be one of silu, gelu, gelu_tanh, relu, relu2"),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes: dict[str, Any], reason: str) -> None:

@@ -416,7 +416,7 @@ def change(folder: Path, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "xyz"}, r"unknown model_type 'xyz'; there are albert, bart, .*, xlm-roberta"),
+        ({"model_type": "xyz"}, r"unknown model_type 'xyz'; there are albert, .*, xlm-roberta"),
         ({"model_type": 3}, r"unknown model_type 3; .*; if it computes the same as one of these, docs/own-checkpoint"),
         ({"architectures": ["GPT2ForSequenceClassification"]}, "the class 'GPT2ForSequenceClassification' of a"),
         ({"architectures": ["GPT2DoubleHeadsModel"]}, "the class 'GPT2DoubleHeadsModel' of a gpt2 is not supported"),

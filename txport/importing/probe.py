@@ -282,15 +282,17 @@ def _base(name: str) -> Values:
 
 
 def _yes_or_no(name: str) -> list[str]:
-    """Return the boolean fields, including those that can be None."""
-    hints = get_type_hints(architecture.find(name).config)
+    """Return the boolean fields, including those that can be None; rare ones keep their defaults."""
+    config = architecture.find(name).config
+    hints = {field: hint for field, hint in get_type_hints(config).items() if field not in config.RARE}
     return [field for field, hint in hints.items() if hint is bool or set(get_args(hint)) == {bool, NoneType}]
 
 
 def _choices(name: str) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return the fields with a fixed set of values, and these values."""
+    """Return the fields with a fixed set of values, and these values; rare ones keep their defaults."""
+    config = architecture.find(name).config
     decided = [(field, (False, True)) for field in _yes_or_no(name)]
-    return [*decided, *architecture.find(name).config.choices().items()]
+    return [*decided, *((field, values) for field, values in config.choices().items() if field not in config.RARE)]
 
 
 @cache

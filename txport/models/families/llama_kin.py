@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from txport.errors import ConfigError
 from txport.models.families import llama
 from txport.models.family import Family, Published
 from txport.models.keys import NOTHING, TRAINING
@@ -222,8 +223,10 @@ SIDE_BY_SIDE: dict[str, Any] = {"parallel": True, "shared_norm": True}
 
 
 def config(values: Published) -> dict[str, Any]:
-    """Return the values of `LlamaConfig`."""
-    epsilon = next(found for name in EPSILONS if (found := values.get(name)) is not None)
+    """Return the values of `LlamaConfig`; raise `ConfigError` without an epsilon of norms."""
+    epsilon = next((found for name in EPSILONS if (found := values.get(name)) is not None), None)
+    if epsilon is None:
+        raise ConfigError(f"a {values.type} needs a number as its epsilon of norms ({' or '.join(EPSILONS)})")
     inner = values.get("intermediate_size", 4 * values.get("hidden_size"))
     if values.type in SINGLE:
         values = values.changed(num_key_value_heads=None)

@@ -142,12 +142,21 @@ def most_rows(facts: Facts) -> int:
 def reach_of(facts: Facts) -> tuple[int, int]:
     """Return how many positions of a source and of a target whole graphs are compared for, if it has so many.
 
-    Sources of features all have one length, which is always reached. A target has a row of logits for each position.
+    Sources of features all have one length, which is always reached. A target has a row of logits for each position,
+    and so have the tokens of a masked language model.
     """
-    target = REACH if facts.target is None else min(REACH, max(LEAST_REACH, MOST_LOGITS // facts.target.size))
+    target = REACH if facts.target is None else _reach_of_rows(facts.target.size)
     if facts.is_causal:
         return target, target
-    return facts.reads.longest if isinstance(facts.reads, Features) else REACH, target
+    if isinstance(facts.reads, Features):
+        return facts.reads.longest, target
+    widths = [size for each in facts.outputs if each.is_of_tokens for size in each.dims if isinstance(size, int)]
+    return _reach_of_rows(max(widths, default=1)), target
+
+
+def _reach_of_rows(size: int) -> int:
+    """Return how many rows of so many numbers are compared at once."""
+    return min(REACH, max(LEAST_REACH, MOST_LOGITS // size))
 
 
 def shortened(facts: Facts) -> Facts:
