@@ -220,6 +220,7 @@ CHATS: list[list[dict[str, Any]]] = [
     [HELLO, {"role": "tool", "content": {"temperature": 12.5, "sky": "été"}}],
 ]
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+WHISPER = ["<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"]
 KINDS: dict[str, tuple[str, Callable[[Path, bool], Any]]] = {  # name -> model_type, and what makes it
     "t5": ("t5", t5),
     "t5-bytes": ("t5", t5_legacy),
@@ -263,6 +264,12 @@ KINDS: dict[str, tuple[str, Callable[[Path, bool], Any]]] = {  # name -> model_t
     ),
     "roberta": ("roberta", lambda folder, full: byte_level(folder, transformers.RobertaTokenizer, ROBERTA, 4)),
     "bart": ("bart", lambda folder, full: byte_level(folder, transformers.BartTokenizer, ROBERTA, 4)),
+    "whisper": (
+        "whisper",
+        lambda folder, full: byte_level(
+            folder, transformers.WhisperTokenizer, ["<|endoftext|>"], additional_special_tokens=WHISPER
+        ),
+    ),
     "qwen2": (
         "qwen2",
         lambda folder, full: byte_level(

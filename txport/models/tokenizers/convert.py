@@ -60,6 +60,7 @@ CLASSES: dict[str, Make] = {  # tokenizer classes of transformers, without "Fast
     "BartTokenizer": _spelled(vocabularies.roberta),
     "MvpTokenizer": _spelled(vocabularies.roberta),
     "Qwen2Tokenizer": _spelled(vocabularies.qwen2),
+    "WhisperTokenizer": _spelled(vocabularies.whisper),
 }
 OF_TYPES = {  # the class of a model_type, where tokenizer_config.json names none
     "t5": "T5Tokenizer",
@@ -90,6 +91,7 @@ OF_TYPES = {  # the class of a model_type, where tokenizer_config.json names non
     "gemma3_text": "GemmaTokenizer",
     "qwen2": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
+    "whisper": "WhisperTokenizer",
 }
 UNSAID = (None, "PreTrainedTokenizer")  # class names without information
 SPOKEN = {  # classes whose `tokenizer.json` has language tokens

@@ -25,6 +25,7 @@ BERT = {
     "mask_token": "[MASK]",
 }
 GPT2 = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+WHISPER_STARTS = ("<|startoftranscript|>", "<|notimestamps|>")
 QWEN = {"eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
 ROBERTA = {
     "bos_token": "<s>",
@@ -171,6 +172,13 @@ def gpt2(settings: Settings) -> tuple[str, Vocabulary]:
     words = _bytes(settings, GPT2)
     before = [words.named["bos_token"]] if settings.flag("add_bos_token", False) else []
     return _byte_level(settings, words, before=before), words
+
+
+def whisper(settings: Settings) -> tuple[str, Vocabulary]:
+    """Return the byte-level tokenizer of Whisper; the facts of the model have the language and the task."""
+    words = _bytes(settings, GPT2)
+    before = [token for token in WHISPER_STARTS if token in words.ids]
+    return _byte_level(settings, words, before=before, after=[words.named["eos_token"]]), words
 
 
 def roberta(settings: Settings) -> tuple[str, Vocabulary]:
