@@ -6,10 +6,11 @@ each target in one of its precisions; in all of them with `TXPORT_EVERY_PAIR=1`.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.architectures.seeded import saved
 from tests.covering import in_turn, on_each_target
 from tests.proof.bisect.anyparts import faulty, times
 from tests.proof.few import draw_few
 from txport import runtimes
 from txport.bundles.bundle import Bundle
+from txport.bundles.graphs import read_ir
 from txport.bundles.targets import TARGETS
 from txport.models import architecture
 from txport.models.architecture import Architecture
 from txport.models.audio.facts import Features
 from txport.models.checkpoint import load_checkpoint
+from txport.models.config import Config
 from txport.models.facts import LENGTH, Facts
 from txport.models.parts import FeedForward, GatedFeedForward
 from txport.proof.bisect import culprit
@@ -46,6 +50,7 @@ PLANS = [(target, precision) for target, each in TARGETS.items() for precision i
 WITH_GOLDENS = {("portable", "fp32"), ("cpu", "int8"), ("cuda", "fp16")}  # searched, and verified by them
 LENGTHS = (5, 1, 9, 3)
 STEPS = 6
+OWN_INPUTS = {"QGemm": (3, 5), "DynamicQuantizeMatMul": (1, 3), "MatMulInteger": (1, 3)}  # weights and zero points
 TOO_LARGE = 1.5  # times what a weight should be: more than the rounding of any precision explains
 # What the root of the mean square of errors may be, over that of the logits: from PyTorch in float64, and from the
 # same bundle with other rows beside.
@@ -66,6 +71,27 @@ PRESETS = [preset for name in architecture.names() for preset in smallest(name)]
 def described(pair: tuple[str, tuple[str, str]]) -> str:
     preset, plan = pair
     return " ".join((preset, *plan))
+
+
+def configs() -> Iterator[tuple[str, Config]]:
+    """A small model of each kind, and one whose layers are the same."""
+    known = architecture.presets()
+    yield from ((preset, known[preset]) for preset in PRESETS)
+    yield "shared layers", dataclasses.replace(known["bert-tiny"], distinct_layers=1)
+
+
+@pytest.mark.parametrize(("precision", "rows"), [("int8", None), ("int8", 4), ("int4", None)])
+@pytest.mark.parametrize(("name", "config"), [*configs()], ids=lambda value: value if isinstance(value, str) else "")
+def test_8_bit_products_of_a_graph_share_no_weights(
+    name: str, config: Config, precision: str, rows: int | None, tmp_path: Path
+) -> None:
+    """Nor zero points: on x86 without VNNI, ONNX Runtime 1.31 would not load it (`session.x64quantprecision`)."""
+    written = write(saved(config, tmp_path / name), tmp_path, target="cpu", precision=precision, rows=rows)
+    for role in written.manifest.graphs:
+        nodes = read_ir(written.file(role)).graph
+        read = [node.inputs[at] for node in nodes for at in OWN_INPUTS.get(node.op_type, ()) if len(node.inputs) > at]
+        names = [each.name for each in read if each is not None]
+        assert len(names) == len(set(names))
 
 
 @pytest.fixture(scope="module", params=on_each_target(PRESETS, PLANS), ids=described)

@@ -111,8 +111,9 @@ class Stored:
     `sizes` rows if these differ. `form` is None if the precision has no choice: biases, and all weights of an fp32
     bundle. `scales` and `lookup_scales` name the initializers with the scales: (out,) or (out, blocks) for a matrix
     product, (out, blocks, 1) for a lookup. A graph that only looks tokens up may have no `scales`. Only blocks have
-    `lookup_scales`, and may have `lookup_zeros`, the zero point of each block. A form with zero points also has the
-    initializer `zeros`, one with columns in fp32 `columns`, `places` and `rest`, and `spread` for a lookup.
+    `lookup_scales`, and may have `lookup_zeros`, the zero point of each block. Forms with zero points, and those
+    with a scale for each row, have the initializer `zeros` for a product; those with columns in fp32 `columns`,
+    `places` and `rest`, and `spread` for a lookup.
     """
 
     weights: tuple[str, ...]
@@ -128,7 +129,11 @@ class Stored:
 
     @property
     def zeros(self) -> str:
-        """The name of the zero points (out, blocks / 2) of a product: the first of two is in the lower 4 bits."""
+        """The name of the zero points of a product: (out, blocks / 2), the first of two in the lower 4 bits, or (out,).
+
+        Of 8 bits they are 0. Each matrix has its own: on x86 without VNNI, ONNX Runtime 1.31 turns weights and zero
+        points of QGemm into unsigned ones, and fails if two matrices share zero points.
+        """
         return f"{self.scales}.zeros"
 
     @property

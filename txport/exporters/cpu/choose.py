@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import onnx_ir as ir
 
-from txport.bundles.forms import BLOCKS, DYNAMIC, INVARIANT, PLAIN, ROWS, Form, blocks_of, with_columns
+from txport.bundles.forms import BLOCKS, DYNAMIC, PLAIN, ROWS, Form, blocks_of, with_columns
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import PREFILL, STEP
 from txport.exporters.cpu.columns import find_columns, has_columns
@@ -105,12 +106,14 @@ def choose_forms(
     weights = _weights_of_step(models[STEP]) if STEP in models else 0
     choose = partial(choose_form, precision=precision, rows=rows, weights=weights, causal=PREFILL in models)
     for role, model in models.items():
-        for node in filter(is_linear, model.graph):
-            weight = node.inputs[1]
+        reads = Counter(node.inputs[1] for node in filter(is_linear, model.graph))
+        for weight, count in reads.items():
             assert weight is not None
             parts = parts_of(weight)
             small = all(tags.get(part) in FOUR_BITS for part in parts)
             form = choose(_shape(weight), role=role, small=small, columns=columns.get(parts[0], ()))
+            if count > 1:
+                form = to_share(form, _shape(weight)[1])
             if is_taken and all(part in packed for part in parts):
                 form = blocks_of(4, max(ALIKE) if rows is None else packed[parts[0]].group, zeros=True)
             forms[str(weight.name)] = form if all(part in tags for part in parts) else PLAIN
@@ -124,13 +127,22 @@ def choose_forms(
     return forms
 
 
-def wider_forms(form: Form, columns: tuple[int, ...], inputs: int) -> list[Form]:
+def to_share(form: Form, inputs: int) -> Form:
+    """Return the form of a matrix with this number of inputs that several products of one graph read.
+
+    On x86 without VNNI, ONNX Runtime 1.31 loads no graph in which two of its other 8-bit products share their weights.
+    """
+    block = next((size for size in ALIKE if inputs % size == 0), None)
+    return form if form.kind == "blocks" else PLAIN if block is None else blocks_of(8, block)
+
+
+def wider_forms(form: Form, columns: tuple[int, ...], inputs: int, *, shared: bool = False) -> list[Form]:
     """Return the forms that a matrix with this form and number of inputs may get instead, in ascending size.
 
-    No form shares a scale between rows. `columns`: its largest inputs.
+    No form shares a scale between rows. `columns`: its largest inputs. `shared`: several products of a graph read it.
     """
     blocks = [blocks_of(8, size) for size in ALIKE if inputs % size == 0]
-    eight = [with_columns(columns), *blocks] if columns else [INVARIANT, *blocks]
+    eight = [*([] if shared else [with_columns(columns)]), *blocks]
     return [each for each in (*eight, PLAIN) if each != form and size_of(each, 1, inputs) > size_of(form, 1, inputs)]
 
 

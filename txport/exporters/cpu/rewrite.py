@@ -28,7 +28,7 @@ def _linear(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, ma
     if form == DYNAMIC:
         yield ir.node("DynamicQuantizeMatMul", [x, values, scale, None, bias], domain=MICROSOFT)
         return
-    zeros = _zeros(model, matrix.scales.shape.numpy()[0])
+    zeros = once(model, stored.zeros, np.zeros(matrix.scales.shape.numpy(), np.int8))
     if form.columns:
         yield from _beside_columns(model, x, [values, scale, zeros], stored, matrix, bias)
         return
@@ -113,15 +113,6 @@ def _beside_columns(
         columns = add("Concat", columns, line, axis=0)  # of constants, which sessions fold
     add("Gemm", add("Concat", *inputs, axis=1), columns, scaled)
     return nodes
-
-
-def _zeros(model: ir.Model, size: int) -> ir.Value:
-    return once(model, zeros_name(size), np.zeros(size, np.int8))
-
-
-def zeros_name(size: int) -> str:
-    """Return the name of the zero points of matrices with `size` outputs."""
-    return f"zeros.{size}"
 
 
 def _lookup(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, matrix: Matrix) -> Iterator[ir.Node]:

@@ -112,6 +112,7 @@ def _differentiate(model: Model, outputs: Sequence[Tensor], layers: Sequence[Rou
         for layer, gradient in zip(owners, found, strict=True):
             layer.squares += 0.0 if gradient is None else float(gradient.double().square().sum())
     for layer in layers:
+        layer.calls = max(layer.calls, len(layer.factors))
         layer.factors.clear()
 
 
@@ -132,8 +133,8 @@ def _direction(model: Model, outputs: Tensor, generator: torch.Generator) -> Ten
 class Rounded:
     """A linear layer or an embedding whose output gets the error of its roundings, times factors that are 0.
 
-    `read` reads rows of the weight as the bundle holds it. Its `inputs` are kept, and a factor (B, 1, ...) for each
-    run; the `squares` of its derivatives are added up.
+    `read` reads rows of the weight as the bundle holds it. Its `inputs` are kept, and a factor (B, 1, ...) for each of
+    its `calls` in a run; the `squares` of its derivatives are added up.
     """
 
     def __init__(self, layer: Layer, read: Callable[[Any], Tensor], form: Form) -> None:
@@ -142,6 +143,7 @@ class Rounded:
         self.form = form
         self.inputs: list[Tensor] = []
         self.factors: list[Tensor] = []
+        self.calls = 0
         self.squares = 0.0
         self._outputs = 0.0
 
@@ -219,11 +221,13 @@ def _in_place(layers: Iterable[Rounded]) -> Iterator[None]:
 def _options(form: Form, cost: float, layers: list[Rounded], model: Model) -> tuple[Option, ...]:
     """Return the form of a matrix and wider ones, with their costs."""
     inputs = layers[0].layer.weight.shape[1]
-    read = [x for each in layers if isinstance(each.layer, nn.Linear) for x in each.inputs]
+    products = [each for each in layers if isinstance(each.layer, nn.Linear)]
+    read = [x for each in products for x in each.inputs]
+    shared = sum(each.calls for each in products) > 1
     columns = largest_columns(read, model.facts.task)
     before = sum(each.error(form) for each in layers)
     options = []
-    for each in (form, *wider_forms(form, columns, inputs)):
+    for each in (form, *wider_forms(form, columns, inputs, shared=shared)):
         error = 0.0 if each == PLAIN else sum(layer.error(each) for layer in layers) / max(before, TINY)
         size = sum(size_of(each, len(layer.layer.weight), inputs) for layer in _distinct(layers))
         time = TIMES[each.kind] * sum(layer.size for layer in _distinct(layers))

@@ -12,7 +12,6 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
 from txport.bundles.graphs import Maps
 from txport.bundles.manifest import Manifest
-from txport.exporters.cpu.rewrite import zeros_name
 from txport.exporters.cpu.screening import INITIALIZERS, initializers_of, shorten
 from txport.exporters.fused.quantize import Quantized, pack, rest_of, spread_of, sums_of_rows
 from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights, read_quantized
@@ -215,8 +214,6 @@ def derived(initializers: Mapping[str, Array], table: Mapping[str, Stored], chec
         whole = None if stored is None else read_quantized(stored, values, initializers)
         if stored is not None and whole is not None:
             known |= _of_form(stored, whole)
-        if name == zeros_name(values.size):
-            known[name] = np.zeros(values.size, np.int8)
     if set(INITIALIZERS) <= set(initializers):
         projection = projection_of(checkpoint.outline).weight
         name = next(name for name, each in checkpoint.outline.named_parameters() if each is projection)
@@ -233,6 +230,8 @@ def _of_form(stored: Stored, whole: Quantized) -> dict[str, Array]:
         found[stored.lookup_zeros] = np.full((*scales.shape, 1), {8: 0x80, 4: 0x88}[form.bits], np.uint8)
     if whole.zeros is not None:
         found[stored.zeros] = pack(whole.zeros)
+    elif form.has_row_scales:
+        found[stored.zeros] = np.zeros(len(scales), np.int8)
     if whole.columns is not None:
         inputs = whole.shape[1]
         found[stored.columns] = np.vstack([whole.columns[:-1], -sums_of_rows(whole)]).astype(np.float32)
