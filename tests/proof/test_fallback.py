@@ -23,6 +23,7 @@ from txport.bundles.forms import INVARIANT, PLAIN, Form, blocks_of, with_columns
 from txport.bundles.manifest import AUTO_LIMIT, Manifest
 from txport.cli import cli, main
 from txport.errors import ParityError, UnsupportedError
+from txport.models import ops
 from txport.models.architectures.transformer import Transformer
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.proof import fallback
@@ -229,6 +230,21 @@ def test_a_tied_weight_has_its_form_under_all_of_its_names() -> None:
     table = matrix("projection.weight", 10, option(INVARIANT, 1, 1), option(PLAIN, 0, 2))
     names = ("projection.weight", "source_embedding.tokens.weight", "target_embedding.tokens.weight")
     assert forms_of(model, [table], [table.options[1]]) == dict.fromkeys(names, PLAIN)
+
+
+def test_attention_in_blocks_of_queries_has_the_same_costs(
+    spoilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks are computed again for gradients, which must not count their layers twice."""
+    checkpoint = load_checkpoint(str(spoilt))
+    bundle = write(checkpoint, tmp_path, target="cpu", precision="int8")
+    trial = trial_of(bundle, runtimes.load("ort", bundle))
+    whole = measure_costs(bundle, checkpoint, trial)
+    monkeypatch.setattr(ops, "MOST_SCORES", 8)
+    for one, other in zip(whole, measure_costs(bundle, checkpoint, trial), strict=True):
+        assert [each.form for each in one.options] == [each.form for each in other.options]
+        costs = ([option.cost for option in each.options] for each in (one, other))
+        np.testing.assert_allclose(*costs, rtol=1e-3)
 
 
 @pytest.mark.usefixtures("few_cases")

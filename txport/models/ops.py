@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from txport.models.facts import Role, StateTensor
 from txport.models.parts import Attention, Linear, Window, additive
@@ -238,13 +240,16 @@ def attended(
 ) -> Tensor:
     """Return the output of an attention (B, N, T, H); see `DotProduct.forward`.
 
-    In PyTorch, rows and queries are computed in blocks, so that no tensor of scores exceeds `MOST_SCORES`.
+    In PyTorch, rows and queries are computed in blocks, so that no tensor of scores exceeds `MOST_SCORES`. A block is
+    computed again for its gradients.
     """
     if type(query) is not Tensor or query[..., 0].numel() * key.shape[2] <= MOST_SCORES:
         found: Tensor = part.core(query, key, value, mask, distances)[0]
         return found
     size = max(1, MOST_SCORES // (query.shape[1] * key.shape[2]))  # queries in a block
     query, key, value = (each.contiguous() for each in (query, key, value))  # which each block reads faster
+    again = partial(checkpoint, part.core, use_reentrant=False, preserve_rng_state=False)
+    core = again if query.requires_grad else part.core
     rows = []
     for at in range(len(query)):
         own = [_of_row(each, at, rank) for each, rank in ((mask, 4), (distances, 3))]
@@ -252,7 +257,7 @@ def attended(
         for first in range(0, query.shape[2], size):
             some = slice(first, first + size)
             parts = [_of_queries(each, some) for each in own]
-            blocks.append(part.core(query[at : at + 1, :, some], key[at : at + 1], value[at : at + 1], *parts)[0])
+            blocks.append(core(query[at : at + 1, :, some], key[at : at + 1], value[at : at + 1], *parts)[0])
         rows.append(torch.cat(blocks, 2))
     return torch.cat(rows)
 

@@ -103,6 +103,8 @@ def measure_costs(bundle: Bundle, checkpoint: Checkpoint, trial: Trial) -> list[
 
 def _differentiate(model: Model, outputs: Sequence[Tensor], layers: Sequence[Rounded]) -> None:
     """Add the squares of the derivatives of outputs (N, V) to the layers, for each draw; the factors are used up."""
+    for layer in layers:
+        layer.calls = max(layer.calls, len(layer.factors))
     owners = [layer for layer in layers for _ in layer.factors]
     factors = [factor for layer in layers for factor in layer.factors]
     for draw in range(DRAWS):
@@ -112,7 +114,6 @@ def _differentiate(model: Model, outputs: Sequence[Tensor], layers: Sequence[Rou
         for layer, gradient in zip(owners, found, strict=True):
             layer.squares += 0.0 if gradient is None else float(gradient.double().square().sum())
     for layer in layers:
-        layer.calls = max(layer.calls, len(layer.factors))
         layer.factors.clear()
 
 
