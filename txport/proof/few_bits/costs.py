@@ -87,10 +87,9 @@ def measure_costs(bundle: Bundle, checkpoint: Checkpoint, trial: Trial) -> list[
     }
     every = [layer for each in layers.values() for layer in each]
     with _in_place(every):
-        places = 0
-        for outputs in tensors_of(model, trial):
-            _differentiate(model, outputs, every)
-            places += sum(len(each) for each in outputs)
+        outputs = tensors_of(model, trial)
+        places = sum(len(each) for each in outputs)
+        _differentiate(model, outputs, every)
     return [
         Matrix(
             weights,

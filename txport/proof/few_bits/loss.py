@@ -178,19 +178,16 @@ def _passes(model: Model, sources: Sources, targets: Sequence[Sequence[int]]) ->
         yield from one_pass(model, sources, targets)
 
 
-def tensors_of(model: Model, trial: Trial) -> Iterator[list[Tensor]]:
-    """Yield the outputs of `outputs_of` as tensors (N, V), with their gradients, for a part of the rows at a time."""
+def tensors_of(model: Model, trial: Trial) -> list[Tensor]:
+    """Return the outputs of `outputs_of` as tensors (N, V), with their gradients; of features those of one source."""
     facts = model.facts
     if not facts.generates:
         ids, lengths = map(torch.from_numpy, batch(trial.sources, facts))
         mask = padding_mask(lengths, ids.shape[1])
         found = zip(facts.outputs, model.infer(ids, mask), strict=True)
-        yield [values[mask] if output.is_of_tokens else values for output, values in found]
-    elif isinstance(facts.reads, Features):
-        for source, target in zip(trial.sources, trial.targets, strict=True):
-            yield passed(model, [source], [target])
-    else:
-        yield passed(model, trial.sources, trial.targets)
+        return [values[mask] if output.is_of_tokens else values for output, values in found]
+    rows = 1 if isinstance(facts.reads, Features) else None
+    return list(passed(model, trial.sources[:rows], trial.targets[:rows]))
 
 
 def _of_encoder(facts: Facts, trial: Trial, model: Model, runtime: Any) -> Loss:
