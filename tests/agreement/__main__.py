@@ -66,11 +66,13 @@ def table(cells: Sequence[Cell]) -> Iterator[str]:
     yield "|---" * (2 + len(columns)) + "|"
     for kind in sorted({cell.kind for cell in cells}):
         rows = [[c for c in cells if (c.version.name, c.target, c.kind) == (*column, kind)] for column in columns]
-        yield f"| `{kind}` | {len(rows[0])} | {' | '.join(map(agreeing, rows))} |"
+        yield f"| `{kind}` | {max(map(len, rows))} | {' | '.join(map(agreeing, rows))} |"
 
 
 def agreeing(cells: Sequence[Cell]) -> str:
-    """How many inputs agree, and how many of them are near-ties."""
+    """How many inputs agree, and how many of them are near-ties; nothing for a version without such models."""
+    if not cells:
+        return "-"
     told = f"{sum(cell.agreeing for cell in cells)} of {INPUTS * len(cells)}"
     ties = sum(len({each.number for each in cell.ties}) for cell in cells)
     return told + (f" ({ties} near-tie{'s' * (ties > 1)})" if ties else "")

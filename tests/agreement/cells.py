@@ -90,12 +90,13 @@ def chosen(models: dict[str, str], families: Sequence[str]) -> list[str]:
 
 
 def found_of(versions: Sequence[Version], names: Sequence[str], jobs: int) -> list[Cell]:
-    """One cell for each model of each version with each target."""
+    """One cell for each model that a version has, with each target."""
     parts = max(1, jobs // len(versions))
+    own = {version.name: [name for name in names if name in version.models] for version in versions}
     with ThreadPoolExecutor(jobs) as pool:
-        asked = [(version, names[part::parts]) for version in versions for part in range(parts)]
+        asked = [(version, own[version.name][part::parts]) for version in versions for part in range(parts)]
         list(pool.map(lambda each: each[1] and each[0].ask(*each[1]), asked))
-    cells = [Cell(*each) for each in product(versions, names, TARGETS)]
+    cells = [Cell(version, *each) for version in versions for each in product(own[version.name], TARGETS)]
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as processes:
         cells = list(processes.map(Cell.compared, cells))
     return [cell for version in versions for cell in without_ties(version, [c for c in cells if c.version == version])]

@@ -25,6 +25,7 @@ from tests.hugging_face.family_models import CASES, attention, make
 from tests.speech.audio import RATE, drawn_noise
 
 Said = dict[str, NDArray[Any]]
+OF_FIVE = ("modernbert-token-labels",)  # version 4 does not read `layer_types` of its config
 VOCABULARY = 64  # small, so that tokens end and repeat
 LENGTHS = 10  # of inputs, in turn
 DISTINCT = 15  # outputs at least, of 50 inputs
@@ -191,8 +192,11 @@ def near(out: Path, name: str, search: str, number: int) -> list[list[int]]:
 
 
 def models() -> dict[str, str]:
-    """Name -> `model_type`."""
-    cases = {name: getattr(transformers, kind).config_class.model_type for name, (kind, _) in CASES.items()}
+    """Name -> `model_type`, of the models that this version has."""
+    known = {name: kind for name, (kind, _) in CASES.items() if hasattr(transformers, kind)}
+    if transformers.__version__.startswith("4."):
+        known = {name: kind for name, kind in known.items() if name not in OF_FIVE}
+    cases = {name: getattr(transformers, kind).config_class.model_type for name, kind in known.items()}
     return {name: kind for name, kind in cases.items() if not name.startswith("sentences")} | {SPEECH: "whisper"}
 
 
