@@ -82,7 +82,9 @@ class Frames(nn.Module):
         self.positions = nn.Parameter(torch.empty(places, width))
 
     def forward(self, frames: Tensor, ops: Ops) -> Tensor:
-        """Features (B, M, F) -> activations (..., D) of F / 2 positions."""
+        """Features (B, M, F) -> activations (..., D) of F / 2 positions, at most as many as the model has."""
         activate = ACTIVATIONS[self.activation]
         x = activate(self.second(activate(self.first(frames))))  # (B, D, F / 2)
-        return ops.lay_out(x.transpose(1, 2) + self.positions)
+        x = x.transpose(1, 2)
+        places = self.positions if x.shape[1] == len(self.positions) else self.positions[: x.shape[1]]
+        return ops.lay_out(x + places)

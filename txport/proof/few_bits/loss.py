@@ -45,6 +45,7 @@ from txport.search.scoring import logits
 from txport.system.arrays import Array
 
 ROWS, FEW_ROWS = 8, 2  # sources; of features, which take long
+PART = 4  # of the frames of a source, for gradients
 NEW_TOKENS, PROMPT = 24, 16  # most tokens of a row; of a prompt that the bundle wrote
 LENGTHS = (5, 11, 17, 8, 14, 20, 9, 12)  # of the random sources
 DIGITS = 4
@@ -179,15 +180,20 @@ def _passes(model: Model, sources: Sources, targets: Sequence[Sequence[int]]) ->
 
 
 def tensors_of(model: Model, trial: Trial) -> list[Tensor]:
-    """Return the outputs of `outputs_of` as tensors (N, V), with their gradients; of features those of one source."""
+    """Return the outputs of `outputs_of` as tensors (N, V), with their gradients.
+
+    Of features there are those of the beginning of one source: time and memory grow with the square of the frames.
+    """
     facts = model.facts
     if not facts.generates:
         ids, lengths = map(torch.from_numpy, batch(trial.sources, facts))
         mask = padding_mask(lengths, ids.shape[1])
         found = zip(facts.outputs, model.infer(ids, mask), strict=True)
         return [values[mask] if output.is_of_tokens else values for output, values in found]
-    rows = 1 if isinstance(facts.reads, Features) else None
-    return list(passed(model, trial.sources[:rows], trial.targets[:rows]))
+    if isinstance(facts.reads, Features):
+        beginning = np.asarray(trial.sources[0])[:, : facts.reads.frames // PART]
+        return list(passed(model, [beginning], trial.targets[:1]))
+    return list(passed(model, trial.sources, trial.targets))
 
 
 def _of_encoder(facts: Facts, trial: Trial, model: Model, runtime: Any) -> Loss:
