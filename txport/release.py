@@ -151,6 +151,8 @@ def export(
         progress(Stage(f"reading {name if isinstance(name, str | Path) else 'the module'}", 0))
         is_original = against is not None and code_name(against) is not None  # what the trusted code is
         checkpoint = load_checkpoint(name, adapter=adapter, trust_code=trust_code and not is_original)
+        if weights:
+            _require_memory(checkpoint, how, few_bits)
         how["original"] = _original(checkpoint, against, how, progress, trust_code=trust_code and is_original)
         how |= _texts(checkpoint, calibrate, progress)
         bundle = _written(checkpoint, folder, how, progress)
@@ -166,19 +168,24 @@ def _whole_numbers(**given: int | None) -> dict[str, int | None]:
     return {name: None if value is None else whole(name, value, 1, GREATEST) for name, value in given.items()}
 
 
+def _require_memory(checkpoint: Checkpoint, how: Mapping[str, Any], few_bits: FewBits) -> None:
+    """Raise `OutOfMemoryError` if the proof of an export, or `auto`, needs more memory than there is."""
+    with needed(EXPORT):
+        from txport.proof.memory import require_room
+    require_room(checkpoint, how["target"], how["precision"], auto=few_bits.auto)
+
+
 def _original(
     checkpoint: Checkpoint, against: str | None, how: Mapping[str, Any], progress: Progress, *, trust_code: bool
 ) -> Mapping[str, Any] | None:
     """Compare a checkpoint with its original and return the record of it; None for an export without weights.
 
-    Raises `UnavailableError` for too little memory, `ParityError` if they differ.
+    Raises `OutOfMemoryError` for too little memory, `ParityError` if they differ.
     """
     if not how["weights"]:
         return None
     with needed(EXPORT):
         from txport.importing.against.recorded import compare_original
-        from txport.proof.memory import require_room
-    require_room(checkpoint, how["target"], how["precision"])
     progress(Stage("comparing with the original", 0.02))
     return compare_original(checkpoint, against, trust_code=trust_code)
 

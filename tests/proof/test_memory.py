@@ -93,6 +93,16 @@ def test_a_model_that_is_held_whole_counts_whole(monkeypatch: pytest.MonkeyPatch
         txport.export("preset:gpt2-tiny", tmp_path / "out")
 
 
+def test_auto_asks_for_the_weights_in_fp32_and_the_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large vocabulary they are more than a proof of int8 needs."""
+    monkeypatch.setattr("txport.proof.memory.memory_for", lambda *_: 0)
+    monkeypatch.setattr(memory, "available", lambda: 800_000_000)
+    message = r"auto, which holds the weights of preset:gpt2-125m in fp32, needs .*; free some, or leave auto out"
+    with pytest.raises(OutOfMemoryError, match=message):
+        txport.export("preset:gpt2-125m", tmp_path / "out", target="cpu", precision="int8", auto=True)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("precision", TARGETS["portable"].precisions)
 @pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny", "t5-tiny", "bert-tiny"])
 def test_what_is_not_folded_is_fused_and_the_results_are_the_same(

@@ -22,6 +22,8 @@ from txport.models.ops import MOST_SCORES
 from txport.models.parts import Attention, Linear
 from txport.models.weights.streamed import MOST_ROOM
 from txport.proof.context.check import is_long
+from txport.proof.few_bits.loss import NEW_TOKENS
+from txport.proof.few_bits.loss import ROWS as TRIAL_ROWS
 from txport.proof.parity.cases import reach_of
 from txport.proof.parity.exact import HALVES
 from txport.runtimes.ort.sessions import reads_in_place
@@ -38,14 +40,21 @@ PACKED = {
 }
 EXACT, OWN, HALF = 8, 4, 2  # bytes of a number in float64, in fp32 and in 16 bits
 COPIED = 1.5
+GRADIENTS = 14  # tensors as large as the logits, for gradients of a few draws
 ROWS = 2  # of features, which all have the same length; the longest text is alone
 
 
-def require_room(checkpoint: Checkpoint, target: str, precision: str) -> None:
-    """Raise `OutOfMemoryError` if there is too little memory for the comparison; the message lists exports that fit."""
+def require_room(checkpoint: Checkpoint, target: str, precision: str, *, auto: bool = False) -> None:
+    """Raise `OutOfMemoryError` if there is too little memory for the comparison; the message lists exports that fit.
+
+    With `auto`, memory for the costs of matrices is required, too.
+    """
     free = memory.available()
     needed = memory_for(checkpoint, target, precision)
     if free is None or needed <= free:
+        if auto:
+            what = f"auto, which holds the weights of {checkpoint.name} in fp32,"
+            memory.require(_of_costs(checkpoint.outline), what, "free some, or leave auto out")
         return
     targets = ("portable",) if isinstance(checkpoint.outline, Adapted) else ("portable", "cpu")
     fitting = [kind for kind in PACKED if kind[0] in targets and memory_for(checkpoint, *kind) <= free]
@@ -94,6 +103,13 @@ def _of_graphs(checkpoint: Checkpoint, target: str, precision: str) -> int:
     weights = (0 if model.fp32_only else EXACT + halved) * sizes
     size = OWN if model.fp32_only else EXACT
     return packed + weights + _of_logits(model, size) + _of_activations(model, size)
+
+
+def _of_costs(model: Model) -> int:
+    """Return the bytes of the weights in fp32, and of what gradients need of the logits of all rows, as measured."""
+    facts = model.facts
+    logits = 0 if facts.target is None else GRADIENTS * OWN * TRIAL_ROWS * NEW_TOKENS * facts.target.size
+    return OWN * sum(each.numel() for each in model.parameters()) + logits
 
 
 def _lengths(facts: Facts) -> tuple[int, int]:
