@@ -11,7 +11,11 @@ from txport import bandwidth, bench
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import LARGE_VOCABULARY
 from txport.models.checkpoint import save_checkpoint
+from txport.runtimes.ort import sessions
 
+SCREENED = pytest.mark.skipif(
+    sessions.may_saturate(), reason="sums of 8-bit products may saturate here, so all logits are computed"
+)
 CONFIG = tiny_config(d_model=64, feed_forward=96)
 
 
@@ -39,6 +43,7 @@ def test_a_step_reads_the_decoder_and_the_projection_once(fused: Bundle) -> None
     assert bandwidth.step_bytes(fused) == large
 
 
+@SCREENED
 def test_the_likeliest_token_is_found_with_a_quarter_of_the_projections_bytes(tmp_path: Path) -> None:
     config = tiny_config(d_model=64, target_vocab_size=LARGE_VOCABULARY, tied="none")
     save_checkpoint(tmp_path / "toy", tiny_model(config))

@@ -60,6 +60,9 @@ MADE = [
     *zip(KINDS, ("int4", "int4", "int4"), (32, None, 1), strict=True),
 ]
 
+SCREENED = pytest.mark.skipif(
+    sessions.may_saturate(), reason="sums of 8-bit products may saturate here, so all logits are computed"
+)
 WARNING = 2  # of ONNX Runtime's levels
 
 
@@ -139,6 +142,7 @@ def test_every_part_is_fused_and_said_so(exported: Bundle) -> None:
     assert counts["Gemm"] == (0 if quantized else 6 * layers + 1)
 
 
+@SCREENED
 def test_screening_finds_what_all_logits_find(large: tuple[Checkpoint, Bundle]) -> None:
     """Over random rows; the logits of those found are PyTorch's."""
     checkpoint, bundle = large
@@ -162,6 +166,7 @@ def test_tokens_without_scores_are_those_of_pytorch(large: tuple[Checkpoint, Bun
     assert [each[0].tokens for each in actual] == [each[0].tokens for each in expected]
 
 
+@SCREENED
 @pytest.mark.parametrize("kind", ["equal", "doubled", "steep"])
 def test_where_screening_leaves_too_many_all_logits_decide(kind: str, tmp_path: Path) -> None:
     model = tiny_model(tiny_config(target_vocab_size=LARGE_VOCABULARY, tied="none"))

@@ -74,9 +74,9 @@ def test_maps_and_tables_are_known_by_their_modules(tied: str) -> None:
 
 def test_space_counts_in_the_encoder_only_where_it_is_said() -> None:
     how: dict[str, Any] = {"precision": "int4", "rows": None}
-    assert choose_form((8, 64), **how, role=ENCODER, small=True) == blocks_of(4, 32)
+    assert choose_form((8, 64), **how, role=ENCODER, small=True) == blocks_of(4, 16)
     assert choose_form((8, 64), **how, role=ENCODER) == INVARIANT
-    assert choose_form((8, 64), **how, role=STEP) == blocks_of(4, 32)
+    assert choose_form((8, 64), **how, role=STEP) == blocks_of(4, 16)
     assert choose_form((8, 60), **how, role=STEP) == INVARIANT
 
 

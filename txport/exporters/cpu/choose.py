@@ -19,7 +19,7 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.weights.packed import PackedReader
 
 FLOAT = 4  # bytes
-ALIKE = (32, 16)  # block sizes whose sums do not depend on the number of rows
+ALIKE = (32, 16)  # block sizes whose sums do not depend on the number of rows; in 4 bits on x86 without VNNI, only 16
 FEW_ROWS = 2  # up to this number of rows, the time is that of reading the weights
 # Number of weights of a step that exceeds last-level caches. From memory, dynamic int8 streams as fast as blocks and
 # reads fewer scales; see docs/cpu-target.md.
@@ -71,7 +71,7 @@ def choose_form(
     """
     block = next((size for size in (ALIKE if rows is None else BLOCKS) if shape[1] % size == 0), None)
     if block and precision == "int4" and (role == STEP or small):
-        return blocks_of(4, block)
+        return blocks_of(4, min(ALIKE) if rows is None else block)
     if rows is None:
         if block and causal:
             return blocks_of(8, min(ALIKE) if weights <= FINE else block)
@@ -115,7 +115,7 @@ def choose_forms(
             if count > 1:
                 form = to_share(form, _shape(weight)[1])
             if is_taken and all(part in packed for part in parts):
-                form = blocks_of(4, max(ALIKE) if rows is None else packed[parts[0]].group, zeros=True)
+                form = blocks_of(4, min(ALIKE) if rows is None else packed[parts[0]].group, zeros=True)
             forms[str(weight.name)] = form if all(part in tags for part in parts) else PLAIN
     for value in (each for model in models.values() for each in model.graph.initializers.values()):
         name = str(value.name)
