@@ -127,7 +127,6 @@ def export(
     `target` is "portable", "cpu" or "cuda"; `precision` is one that the target supports (default: fp32, and fp16 for
     cuda). `rows` is the usual number of rows (batch x beams) per step of a quantised cpu bundle: its kernels are chosen
     for this number. Without `rows`, the result for a text does not depend on the rest of its batch.
-
     The manifest of a quantised bundle states what few bits cost (`loss`): the share of tokens or labels that are not
     those of fp32, or the mean of 1 - cosine of vectors. An export that costs more than `max_loss` fails, or with `auto`
     gets wider forms for the matrices that cost most, at most the share `auto_limit` in fp32 (default: `AUTO_LIMIT`).
@@ -151,8 +150,7 @@ def export(
         progress(Stage(f"reading {name if isinstance(name, str | Path) else 'the module'}", 0))
         is_original = against is not None and code_name(against) is not None  # what the trusted code is
         checkpoint = load_checkpoint(name, adapter=adapter, trust_code=trust_code and not is_original)
-        if weights:
-            _require_memory(checkpoint, how, few_bits)
+        _require_memory(checkpoint, how, few_bits)
         how["original"] = _original(checkpoint, against, how, progress, trust_code=trust_code and is_original)
         how |= _texts(checkpoint, calibrate, progress)
         bundle = _written(checkpoint, folder, how, progress)
@@ -170,6 +168,8 @@ def _whole_numbers(**given: int | None) -> dict[str, int | None]:
 
 def _require_memory(checkpoint: Checkpoint, how: Mapping[str, Any], few_bits: FewBits) -> None:
     """Raise `OutOfMemoryError` if the proof of an export, or `auto`, needs more memory than there is."""
+    if not how["weights"]:  # nothing is compared
+        return
     with needed(EXPORT):
         from txport.proof.memory import require_room
     require_room(checkpoint, how["target"], how["precision"], auto=few_bits.auto)
