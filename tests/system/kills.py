@@ -112,7 +112,7 @@ def _export_at_no_cost(bundle: Path) -> None:
     toy = SimpleNamespace(name="toy", folder=None, outline=SimpleNamespace(fp32_only=""))
     stand_ins[0].load_checkpoint = lambda name, **how: toy
     stand_ins[1].write = write
-    stand_ins[2].require_room = lambda *_: None
+    stand_ins[2].require_room = lambda *_, **__: None
     report = SimpleNamespace(passed=True, is_equal=True, beyond=[], about={"ran": {}})
     stand_ins[1].prove = lambda bundle, checkpoint, **how: (bundle, report)
 
