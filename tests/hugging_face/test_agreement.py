@@ -99,7 +99,7 @@ def test_tokens_and_scores_are_hugging_faces() -> None:
     targets = ties = 0
     for number in range(COMBINATIONS):
         family = list(FAMILIES)[number % len(FAMILIES)]
-        model = models(family, number % MODELS)
+        model = models(family, number % MODELS).double()  # sums in fp32 depend on the batch, by the processor
         drawn = draw(rng)
         sources = [[*rng.choices(OTHERS, k=rng.randint(0, 6)), EOS] for _ in range(rng.randint(1, 4))]
         found = generate(HuggingFaceRuntime(model), sources, facts_of(), SearchOptions(**drawn))
