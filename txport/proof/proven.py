@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def _record_encoding(bundle: Bundle, exact: Exact, tolerance: Tolerance, real: I
         with exact.reproduced():
             right = infer(TorchRuntime(exact.model), sources, facts)
         errors = [dict.fromkeys(each, 0.0) for each in right]
-        for found in exact.draws(lambda model: infer(TorchRuntime(model), sources, facts)):
+        for found in islice(exact.draws(lambda model: infer(TorchRuntime(model), sources, facts)), size.draws):
             for worst, one, other in zip(errors, right, found, strict=True):
                 for name, error in worst.items():
                     worst[name] = max(error, largest_difference(one[name], other[name]))
