@@ -122,11 +122,13 @@ def test_no_option_replaces_a_file_of_a_model(
     (tmp_path / "hard").hardlink_to(weights)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "pytorch_model.bin").write_text("precious")
+    (tmp_path / "other" / "README.md").write_text("card")
     for model, target in (
         (bundle.path, bundle.path / graph),
         (bundle.path, tmp_path / "link"),
         (bundle.path, weights),
         (bundle.path, tmp_path / "other" / "pytorch_model.bin"),
+        (bundle.path, tmp_path / "other" / "README.md"),
         (checkpoint, tmp_path / "hard"),
     ):
         before = target.read_bytes()

@@ -19,6 +19,7 @@ from txport.system.documents import LARGEST_TOML, DocumentError, read_json, read
 if TYPE_CHECKING:
     from txport.bundles.bundle import Bundle
 
+WRITTEN_BESIDE = ("README.md", "*.py")  # what people keep with weights: their card, and the model's own code
 # suffixes of weights and graphs, whether txport reads them or not
 WEIGHT_SUFFIXES = (*PICKLES, ".safetensors", ".onnx", ".onnx_data", ".data", ".npz", ".h5", ".msgpack", ".gguf")
 PLACES = "origins"  # folder in the cache: a file for each checkpoint, named by its hash
@@ -32,7 +33,8 @@ def files_in(folder: Path) -> list[Path]:
         weights = [path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES and path.is_file()]
     except OSError:
         return []
-    return [*weights, *files_of(folder)] if weights else []
+    beside = [path for pattern in WRITTEN_BESIDE for path in folder.glob(pattern)]
+    return [*weights, *files_of(folder), *beside] if weights else []
 
 
 def listed(folder: Path) -> Collection[str]:

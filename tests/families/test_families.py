@@ -278,6 +278,7 @@ def test_a_folder_of_the_newest_sentence_transformers_is_read_as_an_older_one(tm
         "2_Normalize/config.json": {"module_input_name": "sentence_embedding"},
         "sentence_bert_config.json": {
             "transformer_task": "feature-extraction",
+            "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
             "module_output_name": "token_embeddings",
         },
         "tokenizer_config.json": {"model_max_length": 12},
@@ -287,6 +288,27 @@ def test_a_folder_of_the_newest_sentence_transformers_is_read_as_an_older_one(tm
         (new / name).write_text(json.dumps(values))
     found, expected = (load_checkpoint(str(each)) for each in (new, old))
     assert (found.config, found.generation) == (expected.config, expected.generation)
+
+
+def test_another_output_of_a_sentence_encoder_than_its_tokens_is_refused(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER / "sentences-mean", tmp_path / "x"))
+    pooled = {"text": {"method": "forward", "method_output_name": "pooler_output"}}
+    for name, value in {"modality_config": pooled, "module_output_name": "sentence_embedding"}.items():
+        (folder / "sentence_bert_config.json").write_text(json.dumps({name: value}))
+        with pytest.raises(ConfigError, match=rf"sentence_bert_config\.json: {name} .* is not supported; it must be"):
+            load_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3"])
+def test_an_attention_factor_counts_only_where_transformers_reads_it(kind: str, tmp_path: Path) -> None:
+    scaling = {"rope_type": kind, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling |= {"original_max_position_embeddings": 8}
+    found = []
+    for name, more in {"plain": {}, "scaled": {"attention_factor": 2.0}}.items():
+        folder = Path(shutil.copytree(FOLDER / "llama", tmp_path / name))
+        change(folder, rope_scaling={**scaling, **more})
+        found.append(load_checkpoint(str(folder)).config)
+    assert found[0] == found[1]
 
 
 def test_encoders_of_sentences_are_encoders(tmp_path: Path) -> None:
@@ -457,6 +479,8 @@ def test_a_config_that_nothing_expresses_is_refused_by_name(copied: Path, values
         ("llama", {"rope_scaling": {"type": "linear"}}, "it is not the config of a llama: KeyError"),
         ("llama", {"rope_parameters": {"full": {"rope_theta": 1e4}}}, "rope_parameters per layer type are not"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported; it must be 1.0"),
+        ("phi3", {"partial_rotary_factor": 0.0}, "partial_rotary_factor 0.0 of heads of 16 is not supported: nothi"),
+        ("llama", {"rope_parameters": {"alpha": 1000.0}}, "rope_parameters' alpha 1000.0 is not supported"),
         (
             "gemma2",
             {"layer_types": ["full_attention"]},

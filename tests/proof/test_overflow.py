@@ -30,3 +30,13 @@ def test_the_value_and_the_way_out_are_named(target: str, fix: str, factor: floa
         txport.export(folder, tmp_path / "out", target=target, precision="fp16")
     caught.match(rf"{part}.*, beyond the range of fp16, whose largest value is 65504; export with precision={fix}$")
     assert not (tmp_path / "out").exists()
+
+
+def test_values_that_overflow_on_a_gpu_alone_are_named(tmp_path: Path) -> None:
+    """On a CPU, ONNX Runtime keeps some values of a graph in fp16 in fp32, and the bundle passes there."""
+    folder = Path(shutil.copytree(FOLDER / "smollm", tmp_path / "smollm"))
+    weights = load_file(folder / WEIGHTS)
+    grown = {name: each * 3e4 for name, each in weights.items() if "down_proj" in name}
+    save_file({**weights, **grown}, folder / WEIGHTS)
+    with pytest.raises(ParityError, match=r"would overflow on a GPU: .* reaches \d.*, beyond the range of fp16"):
+        txport.export(folder, tmp_path / "out", precision="fp16")

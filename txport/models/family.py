@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import families
+from txport.models.config import read_config
 from txport.models.generation import version_of
 from txport.models.keys import require_known
-from txport.models.names import GENERATION, PREPROCESSOR
+from txport.models.names import GENERATION, PREPROCESSOR, PROCESSOR
 from txport.models.weights.rules import Rule
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 TYPE = "model_type"
 FILES = tuple(Path(name).stem for name in (GENERATION, PREPROCESSOR))  # files next to the config, which it contains
+AUDIO = "feature_extractor"  # the object of processor_config.json with the values of preprocessor_config.json
+OF_PROCESSOR = ("processor_class", "tokenizer", "auto_map")
 SPECIAL = (
     "eos_token_id",
     "bos_token_id",
@@ -206,6 +209,22 @@ class Family:
         part = values.get(self.part, {})
         for each in (values, part if isinstance(part, Mapping) else {}):
             require_known(each, read, self.unused, self.off, published.type)
+
+
+def read_beside(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the values of the files next to a config, by their names without `.json`; {} for a missing one.
+
+    The audio settings in `processor_config.json` take precedence over `preprocessor_config.json`, as in transformers 5.
+    Raises `ConfigError` for a file that is damaged, and for other settings of a processor that has audio settings.
+    """
+    paths = [folder / name for name in (GENERATION, PREPROCESSOR)]
+    found = {path.stem: read_config(path) if path.is_file() else {} for path in paths}
+    processor = read_config(folder / PROCESSOR) if (folder / PROCESSOR).is_file() else {}
+    own = processor.get(AUDIO)
+    if own is not None:
+        require_known(processor, (*OF_PROCESSOR, *([AUDIO] if isinstance(own, dict) else [])), {}, {}, "processor")
+        found[Path(PREPROCESSOR).stem] = own
+    return found
 
 
 def _require_special(values: Mapping[str, object], published: Published, found: Mapping[str, object]) -> None:

@@ -23,6 +23,8 @@ PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"  # as
 RULES = "txport.toml"  # describes a checkpoint of the user's: its format, and rules for its tensors
 GENERATION = "generation_config.json"  # of checkpoints that transformers wrote
 PREPROCESSOR = "preprocessor_config.json"  # of checkpoints of speech models
+PROCESSOR = "processor_config.json"  # which transformers 5 writes in its place
+OF_HEARING = (PREPROCESSOR, PROCESSOR)
 MODULES = "modules.json"  # of sentence encoders that sentence-transformers wrote
 SENTENCES, SENTENCES_TOO = "sentence_bert_config.json", "config_sentence_transformers.json"
 TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
@@ -47,9 +49,9 @@ WITH = {FAIRSEQ: ("*.pt",), "*.npz": ("*.yml", "*.yaml", "*.json")}  # files of 
 ADAPTER, GGUF = "adapter_config.json", ".gguf"  # of PEFT, and of llama.cpp
 MARKS = (CONFIG, RULES, *TRAINERS)  # a folder that has a file of one of these patterns may be a checkpoint
 # patterns of all files that belong to a checkpoint, except its shards
-MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, PREPROCESSOR, *OF_SENTENCES, *BESIDE, *SPELLINGS)
+MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, *OF_HEARING, *OF_SENTENCES, *BESIDE, *SPELLINGS)
 # files that are downloaded from the hub: none of them can contain code
-PUBLISHED = (CONFIG, WEIGHTS, INDEX, ADAPTER, *COMPANIONS, GENERATION, PREPROCESSOR, *OF_SENTENCES, *SPELLINGS)
+PUBLISHED = (CONFIG, WEIGHTS, INDEX, ADAPTER, *COMPANIONS, GENERATION, *OF_HEARING, *OF_SENTENCES, *SPELLINGS)
 LARGEST_SAMPLES = 1 << 20  # bytes
 TRANSFORMERS, NO_ORIGINAL = "transformers", "none"  # what runs the original of a checkpoint, if not the user's code
 MANIFEST, GOLDEN = "txport.json", "golden.npz"  # of a bundle

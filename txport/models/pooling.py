@@ -20,12 +20,14 @@ LISTED = ("idx", "name", "path", "type")
 UNLIMITED = 10**9  # tokenizers without a maximum length have a much larger number
 LOADING = (  # keys of sentence_bert_config.json that say how Python loads and calls the model
     "backend",
-    "modality_config",
-    "module_output_name",
     "transformer_task",
     "trust_remote_code",
     "unpad_inputs",
 )
+USUAL = {  # keys of sentence_bert_config.json that select the output of the model which is pooled
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+}
 OTHERS = ("__version__", "model_type", "prompts", "similarity_fn_name")  # prompts are added if a call names one
 UNPOOLED = ("include_prompt",)  # for prompts, which are never added
 NORMALIZED, VECTOR = ("module_input_name", "module_output_name"), "sentence_embedding"
@@ -70,7 +72,10 @@ def longest_sentence(folder: Path) -> int | None:
         return None
     path = folder / SENTENCES
     values = read_config(folder / SENTENCES)
-    _require_known(values, ("do_lower_case", "max_seq_length", *LOADING), path)
+    _require_known(values, ("do_lower_case", "max_seq_length", *LOADING, *USUAL), path)
+    for name, usual in USUAL.items():
+        if (found := values.get(name, usual)) != usual:
+            raise ConfigError(f"{path}: {name} {quoted(found)} is not supported; it must be {usual}")
     if values.get("do_lower_case"):
         raise ConfigError(f"{path}: do_lower_case is not supported; set it in the tokenizer")
     if (task := values.get("transformer_task", TASK)) != TASK:

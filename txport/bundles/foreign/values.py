@@ -11,7 +11,7 @@ from typing import Any
 from txport.errors import BundleError, ConfigError, quoted
 from txport.models import family
 from txport.models.config import LARGEST, read_config
-from txport.models.names import CONFIG, GENERATION, PREPROCESSOR
+from txport.models.names import CONFIG, GENERATION
 
 SIDES = ("text_config", "decoder")  # parts of composite configs that describe the decoder
 
@@ -46,9 +46,8 @@ class Values:
     @cached_property
     def expressed(self) -> tuple[dict[str, Any], str]:
         """The config in the project's own architecture, and the reason if it is empty."""
-        names = (GENERATION, PREPROCESSOR)
-        beside = {Path(name).stem: _read(self.folder / name) for name in names if (self.folder / name).is_file()}
         try:
+            beside = family.read_beside(self.folder)
             return family.find(self.type).read({**self.config, **self._tokens, **beside}, self.special), ""
         except ConfigError as error:
             return {}, str(error)

@@ -20,7 +20,7 @@ from txport.cli.options import (
     variant_option,
 )
 from txport.cli.outputs import INPUT, OUTPUT, command, in_flags
-from txport.errors import UnsupportedError
+from txport.errors import TextError, UnsupportedError
 from txport.runtimes import MODULES
 
 
@@ -82,7 +82,8 @@ def bench(
         runtimes.require(name, provider)
     if compare is None and is_given("max_regression"):
         raise UnsupportedError("--max-regression needs --compare with an older report")
-    old = measure.read_report(compare) if compare else None
+    is_first = compare is not None and not compare.exists()  # the report may become the one to compare with
+    old = measure.read_report(compare) if compare and not is_first else None
     how = measure.Protocol(provider=provider, **protocol)
     if old:
         measure.require_same(old, asdict(how), dict.fromkeys(names))
@@ -100,6 +101,9 @@ def bench(
         echo(line, err=True)
     if slower:
         raise SystemExit(1)
+    if is_first:
+        written = f"; {report} can become it" if report else ""
+        raise TextError(f"{compare} is missing, so nothing was compared with an older report{written}")
 
 
 @command(short_help="Say what can run here, what can't, and how to fix it.")

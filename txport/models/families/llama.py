@@ -111,7 +111,7 @@ def config(values: Published) -> dict[str, Any]:
         "head_norm": kind == "qwen3",
         "tied": values.get("tie_word_embeddings"),
         "rotary_base": float(scaling.get("rope_theta", values.get("rope_theta"))),
-        "rotary_size": int(head_size * scaling["part"]) if scaling["part"] != 1 else 0,
+        "rotary_size": rotary_size(head_size, scaling["part"]),
         **_stretched(values, scaling),
         "unturned_layers": unturned,
         "windows": _windows(values, unturned, longest),
@@ -130,6 +130,8 @@ def positions(values: Published) -> Mapping[str, Any]:
     found = {**values.get("rope_scaling", {}), **values.get("rope_parameters", {})}
     if any(isinstance(each, dict) for each in found.values()):
         raise ConfigError("rope_parameters per layer type are not supported")
+    if strange := sorted(name for name in found.keys() - ROTARY if found[name] is not None):
+        raise ConfigError(f"rope_parameters' {strange[0]} {quoted(found[strange[0]])} is not supported")
     kinds = {str(found[name]) for name in ("type", "rope_type") if found.get(name) is not None}
     if len(kinds) > 1:
         raise ConfigError(
@@ -142,6 +144,14 @@ def positions(values: Published) -> Mapping[str, Any]:
     if part != 1 and values.type not in PARTIAL:
         raise ConfigError(f"partial_rotary_factor {quoted(part)} is not supported; it must be 1.0")
     return {**found, "kind": kind, "part": float(part)}
+
+
+def rotary_size(head_size: int, part: float) -> int:
+    """Return how many values of a head turn, 0 for all; raise `ConfigError` for a part that is none of them."""
+    size = int(head_size * part)
+    if size < 1:
+        raise ConfigError(f"partial_rotary_factor {part} of heads of {head_size} is not supported: nothing would turn")
+    return size if part != 1 else 0
 
 
 def layer_kinds(values: Published, is_local: Callable[[int], Any]) -> list[str]:
@@ -167,6 +177,11 @@ def number_of_layers(values: Published) -> int:
     return count
 
 
+ROTARY = {  # keys of rope_scaling and rope_parameters
+    *("rope_theta", "rope_type", "type", "factor", "partial_rotary_factor", "original_max_position_embeddings"),
+    *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor"),
+}
 ALIKE = ("llama", "gemma", "mistral", "phi3")  # all layers have one kind, regardless of layer_types
 PARTIAL = ("phi3", "phi", "stablelm", "glm", "glm4", "nemotron", "persimmon", "gpt_neox")  # a part of each head turns
 WITHOUT_WINDOWS = ("llama", "gemma")  # their classes have no windows, but their caches do
@@ -226,7 +241,7 @@ def _stretched(values: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
     if kind not in STRETCHED:
         raise ConfigError(f"rope_scaling {quoted(kind)} is not supported; supported: {', '.join(STRETCHED)}")
     made = {"rotary_scaling": kind, **STRETCHED[kind](values, scaling)}
-    attention = scaling.get("attention_factor")
+    attention = scaling.get("attention_factor") if kind in ATTENTION_SCALED else None
     return made if attention is None else made | {"rotary_attention": float(attention)}
 
 
@@ -271,6 +286,7 @@ def _longrope(values: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+ATTENTION_SCALED = ("yarn", "longrope")  # the kinds for which transformers reads attention_factor
 STRETCHED = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
 WEIGHTS: tuple[Rule, ...] = (
     Rename(r"^model\.", ""),

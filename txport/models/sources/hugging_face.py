@@ -15,7 +15,7 @@ from txport.models import architecture, family
 from txport.models.config import Config, read_config
 from txport.models.facts import Facts
 from txport.models.generation import Defaults, require_known_options, search_defaults
-from txport.models.names import CONFIG, GENERATION, INDEX, MODULES, PREPROCESSOR, TOKENIZER, TRANSFORMERS, WEIGHTS
+from txport.models.names import CONFIG, GENERATION, INDEX, MODULES, TOKENIZER, TRANSFORMERS, WEIGHTS
 from txport.models.pooling import is_of_sentences, longest_sentence, pooling_defaults
 from txport.models.sources.packed import CONFIG_KEY, Layout, read_layout, unpacked
 from txport.models.sources.source import Format, Source, place_of, read_weights
@@ -80,7 +80,7 @@ def config_as(folder: Path, values: Mapping[str, object]) -> Config:
             raise ConfigError(f"{family.TYPE} {quoted(values[family.TYPE])} is not supported with {MODULES}")
         if of_sentences:
             values = {**values, "architectures": [HEADLESS]}  # regardless of the class that saved the weights
-        beside = {Path(name).stem: _values(folder / name) for name in (GENERATION, PREPROCESSOR)}
+        beside = family.read_beside(folder)
         tokens = beside[Path(GENERATION).stem]
         values = {**values, **{name: tokens[name] for name in GENERATED if tokens.get(name) is not None}, **beside}
         made = kind.read(values, _special_tokens(folder), partial(_weights, folder, layout))

@@ -31,7 +31,7 @@ GROUPS = (32, 64, 128)
 PER_WORD, BITS = 8, 4
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output in each 4 bits of a word
 QWEIGHT, QZEROS, SCALES, G_IDX, BIAS = ".qweight", ".qzeros", ".scales", ".g_idx", ".bias"
-FIX = "export the model that it was made from; precision='int8' or 'int4' quantises it"
+FIX = "export the model that it was made from; precision='int8' or precision='int4' quantises it"
 
 
 @dataclass(frozen=True)

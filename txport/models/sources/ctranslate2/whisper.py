@@ -10,11 +10,9 @@ from typing import Any
 
 from txport.errors import ConfigError
 from txport.models import family
-from txport.models.config import read_config
 from txport.models.facts import Facts
 from txport.models.family import Published
 from txport.models.generation import Defaults, search_defaults
-from txport.models.names import PREPROCESSOR
 from txport.models.sources.ctranslate2.layers import Parts, Stack, refuse, require_alike
 from txport.models.sources.ctranslate2.tensors import Known
 from txport.models.sources.ctranslate2.vocabulary import read_vocabulary, token_of
@@ -59,7 +57,7 @@ def whisper(parts: Parts, config: Published, folder: Path) -> Known:
         "decoder_start_token_id": token_of(rows, START, "the start token"),
         "pad_token_id": token_of(rows, END, "the end token"),
         "eos_token_id": token_of(rows, END, "the end token"),
-        Path(PREPROCESSOR).stem: read_config(folder / PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else {},
+        **family.read_beside(folder),
         "generation_config": _speech(rows, config, decoder.vocabulary),
     }
     for side, stack in (("encoder", encoder), ("decoder", decoder)):
