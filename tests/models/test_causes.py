@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tests.families.folders import FOLDER
 from txport.errors import CheckpointError, ConfigError
+from txport.importing.fit import fit
 from txport.models.checkpoint import load_checkpoint
 from txport.models.names import CONFIG, PICKLE, WEIGHTS
 
@@ -106,6 +107,8 @@ def test_a_class_without_its_head_is_named(copied: Path) -> None:
     rewrite(copied, weights, architectures=["LlamaModel"], tie_word_embeddings=False)
     with pytest.raises(CheckpointError, match=r"has no head \(projection\.weight\), as a class without one was saved"):
         load_checkpoint(str(copied))
+    (problem,) = fit(str(copied)).problems
+    assert problem.startswith("it has no head (projection.weight), as a class without one was saved")
 
 
 @pytest.mark.parametrize("file", [WEIGHTS, PICKLE])

@@ -26,7 +26,7 @@ from txport.models.names import (
     draft_advice,
     find_folder,
 )
-from txport.models.sources.fitting import fitted
+from txport.models.sources.fitting import fitted, without_head
 from txport.models.sources.native import ARCHITECTURE
 from txport.models.sources.source import Source, read_source
 from txport.models.weights.plan import Piece, Plan
@@ -162,13 +162,14 @@ def _fit(folder: Path, source: Source, weights: Weights, made: Plan) -> Fit:
         for piece in pieces:
             for given in piece.value.names():
                 uses[given].append((name, piece))
+    lacked = without_head(made)
     return Fit(
         path=folder,
         architecture=architecture.name_of(source.config),
         config=source.config.to_dict(),
         given=tuple(_given(name, made, uses[name], source, fates.get(name, "used")) for name in weights.shapes),
         wanted=tuple(_wanted(name, made) for name in made.expected),
-        problems=tuple(check_tensors(made, weights, source)),
+        problems=(f"it {lacked}",) if lacked else tuple(check_tensors(made, weights, source)),
     )
 
 
