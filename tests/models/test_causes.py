@@ -117,6 +117,8 @@ def test_a_class_without_its_head_is_named(copied: Path) -> None:
     [
         (b"", "empty; download or save it again"),
         (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS; `git lfs pull` downloads the file"),
+        (b"# Llama\n\nThe card of a model.\n", "text, and no weights"),
+        (b"\x89PNG\r\n\x1a\n", "an image"),
         (b"\n<!DOCTYPE html><html>", "a page of HTML or XML"),
         (b'{"error": "not found"}', "JSON, such as the error message of a server"),
         (b"GGUF\x03\0\0\0", "GGUF, which is not read"),

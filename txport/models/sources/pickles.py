@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import string
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -138,8 +139,10 @@ BEGINS = {
     b"BZh": "compressed with bzip2; unpack it",
     b"\xfd7zXZ": "compressed with xz; unpack it",
     b"\x28\xb5\x2f\xfd": "compressed with Zstandard; unpack it",
+    b"\x89PNG": "an image",
     b"\x89HDF": "HDF5, as Keras writes it; save the model with PyTorch (from_tf=True, save_pretrained)",
 }
+WRITTEN = frozenset(string.printable.encode())  # bytes of plain text
 SAVED = (b"PK\x03\x04", b"\x80")  # files that torch.save writes begin so
 TAR, TAR_OFFSET = b"ustar", 257
 
@@ -158,4 +161,5 @@ def kind_of(path: Path, *, but: tuple[bytes, ...] = ()) -> str:
     if begin.startswith(but):
         return ""
     text = begin.lstrip()
-    return next((kind for mark, kind in BEGINS.items() if begin.startswith(mark) or text.startswith(mark)), "")
+    kinds = (kind for mark, kind in BEGINS.items() if begin.startswith(mark) or text.startswith(mark))
+    return next(kinds, "text, and no weights" if set(begin) <= WRITTEN else "")
