@@ -267,6 +267,15 @@ def test_a_bundle_chats(chatting: Path) -> None:
     assert "Only users and assistants talk here" in str(refused.exception)
 
 
+def test_a_message_that_spells_a_special_token_is_plain_text_and_said(chatting: Path) -> None:
+    run = ["run", str(chatting), "--chat", "--max-new-tokens", "2"]
+    note = "txport: 1 text spells special tokens (<s>), which are read as plain characters; "
+    note += "in a chat, the template alone writes the tokens\n"
+    for line in ("a <s> b", json.dumps([{"role": "user", "content": "a <s> b"}])):
+        assert note in CliRunner().invoke(cli, [*run, line]).stderr
+    assert note not in CliRunner().invoke(cli, [*run, "a b"]).stderr
+
+
 SWITCHED = """{% for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content | trim }}<|im_end|>
 {% endfor %}{% if tools %}{{ tools | tojson }}{% endif -%}

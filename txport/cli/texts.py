@@ -14,6 +14,7 @@ from txport.cli.options import F, is_given
 from txport.errors import UnsupportedError, brief, quoted
 from txport.models.facts import Facts
 from txport.models.tokenizers.base import Tokenizer, TokenizerPair, Unknown
+from txport.models.tokenizers.chat import ChatReader
 from txport.models.tokenizers.languages import LanguageReader
 
 LANGUAGES = {"source_language": "--source-language", "target_language": "--target-language"}
@@ -155,13 +156,14 @@ class Watched:
 @contextlib.contextmanager
 def told_of_texts(model: Any) -> Iterator[None]:
     """Print on standard error, after the block, what was not read or written as the texts of the model say."""
-    watched = Watched(model.tokenizer, model.facts)
-    model.tokenizer = watched
+    own = model.tokenizer
+    model.tokenizer = watched = Watched(own, model.facts)
     yield
     if watched.spelled_tokens:
         texts = "1 text spells" if watched.spelling_texts == 1 else f"{watched.spelling_texts} texts spell"
         which = _listed(watched.spelled_tokens)
-        fix = "--parse-special reads the tokens"
+        is_chat = isinstance(own, TokenizerPair) and isinstance(own.source, ChatReader)
+        fix = "in a chat, the template alone writes the tokens" if is_chat else "--parse-special reads the tokens"
         echo(f"txport: {texts} special tokens ({which}), which are read as plain characters; {fix}", err=True)
     if watched.unknown_pieces:
         what = "1 piece is" if watched.unknown_pieces == 1 else f"{watched.unknown_pieces} pieces are"

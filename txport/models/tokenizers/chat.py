@@ -50,8 +50,8 @@ class ChatReader:
         return self.inner.with_control(self.prompt(messages_of(text)), self._control[0], MARK, unknown)
 
     def spelled(self, text: str) -> list[str]:
-        """See `Tokenizer.spelled`: what messages say is plain text."""
-        return []
+        """See `Tokenizer.spelled`: what messages say is plain text, and their JSON spells tokens as they do."""
+        return self.inner.spelled(text)
 
     @property
     def unknown(self) -> int | None:
