@@ -163,6 +163,15 @@ def test_settings_that_are_refused(name: str, values: dict[str, Any], message: s
         companions_of(folder)
 
 
+def test_chat_templates_of_which_none_is_the_default_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = copied_of("llama", tmp_path)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    change(folder, chat_template=[{"name": "rag", "template": "{{ messages }}"}])
+    companions_of(folder)
+    said = [each.message for each in caplog.records if "chat template" in each.message]
+    assert said == [f"{folder}: no chat template has the name default, so none is used; there are rag"]
+
+
 def test_a_type_that_nothing_is_known_of_is_told_of_ids(tmp_path: Path) -> None:
     folder = copied_of("gpt2", tmp_path)
     (folder / TOKENIZER_CONFIG).unlink()

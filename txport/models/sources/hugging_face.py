@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import architecture, family
@@ -55,11 +54,6 @@ def read(folder: Path) -> Source:
 def _read_weights(folder: Path, layout: Layout | None) -> Weights:
     weights = read_weights(folder)
     return weights if layout is None else unpacked(weights, layout, place_of(folder))
-
-
-def _values(path: Path) -> dict[str, Any]:
-    """Return the values of a JSON file; {} if it does not exist."""
-    return read_config(path) if path.is_file() else {}
 
 
 def _weights(folder: Path, layout: Layout | None) -> Weights | None:

@@ -5,15 +5,19 @@ A key must be read, be listed in `UNUSED`, or be null; `*_token` may name any sp
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from txport.errors import CheckpointError, quoted
 from txport.models.names import ADDED_TOKENS, CHAT_TEMPLATE, SPECIAL_TOKENS, TOKENIZER_CONFIG
 from txport.system.documents import DocumentError, read_json, read_text
+from txport.system.terminal import one_line
 
+logger = logging.getLogger(__name__)
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 OTHERS = "additional_special_tokens"
 EXTRA = "extra_special_tokens"  # the name since version 5 of transformers; before, an object of named tokens
@@ -173,6 +177,8 @@ class Settings:
         if isinstance(found, list):
             named = {each.get("name"): each.get("template") for each in found if isinstance(each, Mapping)}
             found = named.get("default")
+            if found is None:
+                _tell_unused(self.folder, ", ".join(map(str, named)))
         if found is not None and not isinstance(found, str):
             raise self.wrong(f"chat_template must be a text, got {quoted(found)}")
         return found
@@ -185,6 +191,12 @@ class Settings:
     def wrong(self, what: str) -> CheckpointError:
         """Return an error about these files."""
         return CheckpointError(f"{self.folder / TOKENIZER_CONFIG}: {what}")
+
+
+@cache  # once per folder
+def _tell_unused(folder: Path, names: str) -> None:
+    what = f"no chat template has the name default, so none is used; there are {names}"
+    logger.warning("%s: %s", one_line(str(folder)), one_line(what))
 
 
 def _optional(path: Path) -> dict[str, Any]:
