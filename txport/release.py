@@ -303,6 +303,7 @@ def parity(
     """
     with needed(EXPORT):
         from txport.proof.metrics import metric_of
+        from txport.proof.overflow import find_overflow
         from txport.proof.parity.check import check
         from txport.proof.parity.quality import require_targets
     require_targets(texts, metric, bundle.manifest.facts.labels)
@@ -320,6 +321,8 @@ def parity(
     how: dict[str, Any] = {"cases": cases, "atol": atol, "rtol": rtol, "texts": texts, "metric": measure}
     how["max_loss"] = max_loss
     report = check(bundle, source, providers, seed, **how, progress=progress)
+    if overflow := find_overflow(bundle, source, most_cases=1 if report.passed else None):
+        report.beyond.append(overflow)
     report.about["machine"] = machine.describe()
     return report
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from safetensors.torch import load_file, save_file
 import txport
 from tests.families.folders import FOLDER
 from txport.errors import ParityError
+from txport.models.checkpoint import load_checkpoint
 from txport.models.names import WEIGHTS
+from txport.proof.proven import write
+from txport.release import parity
 
 
 @pytest.mark.parametrize(
@@ -34,9 +38,27 @@ def test_the_value_and_the_way_out_are_named(target: str, fix: str, factor: floa
 
 def test_values_that_overflow_on_a_gpu_alone_are_named(tmp_path: Path) -> None:
     """On a CPU, ONNX Runtime keeps some values of a graph in fp16 in fp32, and the bundle passes there."""
-    folder = Path(shutil.copytree(FOLDER / "smollm", tmp_path / "smollm"))
+    folder = _grown(tmp_path)
+    with pytest.raises(ParityError, match=r"would overflow on a GPU: .* reaches \d.*, beyond the range of fp16"):
+        txport.export(folder, tmp_path / "out", precision="fp16")
+
+
+def _grown(place: Path) -> Path:
+    """Return a folder whose values are beyond the range."""
+    folder = Path(shutil.copytree(FOLDER / "smollm", place / "smollm"))
     weights = load_file(folder / WEIGHTS)
     grown = {name: each * 3e4 for name, each in weights.items() if "down_proj" in name}
     save_file({**weights, **grown}, folder / WEIGHTS)
-    with pytest.raises(ParityError, match=r"would overflow on a GPU: .* reaches \d.*, beyond the range of fp16"):
-        txport.export(folder, tmp_path / "out", precision="fp16")
+    return folder
+
+
+@pytest.mark.parametrize(("target", "runtime"), [("portable", "ort"), ("cuda", "cuda-stand-in")])
+def test_parity_names_the_value_as_export_does(target: str, runtime: str, tmp_path: Path) -> None:
+    """A bundle may be older than this check of `export`."""
+    folder = _grown(tmp_path)
+    (tmp_path / "out").mkdir()
+    bundle = write(load_checkpoint(str(folder)), tmp_path / "out", target=target, precision="fp16")
+    report = parity(bundle, folder, {runtime: "cpu"})
+    assert not report.passed
+    assert re.search(r"reaches \d.*, beyond the range of fp16", report.failures()[0])
+    assert report.describe_worst() == report.failures()[0]

@@ -38,6 +38,10 @@ def change(path: Path, **values: Any) -> None:
         ({"sp_model_kwargs": {"enable_sampling": True}}, "sp_model_kwargs .* is not supported; it must be {}"),
         ({"fix_mistral_regex": True}, "fix_mistral_regex True is not supported; it must be False"),
         ({"strange_token": 3}, "the key 'strange_token', here 3, is not supported"),
+        (
+            {"added_tokens_decoder": {"1": {"content": "<s>", "prefix": True}}},
+            "added_tokens_decoder.1 has the key 'prefix', which is not supported",
+        ),
     ],
 )
 def test_a_key_that_may_change_ids_is_refused_by_name(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.foreign.manifest import ForeignManifest
 from txport.models.checkpoint import Checkpoint
 from txport.proof.parity.cases import draw_cases
 from txport.proof.parity.check import exact_of, fitting_threads
@@ -30,11 +31,11 @@ class _BeyondError(Exception):
 
 @np.errstate(over="ignore", invalid="ignore")
 def find_overflow(bundle: Bundle, checkpoint: Checkpoint, *, most_cases: int | None = None) -> str | None:
-    """Return a sentence about the first value beyond the range of fp16; None for another precision, and if none is.
+    """Return a sentence about the first value beyond the range of fp16; None if none is, and for other bundles.
 
     The values are those of PyTorch in float64, in the first `most_cases` of the cases of `check`.
     """
-    if bundle.manifest.arithmetic != "fp16":
+    if isinstance(bundle.manifest, ForeignManifest) or bundle.manifest.arithmetic != "fp16":
         return None
     reason = next((f"{name} holds {size:.6g}" for name, size in _sizes(checkpoint) if size > LARGEST), None)
     reason = reason or _computed(bundle, checkpoint, most_cases)

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 OTHERS = "additional_special_tokens"
 EXTRA = "extra_special_tokens"  # the name since version 5 of transformers; before, an object of named tokens
+FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")  # of a token
+IN_TOKEN = ("content", "id", "__type")  # its other keys; `__type` is its class
 
 
 @dataclass(frozen=True)
@@ -156,14 +158,14 @@ class Settings:
             return Added(value)
         try:
             text = value["content"]
-            flags = {
-                key: value.get(key, key == "special")
-                for key in ("lstrip", "rstrip", "normalized", "single_word", "special")
-            }
+            flags = {key: value.get(key, key == "special") for key in FLAGS}
+            strange = sorted(set(value) - {*FLAGS, *IN_TOKEN})
         except (LookupError, TypeError, AttributeError) as error:
             raise self.wrong(f"{name} must be a token, got {quoted(value)}") from error
         if not isinstance(text, str) or not text or any(type(each) is not bool for each in flags.values()):
             raise self.wrong(f"{name} must be a token, got {quoted(value)}")
+        if strange:
+            raise self.wrong(f"{name} has the key {quoted(strange[0])}, which is not supported")
         return Added(text, **flags)
 
     def template(self) -> str | None:

@@ -36,9 +36,10 @@ SAID = ("left_out", "reference", "computed", "unused")  # recorded in a manifest
 class Report:
     """All results of a comparison; `about` describes the bundle, settings and versions.
 
-    `drift` has one line for each value that is worse than in a baseline, `beyond` one for each limit of what few bits
-    may cost that the outputs exceed (`about["loss"]` has the cost). If the bundle was `bisected` and a `culprit`
-    was found, the report fails: its error can be smaller than the tolerance of a quantised bundle.
+    `drift` has one line for each value that is worse than in a baseline. `beyond` has one for each limit of what few
+    bits may cost that the outputs exceed (`about["loss"]` has the cost), and one for a value beyond the range of fp16.
+    If the bundle was `bisected` and a `culprit` was found, the report fails: its error can be smaller than the
+    tolerance of a quantised bundle.
     """
 
     about: dict[str, Any]
@@ -81,7 +82,7 @@ class Report:
 
     def describe_worst(self) -> str:
         """Describe the worst failure in one line, or the worst passing comparison if nothing failed."""
-        if self.worst.passed and not self.passed:
+        if self.beyond or (self.worst.passed and not self.passed):
             return self.failures()[0]
         return self.worst.describe()
 
@@ -92,12 +93,12 @@ class Report:
         return {each.case for each in every} - {each.case for each in every if not each.passed}
 
     def failures(self) -> list[str]:
-        """Return one line per failure, worst first."""
+        """Return one line per failure, limits first, then the worst differences."""
         rank = {id(each): number for number, each in enumerate(sorted(self.tensors, key=_urgency, reverse=True))}
         failed = [each for each in self.everything() if not each.passed]
         failed.sort(key=lambda each: rank.get(id(each), len(rank)))
         culprits = [] if self.culprit is None else [self.culprit.describe()]
-        return [each.describe() for each in failed] + self.beyond + culprits + self.drift
+        return self.beyond + [each.describe() for each in failed] + culprits + self.drift
 
     def worst_of(self, tensor: str) -> float:
         """Return the largest absolute difference of one port, over all cases and runtimes; 0 if it was not compared."""
