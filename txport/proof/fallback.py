@@ -54,8 +54,9 @@ def fall_back(
     loss = before = measure_loss(bundle, checkpoint, runtime)
     if excess(loss, max_loss, checkpoint.facts) <= 1:
         return bundle
-    matrices = measure_costs(bundle, checkpoint, trial_of(bundle, runtime))
+    trial = trial_of(bundle, runtime)
     del runtime  # it holds the weights
+    matrices = measure_costs(bundle, checkpoint, trial)
     fits = partial(_fits, matrices, limit)
     worth = WORTH if max_loss is None else 0.0
     chosen = [each.options[0] for each in matrices]

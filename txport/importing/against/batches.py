@@ -80,15 +80,18 @@ class Batch:
 def draw_batches(facts: Facts, *, padded: bool, few: bool = False) -> Iterator[Batch]:
     """Yield one batch per length, all its rows equally long, and one with ids that may be special in the original.
 
-    With `padded`, the original is given masks: yield also a batch with rows of different lengths. With `few`, there are
-    only these two: a large model converts all its weights for each batch.
+    With `padded`, the original is given masks: yield also a batch with rows of different lengths. With `few`, there is
+    only the last of these, with such ids: a large model converts all its weights for each batch.
     """
     draw = Draw(facts, np.random.default_rng(0))
+    ragged = list(draw_padded(facts)) if padded else []
+    if few and ragged:
+        yield _with_special(facts, ragged[0], is_masked=True)
+        return
     for source, target in () if few else LENGTHS:
         yield _batch(facts, draw, [source] * ROWS, target)
     yield _with_special(facts, _batch(facts, draw, [LENGTHS[0][1]] * ROWS, LENGTHS[0][1]), is_masked=padded)
-    if padded:
-        yield from draw_padded(facts)
+    yield from ragged
 
 
 def draw_padded(facts: Facts) -> Iterator[Batch]:

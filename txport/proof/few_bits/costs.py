@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,8 @@ from txport.proof.few_bits.loss import Trial, tensors_of
 TINY = 1e-30
 PIECE = 1 << 24  # weights that are multiplied at once
 SAMPLED = 512  # outputs of a product
+TOGETHER = 2  # rows of a trial whose values are in memory
+AT_ONCE = 16  # places whose random vectors are drawn together
 DRAWS = 8  # random vectors; the costs vary by a fifth
 # Time of a product beside that of one scale for a row, mean of 1 and of 64 rows (docs/few-bits.md).
 TIMES = {"dynamic": 0.9, "rows": 0.9, "invariant": 1.0, "columns": 1.3, "blocks": 1.6, "plain": 2.3}
@@ -86,10 +88,13 @@ def measure_costs(bundle: Bundle, checkpoint: Checkpoint, trial: Trial) -> list[
         if form is not None and form != PLAIN
     }
     every = [layer for each in layers.values() for layer in each]
+    places = 0
+    draws = [torch.Generator().manual_seed(draw) for draw in range(DRAWS)]
     with _in_place(every):
-        outputs = tensors_of(model, trial)
-        places = sum(len(each) for each in outputs)
-        _differentiate(model, outputs, every)
+        for some in _parts(trial):
+            outputs = tensors_of(model, some)
+            places += sum(len(each) for each in outputs)
+            _differentiate(model, outputs, every, draws)
     return [
         Matrix(
             weights,
@@ -100,16 +105,24 @@ def measure_costs(bundle: Bundle, checkpoint: Checkpoint, trial: Trial) -> list[
     ]
 
 
-def _differentiate(model: Model, outputs: Sequence[Tensor], layers: Sequence[Rounded]) -> None:
+def _parts(trial: Trial) -> Iterator[Trial]:
+    """Yield a trial in parts of a few rows, whose values and gradients fit into memory."""
+    for start in range(0, len(trial.sources), TOGETHER):
+        rows = slice(start, start + TOGETHER)
+        yield replace(trial, sources=trial.sources[rows], targets=trial.targets[rows])
+
+
+def _differentiate(
+    model: Model, outputs: Sequence[Tensor], layers: Sequence[Rounded], draws: Sequence[torch.Generator]
+) -> None:
     """Add the squares of the derivatives of outputs (N, V) to the layers, for each draw; the factors are used up."""
     for layer in layers:
         layer.calls = max(layer.calls, len(layer.factors))
     owners = [layer for layer in layers for _ in layer.factors]
     factors = [factor for layer in layers for factor in layer.factors]
-    for draw in range(DRAWS):
-        generator = torch.Generator().manual_seed(draw)
-        along = [_direction(model, each.detach(), generator) for each in outputs]
-        found = torch.autograd.grad(outputs, factors, along, retain_graph=draw < DRAWS - 1, allow_unused=True)
+    for draw in draws:
+        along = [_direction(model, each.detach(), draw) for each in outputs]
+        found = torch.autograd.grad(outputs, factors, along, retain_graph=draw is not draws[-1], allow_unused=True)
         for layer, gradient in zip(owners, found, strict=True):
             layer.squares += 0.0 if gradient is None else float(gradient.double().square().sum())
     for layer in layers:
@@ -118,6 +131,13 @@ def _differentiate(model: Model, outputs: Sequence[Tensor], layers: Sequence[Rou
 
 def _direction(model: Model, outputs: Tensor, generator: torch.Generator) -> Tensor:
     """Return random numbers (N, V) whose covariance is H of the measure of distance at these outputs."""
+    along = torch.empty_like(outputs)
+    for some, given in zip(*(torch.split(each, AT_ONCE) for each in (along, outputs)), strict=True):
+        some.copy_(_some_direction(model, given, generator))
+    return along
+
+
+def _some_direction(model: Model, outputs: Tensor, generator: torch.Generator) -> Tensor:
     random = torch.randn(outputs.shape, generator=generator)
     if model.facts.ability == "embed":  # 1 - cosine
         directions = F.normalize(outputs, dim=-1)
@@ -178,15 +198,16 @@ class Rounded:
         It is estimated from at most `SAMPLED` outputs of a product: each is rounded by itself.
         """
         exact = self.layer.weight
+        if isinstance(self.layer, nn.Embedding):
+            ids = torch.cat([x.flatten() for x in self.inputs])
+            held = self.read(ids.numpy()) if form == self.form else _in_form(exact[ids], form)
+            return float((held - exact[ids]).double().square().sum()) / max(self._outputs, TINY)
+        every = -(-len(exact) // SAMPLED)
+        rows = slice(None, None, every)
+        held = self.read(rows) if form == self.form else _in_form(exact[rows], form)
         error = 0.0
-        every = 1 if isinstance(self.layer, nn.Embedding) else -(-len(exact) // SAMPLED)
         for x in self.inputs:
-            rows = x.flatten().numpy() if isinstance(self.layer, nn.Embedding) else slice(None, None, every)
-            held = self.read(rows) if form == self.form else _in_form(exact[rows], form)
-            if isinstance(self.layer, nn.Embedding):
-                found = held - exact[rows]
-            else:
-                found = F.linear(round_activations(x, form).to(x.dtype), held) - F.linear(x, exact[rows])
+            found = F.linear(round_activations(x, form).to(x.dtype), held) - F.linear(x, exact[rows])
             error += every * float(found.double().square().sum())
         return error / max(self._outputs, TINY)
 
