@@ -256,7 +256,7 @@ def test_every_matrix_has_a_form_and_no_operator_quantises_all_rows_at_once(bund
     precision = manifest.precision
     config = manifest.config
     forms = set(manifest.forms.values())
-    blocks = {blocks_of(4, 16)}
+    blocks = {blocks_of(4, 16), blocks_of(4, 16, zeros=True)}  # tables have no zero points
     assert INVARIANT in forms
     assert forms <= {INVARIANT} | (blocks if precision == "int4" else set())
     products = 0

@@ -36,7 +36,7 @@ def inputs(rng: np.random.Generator, rows: int, size: int) -> Array:
 def test_products_with_other_inputs_change_less(block: int) -> None:
     rng = np.random.default_rng(0)
     matrix = rng.standard_normal((96, 128)).astype(np.float32)
-    form = blocks_of(4, block)
+    form = blocks_of(4, block, zeros=True)
     seen, other = (x.T @ x for x in (inputs(rng, 300, 128), inputs(rng, 300, 128)))
     rounded, nearest = round_by_inputs(matrix, form, seen), quantize(matrix, form)
     after, before = (change_of_products(matrix, dequantize(each), other) for each in (rounded, nearest))
@@ -47,18 +47,19 @@ def test_each_weight_becomes_one_of_its_neighbours() -> None:
     rng = np.random.default_rng(1)
     matrix = rng.standard_normal((64, 64)).astype(np.float32)
     x = inputs(rng, 100, 64)
-    rounded = round_by_inputs(matrix, blocks_of(4, 32), x.T @ x)
-    exact = matrix.reshape(64, 2, 32) / rounded.scales[..., None]
-    codes = unpack(rounded.values).astype(int) - 8
-    inside = (exact > -8) & (exact < 7)
+    rounded = round_by_inputs(matrix, blocks_of(4, 32, zeros=True), x.T @ x)
+    assert rounded.zeros is not None
+    exact = matrix.reshape(64, 2, 32) / rounded.scales[..., None] + rounded.zeros[..., None]
+    codes = unpack(rounded.values).astype(int)
+    inside = (exact > 0) & (exact < 15)
     assert np.all(np.abs(codes - exact)[inside] < 1)
-    assert set(codes[exact <= -8]) <= {-8}
-    assert set(codes[exact >= 7]) <= {7}
+    assert set(codes[exact <= 0]) <= {0}
+    assert set(codes[exact >= 15]) <= {15}
 
 
 def test_without_inputs_the_largest_weights_alone_count() -> None:
     matrix = np.random.default_rng(2).standard_normal((8, 32)).astype(np.float32)
-    form = blocks_of(4, 32)
+    form = blocks_of(4, 32, zeros=True)
     rounded = round_by_inputs(matrix, form, np.zeros((32, 32)))
     np.testing.assert_array_equal(dequantize(rounded), dequantize(quantize(matrix, form)))
 

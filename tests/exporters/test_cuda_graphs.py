@@ -51,7 +51,7 @@ from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoin
 from txport.models.model import Model
 from txport.models.parts import Attention
 from txport.proof.bisect.probe import shown
-from txport.runtimes.ort.cuda.stand_in import widen
+from txport.runtimes.ort.widened import widen
 
 Array = NDArray[Any]
 HOST = {"Shape", "Size", "Range", "If", "Loop", "Scan", "NonZero", "ConstantOfShape"}  # what asks the host, or is one

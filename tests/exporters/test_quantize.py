@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from tests.tiny import tiny_config, tiny_model
@@ -16,8 +19,10 @@ from txport.bundles.ports import ENCODER, STEP
 from txport.exporters.cpu import choose
 from txport.exporters.cpu.choose import choose_form
 from txport.exporters.export import export_graphs
-from txport.exporters.fused.quantize import ENDS, best_scales, sums_of_squares
+from txport.exporters.fused.quantize import ENDS, best_scales, dequantize, quantize, sums_of_squares
 from txport.exporters.fused.rewrite import tables_of, tags_of
+from txport.models.architectures.gpt2 import GPT2, GPT2Config
+from txport.models.checkpoint import Checkpoint
 from txport.release import load_checkpoint
 
 # Hundredths: of each block, two scales leave nearly the same error, and sums in float32 found the wrong one less.
@@ -74,10 +79,55 @@ def test_maps_and_tables_are_known_by_their_modules(tied: str) -> None:
 
 def test_space_counts_in_the_encoder_only_where_it_is_said() -> None:
     how: dict[str, Any] = {"precision": "int4", "rows": None}
-    assert choose_form((8, 64), **how, role=ENCODER, small=True) == blocks_of(4, 16)
+    assert choose_form((8, 64), **how, role=ENCODER, small=True) == blocks_of(4, 16, zeros=True)
     assert choose_form((8, 64), **how, role=ENCODER) == INVARIANT
-    assert choose_form((8, 64), **how, role=STEP) == blocks_of(4, 16)
+    assert choose_form((8, 64), **how, role=STEP) == blocks_of(4, 16, zeros=True)
     assert choose_form((8, 60), **how, role=STEP) == INVARIANT
+
+
+@pytest.mark.parametrize(("precision", "bits", "zeros"), [("int8", 8, False), ("int4", 4, True)])
+def test_blocks_of_large_causal_models_have_more_inputs(precision: str, bits: int, zeros: bool) -> None:
+    how: dict[str, Any] = {"precision": precision, "rows": None, "role": STEP, "causal": True}
+    assert choose_form((8, 64), **how, weights=choose.FINE) == blocks_of(bits, 16, zeros=zeros)
+    assert choose_form((8, 64), **how, weights=choose.FINE + 1) == blocks_of(bits, 32, zeros=zeros)
+    assert choose_form((8, 48), **how, weights=choose.FINE + 1) == blocks_of(bits, 16, zeros=zeros)
+
+
+def test_int4_of_a_causal_model_has_eight_bits_where_they_gain_most(tmp_path: Path) -> None:
+    """The matrices of queries, keys, values and logits, and the ends of half of the feed-forward layers."""
+    shape: dict[str, Any] = {"decoder_layers": 16, "d_model": 32, "heads": 2, "feed_forward": 64}
+    checkpoint = Checkpoint(
+        "toy", GPT2(GPT2Config(vocab_size=64, pad_id=0, eos_id=1, max_length=16, **shape)), "0" * 64
+    )
+    forms = export_graphs(checkpoint, tmp_path, target="cpu", precision="int4").forms
+    eight = {name.removesuffix(".weight") for name, form in forms.items() if form == blocks_of(8, 32)}
+    ends = {f"decoder.{at}.feed_forward.outer" for at in (0, 1, 4, 7, 10, 13, 14, 15)}
+    packed = {f"decoder.{at}.attention.{part}" for at in range(16) for part in ("query", "key", "value")}
+    assert eight == {*ends, *packed, "projection"}
+    assert {form for form in forms.values() if form.bits != 8} == {blocks_of(4, 16, zeros=True)}
+
+
+@given(
+    arrays(
+        np.float32,
+        (3, 2, 16),
+        elements=st.floats(-1e3, 1e3, width=32).filter(lambda each: each == 0 or abs(each) > 1e-3),
+    )
+)
+def test_blocks_with_zero_points_move_no_weight_by_more_than_a_step(blocks: NDArray[np.float32]) -> None:
+    matrix = blocks.reshape(3, 32)
+    made = quantize(matrix, blocks_of(4, 16, zeros=True))
+    assert made.zeros is not None
+    moved = np.abs(dequantize(made) - matrix).reshape(blocks.shape)
+    assert np.all(moved <= made.scales[..., None] * 1.001)
+    assert np.all(dequantize(made)[matrix == 0] == 0)
+
+
+def test_zero_points_round_weights_with_less_error() -> None:
+    matrix = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    forms = (blocks_of(4, 16), blocks_of(4, 16, zeros=True))
+    symmetric, shifted = (np.square(dequantize(quantize(matrix, form)) - matrix).sum() for form in forms)
+    assert shifted < 0.9 * symmetric
 
 
 def test_one_row_takes_blocks_unless_weights_are_streamed_from_memory() -> None:

@@ -30,6 +30,7 @@ from txport.runtimes.ort import placement, providers, sessions
 from txport.runtimes.ort import runtime as ort
 from txport.runtimes.ort.nvidia import problems
 from txport.runtimes.ort.nvidia.fit import needs_cudnn
+from txport.runtimes.ort.sessions import start_sessions
 from txport.system.documents import write_json
 
 TOLERANCE = 2e-5  # of the largest logit, from PyTorch in float64
@@ -306,7 +307,7 @@ def test_cuda_runs_there_or_says_what_is_missing(bundle: Bundle, runtime: tuple[
     """The one test that means another thing on a machine with a GPU."""
     reason = providers.missing("CUDAExecutionProvider")
     if reason is None:
-        engine = ort.OrtEngine(bundle, "cuda", None)
+        engine = ort.OrtEngine(start_sessions(bundle, "cuda", None), "cuda")
         assert {session.get_providers()[0] for session in engine._sessions.values()} == {"CUDAExecutionProvider"}
         on_cuda = runtimes.load("ort", bundle, provider="cuda")
         source = sources_of([5, 2])

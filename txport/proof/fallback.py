@@ -104,10 +104,11 @@ def _load(bundle: Bundle) -> GraphRuntime:
 
 
 def _fits(matrices: Sequence[Matrix], limit: float, forms: Sequence[Form]) -> bool:
-    """Return whether at most `limit` of the weights are in fp32, and at most half in more bits than before."""
-    before = [each.options[0].form for each in matrices]
-    wider = [new.bits > old.bits for old, new in zip(before, forms, strict=True)]
-    return in_fp32(matrices, forms) <= limit and share_of(matrices, wider) <= MOST_IN_FP32
+    """Return whether at most `limit` of the weights are in fp32, and at most half of the narrowest ones are wider."""
+    before = [each.options[0].form.bits for each in matrices]
+    narrow = [bits == min(before) for bits in before]
+    wider = [is_narrow and new.bits > min(before) for is_narrow, new in zip(narrow, forms, strict=True)]
+    return in_fp32(matrices, forms) <= limit and share_of(matrices, wider) <= MOST_IN_FP32 * share_of(matrices, narrow)
 
 
 def in_fp32(matrices: Sequence[Matrix], forms: Sequence[Form]) -> float:

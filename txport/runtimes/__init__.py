@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from txport.runtimes.base import GraphRuntime, Runtime
     from txport.runtimes.single import SingleRuntime
 
+IN_FP32 = "ort-fp32"  # the runtime that compares a portable bundle in fp16 as closely as one in fp32
 THREADS_A_CORE, LEAST_THREADS = 4, 16  # more threads wait for each other; thousands do not finish starting
 NAMED = 3  # ports in an error
 # ONNX Runtime's wheels, which overwrite each other's files. Plug-in providers and packages built on it do not match.
@@ -72,6 +73,7 @@ RUNTIMES = {
     "reference": Entry("txport.runtimes.reference", "onnx", "txport[export]", ("portable", "foreign"), single=True),
     "torch": Entry("txport.runtimes.pytorch", "torch", "txport[export]", ()),
     "tract": Entry("txport.runtimes.tract", "tract", "txport[tract]", ("portable",), aborts=True),
+    IN_FP32: Entry("txport.runtimes.ort.widened", "onnx", "txport[export]", ("portable",), "fp32"),
     STAND_IN: Entry("txport.runtimes.ort.cuda.stand_in", "onnx", "txport[export]", ("cuda",), "fp32"),
 }
 MODULES = {name: entry.module for name, entry in RUNTIMES.items()}

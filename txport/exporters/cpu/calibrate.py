@@ -90,7 +90,7 @@ def _jobs(checkpoint: Checkpoint, models: Mapping[str, ir.Model], forms: Mapping
     for value in (value for model in models.values() for value in model.graph.initializers.values()):
         form = forms.get(str(value.name))
         part = parts_of(value)[0]
-        if form is not None and form.kind == "blocks" and form.bits == 4 and not form.zeros and part in layers:
+        if form is not None and form.zeros and part in layers and part not in checkpoint.packed:
             layer, module = layers[part]
             found.setdefault(str(value.name), Job(value, form, layer, module.in_features))
     return list(found.values())

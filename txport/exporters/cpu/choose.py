@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import onnx_ir as ir
@@ -19,13 +20,14 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.weights.packed import PackedReader
 
 FLOAT = 4  # bytes
-ALIKE = (32, 16)  # block sizes whose sums do not depend on the number of rows; in 4 bits on x86 without VNNI, only 16
+ALIKE = (32, 16)  # block sizes whose sums do not depend on the number of rows; 4 bits on x86 without VNNI: only 16
 FEW_ROWS = 2  # up to this number of rows, the time is that of reading the weights
 # Number of weights of a step that exceeds last-level caches. From memory, dynamic int8 streams as fast as blocks and
 # reads fewer scales; see docs/cpu-target.md.
 STREAMED = 64_000_000
-# Number of weights of a step of a causal model up to which its 8-bit blocks have 16 inputs, larger ones 32. For
-# SmolLM2-135M they lower the divergence from fp32 by 40 %, and take a tenth more time; see docs/few-bits.md.
+# Number of weights of a step up to which blocks have 16 inputs, larger ones 32. For SmolLM2-135M they lower the
+# divergence of int8 from fp32 by 40 %, and take a tenth more time. Where weights come from memory, kernels for 4-bit
+# blocks of 16 take three times as long as those for 32. See docs/few-bits.md.
 FINE = 200_000_000
 NO_COLUMNS: Mapping[str, tuple[int, ...]] = {}
 NO_FORMS: Mapping[str, Form] = {}
@@ -33,6 +35,8 @@ NO_PACKED: Mapping[str, PackedReader] = {}
 # Linear layers of the encoder that are stored in 4 bits to save space, although the encoder has many rows: those that
 # save the most bytes for the time lost.
 FOUR_BITS = frozenset({"ffn_out", "cross_key", "cross_value"})
+# Linear layers of a causal model that int4 stores in 8 bits: those that gain most for their bytes (docs/few-bits.md).
+EIGHT_BITS = frozenset({"query", "key", "value", "projection"})
 
 
 def forms_of(
@@ -59,23 +63,27 @@ def choose_form(
     *,
     role: str,
     small: bool = False,
+    wide: bool = False,
     weights: int = 0,
     causal: bool = False,
     columns: tuple[int, ...] = (),
 ) -> Form:
     """Return the form for a matrix (out, in) of one graph: the fastest for a step of `rows` rows.
 
-    `rows` None: the fastest form for which no row depends on the others or on their number, and that keeps the outputs:
-    a few inputs of a `causal` model are much larger than the others, so one scale for all of them would drop digits.
-    `small`: prefer less space to less time. `weights`: their number in a step. `columns`: its inputs to keep in fp32.
+    `rows` None: the fastest form for which no row depends on the others or on their number (4-bit blocks of 32 do on
+    x86 without VNNI), and that keeps the outputs: a few inputs of a `causal` model are much larger than the others, so
+    one scale for all of them would drop digits.
+    `small`: prefer less space to less time. `wide`: in int4, it has 8 bits. `weights`: their number in a step.
+    `columns`: its inputs to keep in fp32.
     """
     block = next((size for size in (ALIKE if rows is None else BLOCKS) if shape[1] % size == 0), None)
-    if block and precision == "int4" and (role == STEP or small):
-        return blocks_of(4, min(ALIKE) if rows is None else block)
+    fine = min(ALIKE) if block and rows is None and weights <= FINE else block
+    if block and precision == "int4" and wide:
+        return blocks_of(8, block)
+    if fine and precision == "int4" and (role == STEP or small):
+        return blocks_of(4, fine, zeros=True)
     if rows is None:
-        if block and causal:
-            return blocks_of(8, min(ALIKE) if weights <= FINE else block)
-        return with_columns(columns)
+        return blocks_of(8, fine) if fine and causal else with_columns(columns)
     if block and role == STEP and rows <= FEW_ROWS and weights <= STREAMED:
         return blocks_of(8, block)
     return with_columns(columns) if causal and columns else DYNAMIC
@@ -105,26 +113,41 @@ def choose_forms(
     forms: dict[str, Form] = {}
     weights = _weights_of_step(models[STEP]) if STEP in models else 0
     choose = partial(choose_form, precision=precision, rows=rows, weights=weights, causal=PREFILL in models)
+    wide = {*tables, *_in_eight_bits(tags)} if PREFILL in models else set()
     for role, model in models.items():
         reads = Counter(node.inputs[1] for node in filter(is_linear, model.graph))
         for weight, count in reads.items():
             assert weight is not None
             parts = parts_of(weight)
             small = all(tags.get(part) in FOUR_BITS for part in parts)
-            form = choose(_shape(weight), role=role, small=small, columns=columns.get(parts[0], ()))
+            is_wide = all(part in wide for part in parts)
+            form = choose(_shape(weight), role=role, small=small, wide=is_wide, columns=columns.get(parts[0], ()))
             if count > 1:
                 form = to_share(form, _shape(weight)[1])
             if is_taken and all(part in packed for part in parts):
-                form = blocks_of(4, min(ALIKE) if rows is None else packed[parts[0]].group, zeros=True)
+                same = min(ALIKE) if weights <= FINE else max(ALIKE)
+                form = blocks_of(4, same if rows is None else packed[parts[0]].group, zeros=True)
             forms[str(weight.name)] = form if all(part in tags for part in parts) else PLAIN
     for value in (each for model in models.values() for each in model.graph.initializers.values()):
         name = str(value.name)
         if name in tables:
-            form = forms.setdefault(name, choose(_shape(value), role=STEP))
-            forms[name] = ROWS if form == DYNAMIC else form
+            form = forms.setdefault(name, choose(_shape(value), role=STEP, wide=name in wide))
+            forms[name] = ROWS if form == DYNAMIC else replace(form, zeros=False)  # rows are looked up without any
         if name in forms:
             forms[name] = next((chosen[part] for part in parts_of(value) if part in chosen), forms[name])
     return forms
+
+
+def _in_eight_bits(tags: Mapping[str, str]) -> set[str]:
+    """Return the weights of a causal model that int4 stores in 8 bits: `EIGHT_BITS` and half of the `ffn_out`.
+
+    These are those of the first and last eighth of the layers and of each third one between, as in Q4_K_M of llama.cpp.
+    """
+    ends = [name for name, tag in tags.items() if tag == "ffn_out"]
+    eighth = len(ends) // 8
+    middle = range(eighth, len(ends) - eighth)
+    half = [name for at, name in enumerate(ends) if at not in middle or (at - eighth) % 3 == 2]
+    return {*half, *(name for name, tag in tags.items() if tag in EIGHT_BITS)}
 
 
 def to_share(form: Form, inputs: int) -> Form:
@@ -152,7 +175,8 @@ def size_of(form: Form, out: int, inputs: int) -> int:
     if form == PLAIN:
         return values
     if form.kind == "blocks":
-        return values + FLOAT * out * (inputs // (form.block or 1))
+        blocks = inputs // (form.block or 1)
+        return values + FLOAT * out * blocks + (out * -(-blocks // 2) if form.zeros else 0)
     return values + FLOAT * out * (1 + (len(form.columns) + 1 if form.columns else 0))
 
 

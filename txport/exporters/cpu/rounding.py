@@ -16,17 +16,16 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from txport.bundles.forms import Form
-from txport.exporters.fused.quantize import PIECE, Quantized, best_scales, joined, pack
+from txport.exporters.fused.quantize import PIECE, Quantized, best_grids, joined, pack
 from txport.system.arrays import Array
 from txport.system.cores import cores
 
 DAMPING = 0.3  # what is added to the diagonal of M, of its mean
 TINY = 1e-30
-LEAST, MOST = -8, 7  # codes of 4 bits around 0
 
 
 def round_by_inputs(matrix: Array, form: Form, moments: Array) -> Quantized:
-    """Return a matrix (out, in) in 4-bit blocks, rounded for inputs with these moments (in, in)."""
+    """Return a matrix (out, in) in 4-bit blocks with zero points, rounded for inputs with these moments (in, in)."""
     damped = moments + max(DAMPING * float(np.diag(moments).mean()), TINY) * np.eye(len(moments))
     passed_on = np.linalg.cholesky(np.linalg.inv(damped)).T  # (in, in), upper triangular
     rows = max(1, PIECE // matrix.shape[1])
@@ -34,28 +33,28 @@ def round_by_inputs(matrix: Array, form: Form, moments: Array) -> Quantized:
 
     def quantize(piece: Array) -> Quantized:
         blocks = piece.reshape(len(piece), -1, form.block or 1)
-        scales = best_scales(blocks, form.bits, np.diag(damped).reshape(blocks.shape[1:]))
-        codes = _codes(piece.astype(np.float64), scales.astype(np.float64), passed_on)
-        return Quantized(form, pack((codes - LEAST).astype(np.uint8).reshape(blocks.shape)), scales)
+        scales, zeros = best_grids(blocks, np.diag(damped).reshape(blocks.shape[1:]))
+        codes = _codes(piece.astype(np.float64), scales.astype(np.float64), zeros.astype(np.float64), passed_on)
+        return Quantized(form, pack(codes.astype(np.uint8).reshape(blocks.shape)), scales, zeros=zeros)
 
     with ThreadPoolExecutor(cores()) as pool:
         return joined(list(pool.map(quantize, pieces)))
 
 
-def _codes(matrix: Array, scales: Array, passed_on: Array) -> Array:
-    """Return the codes (out, in) of a matrix with scales (out, blocks), column after column."""
+def _codes(matrix: Array, scales: Array, zeros: Array, passed_on: Array) -> Array:
+    """Return the codes (out, in) of a matrix with scales and zero points (out, blocks), column after column."""
     left = matrix.copy()  # what the columns have to be, with what the columns before have passed on
     codes = np.empty_like(matrix)
     block = matrix.shape[1] // scales.shape[1]
     for start in range(0, matrix.shape[1], block):
         end = start + block
-        scale = scales[:, start // block]
+        scale, zero = scales[:, start // block], zeros[:, start // block]
         errors = np.empty((len(matrix), block))
         for column in range(start, end):
             exact = matrix[:, column] / scale
             code = np.clip(np.rint(left[:, column] / scale), np.floor(exact), np.ceil(exact))
-            codes[:, column] = np.clip(code, LEAST, MOST)
-            error = (left[:, column] - codes[:, column] * scale) / passed_on[column, column]
+            codes[:, column] = np.clip(code + zero, 0, 15)
+            error = (left[:, column] - (codes[:, column] - zero) * scale) / passed_on[column, column]
             left[:, column + 1 : end] -= error[:, None] * passed_on[column, column + 1 : end]
             errors[:, column - start] = error
         left[:, end:] -= errors @ passed_on[start:end, end:]

@@ -15,14 +15,15 @@ Forms of a matrix (out, in), all but the last one symmetric (`bundles.forms` rec
   its kernels for blocks of 16 sum all rows in the same order; those for 32 do so on processors with VNNI, and those for
   larger blocks process two rows at a time and sum a last odd row in a different order. The cuda target has 16-bit
   scales and does not quantise activations.
-- 4-bit blocks with zero points: the same, and not symmetric. They take the weights that GPTQ and AWQ have quantised.
+- 4-bit blocks with zero points: the same, and not symmetric: the 16 values lie where a block's weights do, which takes
+  half a byte a block and no time. They also take the weights that GPTQ and AWQ have quantised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
@@ -36,6 +37,7 @@ from txport.system.cores import cores
 
 FLOAT32 = np.dtype(np.float32)
 PIECE = 1 << 20  # number of weights that are quantised at a time
+RANGES = (15.0, 13.0, 14.0, 14.5, 15.5, 16.0, 16.5, 17.0)  # candidates for the steps of 4 bits between a block's ends
 ENDS = (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0)  # candidates for the quantised value of the largest weight of a 4-bit block
 
 
@@ -68,7 +70,9 @@ class Quantized:
 
 
 def joined(parts: Sequence[Quantized]) -> Quantized:
-    """Return matrices in blocks as one, row after row."""
+    """Return matrices whose values are stored row by row as one, row after row."""
+    if len(parts) == 1:
+        return parts[0]
     values, scales = (np.concatenate([getattr(each, name) for each in parts]) for name in ("values", "scales"))
     zeros = [each.zeros for each in parts if each.zeros is not None]
     return Quantized(parts[0].form, values, scales, zeros=np.concatenate(zeros) if zeros else None)
@@ -76,8 +80,6 @@ def joined(parts: Sequence[Quantized]) -> Quantized:
 
 def quantize(matrix: Array, form: Form, scales_in: np.dtype[Any] = FLOAT32) -> Quantized:
     """Quantise a matrix (out, in), in parallel if it is large; scales have the dtype `scales_in`."""
-    if form.zeros:
-        return _with_zeros(matrix, form)
     if form.columns:
         rest = quantize(rest_of(matrix, form), INVARIANT, scales_in)
         columns = np.vstack([matrix[:, list(form.columns)].T, -sums_of_rows(rest)])
@@ -89,8 +91,8 @@ def quantize(matrix: Array, form: Form, scales_in: np.dtype[Any] = FLOAT32) -> Q
     else:
         with ThreadPoolExecutor(cores()) as pool:
             made = list(pool.map(_quantize, pieces, repeat(form), repeat(scales_in)))
-    values, scales = (each[0] if len(each) == 1 else np.concatenate(each) for each in zip(*made, strict=True))
-    return Quantized(form, np.ascontiguousarray(values.T) if form == DYNAMIC else values, scales)
+    whole = joined([Quantized(form, values, scales, zeros=zeros) for values, scales, zeros in made])
+    return replace(whole, values=np.ascontiguousarray(whole.values.T)) if form == DYNAMIC else whole
 
 
 def rest_of(matrix: Array, form: Form) -> Array:
@@ -124,21 +126,31 @@ def shapes(out: int, inputs: int, form: Form) -> tuple[tuple[int, ...], tuple[in
     return (out, blocks, form.block * form.bits // 8), (out, blocks)
 
 
-def _quantize(matrix: Array, form: Form, scales_in: np.dtype[Any]) -> tuple[Array, Array]:
-    """Quantise some rows of a matrix; return values, row by row, and scales."""
+def _quantize(matrix: Array, form: Form, scales_in: np.dtype[Any]) -> tuple[Array, Array, Array | None]:
+    """Quantise some rows of a matrix; return values, row by row, scales, and zero points if the form has them."""
     if form.has_row_scales:
         assert scales_in == FLOAT32, scales_in
         scales = _safe(np.abs(matrix).max(axis=1) / 127)
-        return np.clip(np.rint(matrix / scales[:, None]), -127, 127).astype(np.int8), scales
+        return np.clip(np.rint(matrix / scales[:, None]), -127, 127).astype(np.int8), scales, None
     bits = form.bits
     block = form.block
     assert block is not None
     blocks = matrix.reshape(len(matrix), -1, block)  # (out, in / block, block)
+    if form.zeros:
+        assert scales_in == FLOAT32, scales_in
+        scales, zeros = best_grids(blocks)
+        return pack(_codes(blocks, scales, zeros).astype(np.uint8)), scales, zeros
     scales = _outwards(best_scales(blocks, bits), scales_in)
     half = 2 ** (bits - 1)
     values = np.rint(blocks / scales[..., None].astype(np.float32))
     values = (np.clip(values, -half, half - 1) + half).astype(np.uint8)
-    return pack(values) if bits == 4 else values, scales
+    return pack(values) if bits == 4 else values, scales, None
+
+
+def _codes(blocks: Array, scales: Array, zeros: Array) -> Array:
+    """Return the numbers of 4 bits, as floats, to which blocks (..., block) are rounded."""
+    codes: Array = np.clip(np.rint(blocks / scales[..., None]) + zeros[..., None], 0, 15)
+    return codes
 
 
 def pack(values: Array) -> Array:
@@ -168,16 +180,6 @@ def quantized_of(packed: Packed, form: Form, scales_in: np.dtype[Any] = FLOAT32)
         raise UnsupportedError(f"its scales are no numbers of {scales_in}")
     values = pack(packed.codes.reshape(out, -1, form.block))
     return Quantized(form, values, scales.astype(scales_in), zeros=zeros)
-
-
-def _with_zeros(matrix: Array, form: Form) -> Quantized:
-    """Quantise a matrix to blocks whose range is that of their weights and 0."""
-    blocks = matrix.reshape(len(matrix), -1, form.block or 1)
-    low, high = np.minimum(blocks.min(axis=-1), 0), np.maximum(blocks.max(axis=-1), 0)
-    scales = _safe((high - low) / 15)
-    zeros = np.rint(-low / scales)
-    codes = np.clip(np.rint(blocks / scales[..., None]) + zeros[..., None], 0, 15).astype(np.uint8)
-    return Quantized(form, pack(codes), scales, zeros=zeros.astype(np.uint8))
 
 
 def _outwards(scales: Array, kind: np.dtype[Any]) -> Array:
@@ -240,6 +242,27 @@ def best_scales(blocks: Array, bits: int, importance: Array | None = None) -> Ar
         best = np.where(squared < least, scales, best)
         least = np.minimum(squared, least)
     return best
+
+
+def best_grids(blocks: Array, importance: Array | None = None) -> tuple[Array, Array]:
+    """Blocks (..., block) -> scales and zero points (...) of 4 bits, so that a value moves by less than a step.
+
+    The number of steps between the ends of a block, one of `RANGES`, is that with the smallest squared error, as in
+    `best_scales`. 0 is one of the 16 values.
+    """
+    low, high = np.minimum(blocks.min(axis=-1), 0), np.maximum(blocks.max(axis=-1), 0)
+    best, best_zeros = np.ones(low.shape, np.float32), np.zeros(low.shape, np.float32)
+    least = np.full(low.shape, np.inf)
+    for steps_between in RANGES:
+        scales = _safe((high - low) / np.float32(steps_between))
+        zeros = np.clip(np.rint(-low / scales + np.float32((15 - steps_between) / 2)), 0, 15)
+        error = np.abs(blocks - scales[..., None] * (_codes(blocks, scales, zeros) - zeros[..., None]))
+        squared = sums_of_squares(error if importance is None else error * np.sqrt(importance))
+        squared[(error > scales[..., None]).any(axis=-1) & np.isfinite(least)] = np.inf
+        is_better = squared < least
+        best, best_zeros = np.where(is_better, scales, best), np.where(is_better, zeros, best_zeros)
+        least = np.minimum(squared, least)
+    return best, best_zeros.astype(np.uint8)
 
 
 def sums_of_squares(values: Array) -> Array:

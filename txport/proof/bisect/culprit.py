@@ -37,7 +37,7 @@ from txport.proof.bisect.words import describe
 from txport.proof.few_bits.activations import rounding_activations
 from txport.proof.parity.calls import compare_call, no_crash
 from txport.proof.parity.check import cases_of, exact_of, is_large, require_checkpoint
-from txport.proof.parity.exact import Exact
+from txport.proof.parity.exact import Exact, constants_of
 from txport.proof.parity.measures import Comparison, finite
 from txport.proof.parity.replay import Reference
 from txport.proof.parity.tolerances import tolerance_of
@@ -108,7 +108,8 @@ def bisect(
     try:
         if isinstance(checkpoint.outline, Adapted):
             return _bisect_outputs(bundle, checkpoint, seed, more)
-        return _bisect(bundle, checkpoint, seed, more, passed)
+        with constants_of(bundle.manifest):
+            return _bisect(bundle, checkpoint, seed, more, passed)
     except (TxportError, MemoryError):
         raise
     except Exception as error:  # an altered graph can have any structure

@@ -98,6 +98,9 @@ def make_unsigned(model: ir.Model) -> None:
             node.replace_input_with(place, once(model, name, (array.astype(np.int16) + 128).astype(np.uint8)))
 
 
+CAST = ("float16", "tensor(float)")
+
+
 class Runner:
     """An ONNX Runtime session on the CPU for a graph in memory, with its weights in `folder`.
 
@@ -122,12 +125,19 @@ class Runner:
             make_unsigned(model)
         content = ir.to_proto(model).SerializeToString()
         self._session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        self._inputs = {each.name for each in self._session.get_inputs()}
+        self._inputs = {each.name: each.type for each in self._session.get_inputs()}
         self._outputs = [each.name for each in self._session.get_outputs()]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the graph and return its outputs by name; inputs that the graph does not have are ignored."""
-        feed = {name: array for name, array in inputs.items() if name in self._inputs}
+        """Run the graph and return its outputs by name; inputs that the graph does not have are ignored.
+
+        A graph that was cast to fp32 also takes arrays in fp16.
+        """
+        feed = {
+            name: array.astype(np.float32) if (str(array.dtype), self._inputs[name]) == CAST else array
+            for name, array in inputs.items()
+            if name in self._inputs
+        }
         return dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))
 
     def run_in_place(self, inputs: Mapping[str, Array], becomes: Mapping[str, str]) -> dict[str, Array]:

@@ -29,7 +29,7 @@ from txport.proof.parity.cases import Case
 from txport.proof.parity.measures import Comparison, badness, compare
 from txport.proof.parity.replay import Call, Reference
 from txport.proof.parity.tolerances import tolerance_of
-from txport.runtimes.ort.cuda.stand_in import widen
+from txport.runtimes.ort.widened import widen
 from txport.system.arrays import Array
 
 # Maximum difference of one part from PyTorch, relative to its largest value, with PyTorch's inputs: errors of earlier
@@ -130,7 +130,7 @@ def make_probe(
 
 def is_widened(manifest: Manifest) -> bool:
     """Return whether the graphs of a bundle are probed in fp32, whatever they compute in on the device."""
-    return manifest.made_for.on_gpu
+    return manifest.made_for.on_gpu or manifest.arithmetic == "fp16"
 
 
 def computed_in(manifest: Manifest) -> str:
@@ -139,7 +139,7 @@ def computed_in(manifest: Manifest) -> str:
 
 
 def shown(model: ir.Model, manifest: Manifest) -> ir.Model:
-    """Return a graph that can be probed on the CPU: a cuda graph is split into plain operators in fp32."""
+    """Return a graph that can be probed on the CPU: in fp32, and a cuda graph is split into plain operators."""
     if not is_widened(manifest):
         return model
     for value in model.graph.initializers.values():

@@ -27,7 +27,7 @@ from txport.models.model import Stack
 from txport.models.parts import Attention, Embedding
 from txport.models.weights.plan import first_names
 from txport.proof.bisect.isolation import Runner
-from txport.proof.bisect.probe import shown
+from txport.proof.bisect.probe import is_widened, shown
 from txport.proof.context.cuts import KEY, OUTPUT, PICKED, QUERY, VALUE, Cut, Weighted
 from txport.proof.context.places import Caches, Place, emphasise, feed_of, fitting, places_of
 from txport.proof.context.reference import (
@@ -43,8 +43,8 @@ from txport.proof.parity.cases import REACH, reach_of
 from txport.proof.parity.exact import HALVES, last_bits
 from txport.proof.parity.measures import Comparison, compare
 from txport.proof.parity.tolerances import Tolerance, tolerance_of
-from txport.runtimes.ort.cuda.stand_in import widened
 from txport.runtimes.ort.onnx_runtime import ort
+from txport.runtimes.ort.widened import widened
 from txport.system.arrays import Array
 from txport.system.progress import Progress, counted, silent
 
@@ -69,13 +69,13 @@ def compare_context(
 ) -> Iterator[Comparison]:
     """Compare the parts of all graphs that depend on positions, where sequences may be longer than whole graphs reach.
 
-    They run on ONNX Runtime on the CPU; those of the cuda target as plain operators in fp32. The parts of a user's
+    They run on ONNX Runtime on the CPU; those in 16 bits as plain operators in fp32. The parts of a user's
     module are not known: of those, nothing is compared. Raises `ParityError` if a graph has no such part.
     """
     manifest = bundle.manifest
     if isinstance(checkpoint.outline, Adapted) or not is_long(manifest.facts):
         return
-    is_fp32 = manifest.made_for.on_gpu or bool(manifest.quantization)  # no product with weights is in these parts
+    is_fp32 = is_widened(manifest) or bool(manifest.quantization)  # no product with weights is in these parts
     precision = "fp32" if is_fp32 else manifest.arithmetic
     tolerance = tolerance_of(precision, "cpu", atol, rtol)
     roles = [role for role in manifest.driven if manifest.graphs[role].has_weights]
@@ -119,16 +119,16 @@ class Parts:
         self._tolerance = tolerance
         self._own_dtype = HALVES.get(precision, torch.float32)
         self._table_dtype = HALVES.get(manifest.arithmetic, torch.float32)
-        on_gpu = manifest.made_for.on_gpu  # where the parts compute finer than the bundle, they have its tables
-        self._stored = HALVES.get(manifest.arithmetic, torch.float32) if on_gpu else torch.float32
+        is_finer = is_widened(manifest)  # then the parts have the bundle's tables all the same
+        self._stored = HALVES.get(manifest.arithmetic, torch.float32) if is_finer else torch.float32
         self._facts = manifest.facts
         self._first = first_names(checkpoint.outline)
         self._names = {part: name for name, part in checkpoint.outline.named_modules()}
         self._folder = bundle.file(role).parent
         self._show = partial(shown, manifest=manifest)
-        self._ports = widened(manifest.graphs[role]) if on_gpu else manifest.graphs[role]
+        self._ports = widened(manifest.graphs[role]) if is_finer else manifest.graphs[role]
         self._has_rows = not manifest.made_for.is_flat  # activations have a dim of rows
-        self._dtype = np.dtype("float32" if on_gpu else manifest.dtype)
+        self._dtype = np.dtype("float32" if is_finer else manifest.dtype)
         self._graph = Weighted(read_ir(bundle.file(role)), manifest.weights, self._first)
 
     def compare(self, seed: int) -> Iterator[Comparison]:

@@ -34,7 +34,7 @@ from txport.proof.few_bits.products import ByProduct, compare_products, first_of
 from txport.proof.metrics import METRICS, Metric
 from txport.proof.parity.calls import compare_graphs, no_crash
 from txport.proof.parity.cases import Case, draw_cases, lighten, not_reached
-from txport.proof.parity.exact import HALVES, Exact
+from txport.proof.parity.exact import HALVES, Exact, constants_of
 from txport.proof.parity.measures import Comparison, compare
 from txport.proof.parity.quality import EXACT, Texts, digest_of
 from txport.proof.parity.replay import Reference
@@ -84,6 +84,7 @@ def check(
 ) -> Report:
     """Compare a bundle with its checkpoint on each runtime of `providers` (runtime -> provider).
 
+    A portable bundle in fp16 that runs on ort is also compared in fp32, since rounding to fp16 hides small faults.
     `cases`: number of additional random cases. `atol` and `rtol` tighten the tolerances. `texts`: texts with their
     targets, to measure task quality by a `metric`. Without `searches`, only logits and outputs are compared, not tokens
     of searches. `max_loss` limits what few bits cost. `load` starts a bundle, and `exact` makes its reference.
@@ -96,9 +97,12 @@ def check(
         bundle = of_checkpoint(bundle, checkpoint)
     else:
         load_bundle(bundle.path)
+    if bundle.manifest.made_for.is_standard and bundle.manifest.arithmetic == "fp16" and "ort" in providers:
+        providers = {**providers, runtimes.IN_FP32: "cpu"}
     computed = {name: runtimes.computes(name, bundle.manifest.arithmetic) for name in providers}
     held_in = bundle.manifest.precision
-    tolerances = {name: tolerance_of(computed[name], each, atol, rtol, held_in) for name, each in providers.items()}
+    given = {name: (None, None) if name == runtimes.IN_FP32 else (atol, rtol) for name in providers}
+    tolerances = {name: tolerance_of(computed[name], each, *given[name], held_in) for name, each in providers.items()}
     report = Report(_about(bundle, providers, tolerances, seed, cases, metric))
     report.about["texts"] = digest_of(texts) if texts else None
     if not is_foreign:
@@ -113,16 +117,22 @@ def check(
         for number, held in enumerate(precisions := list(dict.fromkeys(computed.values()))):
             part = within(progress, *(0.15 + 0.85 * (number + more) / len(precisions) for more in (0, 1)))
             part(Stage("running PyTorch in float64", 0))
-            given = exact if held == bundle.manifest.arithmetic else None
-            with (exact_of(bundle, checkpoint, held) if given is None else given()).encoding_once() as right:
-                truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, right, drawn, texts or {}, metric)
+            own = exact if held == bundle.manifest.arithmetic else None
+            names = [each for each in providers if computed[each] == held]
+            beside = names == [runtimes.IN_FP32]  # which searches as the others do
+            some = [replace(case, search_tokens=0) for case in drawn] if beside else drawn
+            exactly = exact_of(bundle, checkpoint, held) if own is None else own()
+            constants = constants_of(bundle.manifest) if beside else contextlib.nullcontext()
+            with constants, exactly.encoding_once() as right:
+                task = TRUTHS[checkpoint.facts.task]
+                truth = task(bundle, checkpoint, right, some, {} if beside else texts or {}, metric)
                 reference = None if is_foreign else _reference(bundle, right)
                 report.about.setdefault("pytorch", truth.pytorch)
-                names = [each for each in providers if computed[each] == held]
                 rest = within(part, 0.25, 1)
                 for at, name in enumerate(names):
-                    own = within(rest, at / len(names), (at + 1) / len(names))
-                    _compare(report, bundle, name, providers[name], load, truth, reference, tolerances[name], seed, own)
+                    shown = within(rest, at / len(names), (at + 1) / len(names))
+                    how = (truth, reference, tolerances[name], seed, shown)
+                    _compare(report, bundle, name, providers[name], load, *how)
                     _measure_cost(report, bundle, checkpoint, name, providers[name], load, max_loss)
     return report
 
@@ -160,7 +170,7 @@ def _compare_context(
     progress: Progress,
 ) -> None:
     """Compare the parts that depend on positions at the end of the context."""
-    with no_crash("attention and positions at the end of the context"):
+    with no_crash("attention and positions at the end of the context"), constants_of(bundle.manifest):
         report.tensors.extend(compare_context(bundle, checkpoint, seed, atol, rtol, progress=progress))
 
 

@@ -6,6 +6,7 @@ orders agree to more digits than fp32 has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from txport.bundles.forms import Form
+from txport.bundles.manifest import Manifest
 from txport.models.audio.facts import Features
 from txport.models.model import Model
 from txport.models.ops import Ops, padding_mask
@@ -44,6 +46,12 @@ MAKING_NOTHING = (
     Tensor.transpose, Tensor.view, Tensor.flatten, Tensor.unflatten, Tensor.unsqueeze, Tensor.to, Tensor.float,
     Tensor.__getitem__, Tensor.clone, Tensor.movedim, Tensor.split, Tensor.chunk, torch.cat, torch.take,
     torch.unflatten, F.embedding, F.dropout,
+)  # fmt: skip
+
+LARGEST_HALF = float(np.finfo(np.float16).max)
+SCALING = (
+    Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul, Tensor.div, Tensor.__truediv__, Tensor.__rtruediv__,
+    torch.div,
 )  # fmt: skip
 
 
@@ -108,6 +116,35 @@ class Jitter(TorchFunctionMode):
             return found
         steps = torch.randint(-1, 2, found.shape, generator=self._generator)
         return found * (1 + torch.finfo(found.dtype).eps * steps).to(found.dtype)
+
+
+class HalfConstants(TorchFunctionMode):
+    """Multiply and divide by numbers as a graph in fp16 holds them: rounded to fp16, also those inside of GELU."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+        """See `TorchFunctionMode`."""
+        if function is F.gelu:
+            return _gelu_in_half(*args, **(options or {}))
+        if function in SCALING:
+            args = tuple(in_half(each) if isinstance(each, float) else each for each in args)
+        return function(*args, **(options or {}))
+
+
+def constants_of(manifest: Manifest) -> AbstractContextManager[Any]:
+    """Return a context in which PyTorch has the constants of a bundle's graphs, where these run in fp32."""
+    return HalfConstants() if manifest.made_for.is_standard and manifest.arithmetic == "fp16" else nullcontext()
+
+
+def in_half(number: float) -> float:
+    """Return a number rounded to fp16; one beyond its range, which masks, stays."""
+    return float(np.float16(number)) if abs(number) <= LARGEST_HALF else number
+
+
+def _gelu_in_half(x: Tensor, approximate: str = "none") -> Tensor:
+    if approximate == "none":
+        return x * 0.5 * (1 + torch.erf(x / in_half(math.sqrt(2))))
+    cubed = in_half(0.044715) * x**3
+    return x * 0.5 * (1 + torch.tanh(in_half(math.sqrt(2 / math.pi)) * (x + cubed)))
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from txport.proof.verify.golden import (
     load_golden,
 )
 from txport.runtimes.base import Floats, GraphRuntime, Runtime
+from txport.runtimes.ort import sessions
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 from txport.search.scoring import logits, score
@@ -51,6 +52,7 @@ FILES, EXPORT, PORTS, TOKENIZER, LOGITS, BATCH = "files", "export", "ports", "to
 FIRST = (FILES, EXPORT, PORTS, TOKENIZER)
 ROUNDING = 1e-5  # relative rounding error of a score: log-probs are not small even if all logits are
 WIDE, FEW_KEYS = 128, 64  # numbers of a head that are always added at once, and keys up to which more are
+FIXED = 16  # inputs of a 4-bit block whose sums have one order on every processor
 SPOKEN = 12  # maximum tokens of a target that is searched both alone and in the batch
 UNEVEN = 4  # one in so many tokens ends a sample, so that samples of one source have unequal lengths
 
@@ -173,7 +175,11 @@ def _unlike(manifest: Manifest, runtime: str, provider: str) -> str | None:
     """Return why the result of a text may depend on the other texts of its batch; None if it does not."""
     if (runtime, provider) != ("ort", "cpu"):
         return f"kernels of {runtime} {provider} depend on the batch"
-    return f"kernels for {manifest.rows} rows depend on the batch" if manifest.rows else None
+    if manifest.rows:
+        return f"kernels for {manifest.rows} rows depend on the batch"
+    if sessions.may_saturate() and any(form.bits == 4 and form.block != FIXED for form in manifest.forms.values()):
+        return f"kernels for 4-bit blocks of more than {FIXED} depend on the batch on this processor, which has no VNNI"
+    return None
 
 
 def _tokenizer(bundle: Bundle, sources: Sequence[Sequence[int]]) -> Check:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from txport.runtimes.ort.nvidia.options import NVIDIA
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.placement import placement
 from txport.runtimes.ort.providers import device_of, full_name, require_provider
-from txport.runtimes.ort.sessions import session_ports, start_sessions
+from txport.runtimes.ort.sessions import Sessions, session_ports, start_sessions
 from txport.runtimes.portable import PortableRuntime
 from txport.runtimes.single import SingleRuntime
 from txport.system.arrays import Array
@@ -31,11 +30,11 @@ OrtValue = Any  # onnxruntime has no types
 class OrtEngine:
     """`Engine` over the sessions of a bundle; tensors stay on the provider's device."""
 
-    def __init__(self, bundle: Bundle, provider: str, threads: int | None, roles: Iterable[str] | None = None) -> None:
+    def __init__(self, sessions: Sessions, provider: str = "cpu") -> None:
         name = full_name(provider)
         self._device = device_of(name)
         self._explain = partial(explain, provider=name) if name in NVIDIA else None
-        self._sessions = start_sessions(bundle, provider, threads, roles=roles)
+        self._sessions = sessions
 
     def ports(self, role: str) -> GraphPorts:
         """See `GraphRuntime.ports`."""
@@ -99,9 +98,9 @@ def load(
         what = f"user_compute_stream is for bundles of the cuda target, and {bundle.path} is"
         raise UnsupportedError(f"{what} {made_for.kind}; export it with target='cuda'")
     if isinstance(bundle.manifest, ForeignManifest):
-        return foreign_runtime(OrtEngine(bundle, provider, threads), bundle.manifest)
+        return foreign_runtime(OrtEngine(start_sessions(bundle, provider, threads), provider), bundle.manifest)
     if made_for.is_standard:
-        return PortableRuntime(OrtEngine(bundle, provider, threads), bundle.manifest)
+        return PortableRuntime(OrtEngine(start_sessions(bundle, provider, threads), provider), bundle.manifest)
     return FusedRuntime(bundle, start_sessions(bundle, provider, threads, spinning=STEP))
 
 
@@ -125,4 +124,5 @@ def _on_gpu(bundle: Bundle, provider: str, threads: int | None, stream: int | No
 
 def load_single(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> SingleRuntime[OrtValue]:
     """Start the single graph of a bundle, which contains the search."""
-    return SingleRuntime(OrtEngine(bundle, provider, threads, [GENERATE]), bundle.manifest)
+    sessions = start_sessions(bundle, provider, threads, roles=[GENERATE])
+    return SingleRuntime(OrtEngine(sessions, provider), bundle.manifest)

@@ -118,16 +118,22 @@ def other_mask(evidence: Evidence) -> Cause | None:
         kinds[f"the mask is off by one: {words}"] = _shifted(seen, by)
     for what, mask in kinds.items():
         result = attend(given.replace(mask=additive(mask, given.mask.dtype)))
-        if any(evidence.explains(each) for each in (result, result * _has_keys(given, mask))):
+        if any(map(evidence.explains, _without_keys(result, given, mask, evidence.seen))):
             return Cause("mask", what)
     return None
 
 
-def _has_keys(given: Attended, mask: Tensor) -> Array:
-    """Return 0 for the queries that see no position, for which some kernels return 0, and 1 for others: (B x T, 1)."""
+def _without_keys(result: Array, given: Attended, mask: Tensor, seen: Array) -> Iterator[Array]:
+    """Yield the result (B x T, D) of attention with a mask, by what kernels return for queries that see no position.
+
+    These are the mean of all values, 0, or something else.
+    """
     rows, _, queries, _ = given.query.shape
-    found: Array = mask.any(-1).broadcast_to(rows, 1, queries).reshape(-1, 1).numpy()
-    return found
+    has_keys = mask.any(-1).broadcast_to(rows, 1, queries).reshape(-1, 1).numpy()
+    yield result
+    yield result * has_keys
+    if has_keys.any() and seen.size == result.size:
+        yield np.where(has_keys, result, seen.reshape(result.shape))
 
 
 def _beyond(evidence: Evidence, seen: Tensor) -> str:
