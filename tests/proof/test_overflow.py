@@ -43,6 +43,11 @@ def test_values_that_overflow_on_a_gpu_alone_are_named(tmp_path: Path) -> None:
         txport.export(folder, tmp_path / "out", precision="fp16")
 
 
+def test_the_masks_of_windows_are_no_values(tmp_path: Path) -> None:
+    """They are half of the lowest number of a type."""
+    assert txport.export(FOLDER / "gemma3", tmp_path / "out", precision="fp16", against="none")
+
+
 def _grown(place: Path) -> Path:
     """Return a folder whose values are beyond the range."""
     folder = Path(shutil.copytree(FOLDER / "smollm", place / "smollm"))

@@ -351,7 +351,7 @@ def test_what_runs_it_is_said(toy: Driven) -> None:
     bundle = toy.bundle
     with pytest.raises(UnsupportedError, match=r"runs on provider cuda, got provider 'cpu'; give provider='cuda', or "):
         runtimes.load("ort", bundle)
-    with pytest.raises(UnsupportedError, match="cuda-stand-in is the CPU in a GPU's place, got provider 'cuda'"):
+    with pytest.raises(UnsupportedError, match="graphs are cast to fp32 for the CPU, got provider 'cuda'"):
         runtimes.load("cuda-stand-in", bundle, provider="cuda")
     with pytest.raises(UnsupportedError, match="user_compute_stream needs the ort runtime on cuda"):
         runtimes.load("cuda-stand-in", bundle, user_compute_stream=1)

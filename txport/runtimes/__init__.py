@@ -74,7 +74,7 @@ RUNTIMES = {
     "torch": Entry("txport.runtimes.pytorch", "torch", "txport[export]", ()),
     "tract": Entry("txport.runtimes.tract", "tract", "txport[tract]", ("portable",), aborts=True),
     IN_FP32: Entry("txport.runtimes.ort.widened", "onnx", "txport[export]", ("portable",), "fp32"),
-    STAND_IN: Entry("txport.runtimes.ort.cuda.stand_in", "onnx", "txport[export]", ("cuda",), "fp32"),
+    STAND_IN: Entry("txport.runtimes.ort.widened", "onnx", "txport[export]", ("cuda",), "fp32"),
 }
 MODULES = {name: entry.module for name, entry in RUNTIMES.items()}
 GRAPH_RUNTIMES = tuple(name for name, entry in RUNTIMES.items() if entry.targets)

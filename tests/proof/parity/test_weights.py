@@ -182,15 +182,16 @@ def longer(factor: float) -> Quantize:
     """Every weight the nearest on a grid whose steps are longer than they need be."""
 
     def quantize(matrix: Array, form: Form, scales_in: Any) -> quantizer.Quantized:
-        scales = scales_in.type(factor) * RIGHT(matrix, form, scales_in).scales
+        found = RIGHT(matrix, form, scales_in)
+        scales = scales_in.type(factor) * found.scales
         if form.has_row_scales:
             values = np.rint(matrix / scales[:, None]).astype(np.int8)
             return quantizer.Quantized(form, np.ascontiguousarray(values.T if form == DYNAMIC else values), scales)
         bits = form.bits
         block = form.block or 1
-        half = 2 ** (bits - 1)
-        values = np.clip(np.rint(matrix.reshape(len(matrix), -1, block) / scales[..., None]), -half, half - 1) + half
-        return quantizer.Quantized(form, packed(values.astype(np.uint8), bits), scales)
+        zeros = 2 ** (bits - 1) if found.zeros is None else found.zeros[..., None]
+        values = np.clip(np.rint(matrix.reshape(len(matrix), -1, block) / scales[..., None]) + zeros, 0, 2**bits - 1)
+        return quantizer.Quantized(form, packed(values.astype(np.uint8), bits), scales, zeros=found.zeros)
 
     return quantize
 
@@ -204,7 +205,8 @@ def a_step_too_low(matrix: Array, form: Form, scales_in: Any) -> quantizer.Quant
     values = (
         found.values if bits == 8 else np.stack([found.values & 15, found.values >> 4], -1).reshape(len(matrix), -1)
     )
-    return quantizer.Quantized(form, packed(np.maximum(values, 1) - 1, bits).reshape(found.values.shape), found.scales)
+    lower = packed(np.maximum(values, 1) - 1, bits).reshape(found.values.shape)
+    return quantizer.Quantized(form, lower, found.scales, zeros=found.zeros)
 
 
 def packed(values: Array, bits: int) -> Array:

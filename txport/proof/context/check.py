@@ -77,7 +77,8 @@ def compare_context(
         return
     is_fp32 = is_widened(manifest) or bool(manifest.quantization)  # no product with weights is in these parts
     precision = "fp32" if is_fp32 else manifest.arithmetic
-    tolerance = tolerance_of(precision, "cpu", atol, rtol)
+    limits = (atol, rtol) if precision == manifest.arithmetic else (None, None)  # what is given is for the bundle's own
+    tolerance = tolerance_of(precision, "cpu", *limits)
     roles = [role for role in manifest.driven if manifest.graphs[role].has_weights]
     for role in counted(progress, roles, lambda role: f"comparing positions of the {role} graph up to the last one"):
         for stack in checkpoint.outline.stacks:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -97,44 +98,68 @@ def check(
         bundle = of_checkpoint(bundle, checkpoint)
     else:
         load_bundle(bundle.path)
-    if bundle.manifest.made_for.is_standard and bundle.manifest.arithmetic == "fp16" and "ort" in providers:
-        providers = {**providers, runtimes.IN_FP32: "cpu"}
+    providers = _compared_on(bundle, providers)
     computed = {name: runtimes.computes(name, bundle.manifest.arithmetic) for name in providers}
-    held_in = bundle.manifest.precision
-    given = {name: (None, None) if name == runtimes.IN_FP32 else (atol, rtol) for name in providers}
-    tolerances = {name: tolerance_of(computed[name], each, *given[name], held_in) for name, each in providers.items()}
+    tolerances = _tolerances(bundle, providers, computed, atol, rtol)
     report = Report(_about(bundle, providers, tolerances, seed, cases, metric))
     report.about["texts"] = digest_of(texts) if texts else None
     if not is_foreign:
         _compare_held(report, bundle, checkpoint, progress)
         _compare_context(report, bundle, checkpoint, seed, atol, rtol, within(progress, 0.05, 0.15))
-    elif bundle.manifest.precision in ("int8", "int4"):
-        report.about["reference"] = ROUNDED
-    if checkpoint.outline.fp32_only:
-        report.about["reference"] = f"PyTorch in fp32: in float64 it does not run ({checkpoint.outline.fp32_only})"
+    report.about.update(_about_reference(bundle, checkpoint))
+    task = TRUTHS[checkpoint.facts.task]
     with fitting_threads(checkpoint):
         drawn, report.about["left_out"] = _cases(bundle, checkpoint, seed, cases, searches=searches)
         for number, held in enumerate(precisions := list(dict.fromkeys(computed.values()))):
             part = within(progress, *(0.15 + 0.85 * (number + more) / len(precisions) for more in (0, 1)))
             part(Stage("running PyTorch in float64", 0))
-            own = exact if held == bundle.manifest.arithmetic else None
             names = [each for each in providers if computed[each] == held]
-            beside = names == [runtimes.IN_FP32]  # which searches as the others do
-            some = [replace(case, search_tokens=0) for case in drawn] if beside else drawn
-            exactly = exact_of(bundle, checkpoint, held) if own is None else own()
-            constants = constants_of(bundle.manifest) if beside else contextlib.nullcontext()
-            with constants, exactly.encoding_once() as right:
-                task = TRUTHS[checkpoint.facts.task]
-                truth = task(bundle, checkpoint, right, some, {} if beside else texts or {}, metric)
+            made = partial(exact_of, bundle, checkpoint, held)
+            once = (exact or made) if held == bundle.manifest.arithmetic else made
+            constants, some, given = _beside(bundle, names, drawn, texts or {})
+            with constants, once().encoding_once() as right:
+                truth = task(bundle, checkpoint, right, some, given, metric)
                 reference = None if is_foreign else _reference(bundle, right)
                 report.about.setdefault("pytorch", truth.pytorch)
-                rest = within(part, 0.25, 1)
                 for at, name in enumerate(names):
-                    shown = within(rest, at / len(names), (at + 1) / len(names))
-                    how = (truth, reference, tolerances[name], seed, shown)
-                    _compare(report, bundle, name, providers[name], load, *how)
+                    own = within(part, *(0.25 + 0.75 * (at + more) / len(names) for more in (0, 1)))
+                    _compare(report, bundle, name, providers[name], load, truth, reference, tolerances[name], seed, own)
                     _measure_cost(report, bundle, checkpoint, name, providers[name], load, max_loss)
     return report
+
+
+def _about_reference(bundle: Bundle, checkpoint: Checkpoint) -> dict[str, str]:
+    """Return what the reference is where it is not the checkpoint in float64."""
+    if checkpoint.outline.fp32_only:
+        return {"reference": f"PyTorch in fp32: in float64 it does not run ({checkpoint.outline.fp32_only})"}
+    is_rounded = isinstance(bundle.manifest, ForeignManifest) and bundle.manifest.precision in ("int8", "int4")
+    return {"reference": ROUNDED} if is_rounded else {}
+
+
+def _compared_on(bundle: Bundle, providers: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the runtimes, with `IN_FP32` for a portable bundle in fp16 that runs on ort."""
+    is_half = bundle.manifest.made_for.is_standard and bundle.manifest.arithmetic == "fp16"
+    return {**providers, runtimes.IN_FP32: "cpu"} if is_half and "ort" in providers else providers
+
+
+def _tolerances(
+    bundle: Bundle,
+    providers: Mapping[str, str],
+    computed: Mapping[str, str],
+    atol: float | None,
+    rtol: float | None,
+) -> dict[str, Tolerance]:
+    """Return the tolerance of each runtime; `IN_FP32` has its own, since a given one is for fp16."""
+    given = {name: (None, None) if name == runtimes.IN_FP32 else (atol, rtol) for name in providers}
+    held_in = bundle.manifest.precision
+    return {name: tolerance_of(computed[name], each, *given[name], held_in) for name, each in providers.items()}
+
+
+def _beside(bundle: Bundle, names: Sequence[str], cases: list[Case], texts: Texts) -> tuple[Any, list[Case], Texts]:
+    """Return the constants, cases and texts for some runtimes; `IN_FP32` runs beside ort and searches none."""
+    if names != [runtimes.IN_FP32]:
+        return contextlib.nullcontext(), cases, texts
+    return constants_of(bundle.manifest), [replace(case, search_tokens=0) for case in cases], {}
 
 
 def _measure_cost(

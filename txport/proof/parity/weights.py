@@ -251,8 +251,12 @@ def is_arithmetic(values: Array) -> bool:
 
 
 def finest(matrix: Array, form: Form) -> Array:
-    """Return the smallest step of each weight (out, in) with which the largest of its row or block is in range."""
+    """Return the smallest step of each weight (out, in) with which all of its row or block, and 0, are in range."""
     matrix = rest_of(matrix, form)
     block = form.block or matrix.shape[1]
-    largest = np.abs(matrix.reshape(len(matrix), -1, block)).max(axis=2)
-    return rest_of(np.repeat(largest / (2 ** (form.bits - 1) - 0.5), block, axis=1), form)
+    blocks = matrix.reshape(len(matrix), -1, block)
+    if form.zeros:
+        steps = (np.maximum(blocks.max(axis=2), 0) - np.minimum(blocks.min(axis=2), 0)) / 2**form.bits
+    else:
+        steps = np.abs(blocks).max(axis=2) / (2 ** (form.bits - 1) - 0.5)
+    return rest_of(np.repeat(steps, block, axis=1), form)

@@ -17,6 +17,9 @@ from txport.bundles.graphs import Maps, mapped, read_model
 from txport.bundles.ports import Graph, Port
 from txport.errors import BundleError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime
+from txport.runtimes.ort.cuda.driver import CudaRuntime
+from txport.runtimes.ort.cuda.graphs import Graphs
+from txport.runtimes.ort.cuda.host import HostDevice
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.providers import CPU
 from txport.runtimes.ort.runtime import OrtEngine, OrtValue
@@ -34,12 +37,19 @@ TYPES = ("to", "dtype", "output_dtype", "stash_type", "softmax_precision")  # at
 def require(provider: str, precision: str) -> None:
     """See `runtimes.require`."""
     if provider != "cpu":
-        raise UnsupportedError(f"ort-fp32 is ONNX Runtime on the CPU, got provider {provider!r}; use runtime ort")
+        raise UnsupportedError(f"graphs are cast to fp32 for the CPU, got provider {provider!r}; use runtime ort")
 
 
 def load(bundle: Bundle, *, precision: str, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
-    """Start a portable bundle in fp32; raise `BundleError` for a graph that can't be cast."""
-    return PortableRuntime(WideEngine(*start_widened(bundle, threads)), replace(bundle.manifest, precision="fp32"))
+    """Start a portable or a cuda bundle in fp32; raise `BundleError` for a graph that can't be cast.
+
+    The driver of a cuda bundle is the same as on a GPU, over a device with stricter checks.
+    """
+    sessions, ports = start_widened(bundle, threads)
+    if not bundle.manifest.made_for.on_gpu:
+        return PortableRuntime(WideEngine(sessions, ports), replace(bundle.manifest, precision="fp32"))
+    described = {role: widened(graph) for role, graph in bundle.manifest.driven.items()}
+    return CudaRuntime(bundle.manifest.facts, Graphs(described, sessions, ports.__getitem__), HostDevice())
 
 
 class WideEngine(OrtEngine):
