@@ -206,7 +206,7 @@ def _texts(checkpoint: Checkpoint, calibrate: str | Path | None, progress: Progr
     if calibrate is None:
         return {}
     with needed(EXPORT):
-        from txport.proof.few_bits.calibration import calibration_texts
+        from txport.proof.few_bits.loss import calibration_texts
     progress(Stage("continuing the texts of the calibration", 0.03))
     return {"texts": calibration_texts(checkpoint, Path(calibrate))}
 

@@ -24,7 +24,7 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Facts
 from txport.models.generation import published_names
 from txport.models.hugging_face import label_config, write_tokenizers
-from txport.models.weights.copies import copied
+from txport.models.weights.streamed import copied
 from txport.system.documents import write_json
 
 EXTERNAL_ABOVE = 600_000_000  # bytes of weights; protobuf is limited to 2 GiB and needs three times the memory to write

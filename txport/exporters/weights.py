@@ -22,9 +22,8 @@ from txport.bundles.graphs import Maps, mapped, read_model
 from txport.errors import ParityError
 from txport.exporters.fused.quantize import Quantized, dequantize, unpack
 from txport.models.checkpoint import Checkpoint
-from txport.models.weights.copies import copied
 from txport.models.weights.plan import first_names
-from txport.models.weights.streamed import Reader
+from txport.models.weights.streamed import Reader, copied
 from txport.system.arrays import Array
 
 FILE = "weights.bin"

@@ -21,8 +21,7 @@ from txport.exporters.targets import EXPORTERS, Job
 from txport.exporters.trace import parts_of_trace, sign
 from txport.exporters.weights import FILE, leave_out, share_weights, standing_in
 from txport.models.checkpoint import Checkpoint
-from txport.models.weights.copies import copied
-from txport.models.weights.streamed import Read
+from txport.models.weights.streamed import Read, copied
 
 
 def write(

@@ -40,7 +40,7 @@ from txport.proof.context.reference import (
     without_products,
 )
 from txport.proof.parity.cases import REACH, reach_of
-from txport.proof.parity.exact import HALVES, last_bits
+from txport.proof.parity.exact import HALVES, constants_of, last_bits
 from txport.proof.parity.measures import Comparison, compare
 from txport.proof.parity.tolerances import Tolerance, tolerance_of
 from txport.runtimes.ort.onnx_runtime import ort
@@ -83,7 +83,9 @@ def compare_context(
     for role in counted(progress, roles, lambda role: f"comparing positions of the {role} graph up to the last one"):
         for stack in checkpoint.outline.stacks:
             if (stack.side == "encoder") == (role in (ENCODER, MODEL)):
-                yield from Parts(bundle, checkpoint, role, stack, precision, tolerance).compare(seed)
+                with constants_of(manifest):
+                    found = list(Parts(bundle, checkpoint, role, stack, precision, tolerance).compare(seed))
+                yield from found
 
 
 def unreached(checkpoint: Checkpoint) -> list[str]:

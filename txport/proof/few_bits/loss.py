@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,14 @@ from txport.bundles.comparisons import (
     VECTORS,
     describe_loss,
 )
-from txport.errors import TxportError
+from txport.errors import TextError, TxportError, UnsupportedError
 from txport.models.audio.facts import Features
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Facts
 from txport.models.model import Model
+from txport.models.names import LARGEST_SAMPLES
 from txport.models.ops import padding_mask
-from txport.models.tokenizers.load import tokenizer_of
+from txport.models.tokenizers.load import chat_of, tokenizer_of
 from txport.proof.masks import bound_of, cut_off
 from txport.proof.parity.cases import Draw, sides
 from txport.proof.parity.exact import one_pass, passed
@@ -43,7 +45,9 @@ from txport.search.generate import generate
 from txport.search.options import SearchOptions
 from txport.search.scoring import logits
 from txport.system.arrays import Array
+from txport.system.documents import DocumentError, read_lines
 
+ANSWERED, MOST_TEXTS = 96, 256  # tokens that a model writes after each text of a calibration, and its texts
 ROWS, FEW_ROWS = 8, 2  # sources; of features, which take long
 PART = 4  # of the frames of a source, for gradients
 NEW_TOKENS, PROMPT = 24, 16  # most tokens of a row; of a prompt that the bundle wrote
@@ -295,3 +299,31 @@ def measure(
 def usual_aim(facts: Facts) -> float:
     """Return the divergence that `export --auto` aims at by default."""
     return AUTO_DISTANCE if facts.ability == "embed" else AUTO_DIVERGENCE
+
+
+def calibration_texts(checkpoint: Checkpoint, path: Path) -> list[list[int]]:
+    """Return the tokens of the texts in a file, one a line; a model that generates text continues each of them.
+
+    With a chat template, each line is a message, and the model answers it. Raises `UnsupportedError` for a model whose
+    weights are not rounded so, and `TextError` for a file without text.
+    """
+    facts = checkpoint.facts
+    if facts.is_encoder_decoder:
+        raise UnsupportedError("calibrate is for models that continue text, and encoders; this one reads a source")
+    if checkpoint.packed:
+        raise UnsupportedError(f"calibrate rounds weights, and these are quantised already: {checkpoint.quantised}")
+    try:
+        lines = [line for line in read_lines(path, LARGEST_SAMPLES) if line.strip()]
+    except DocumentError as error:
+        raise TextError(str(error)) from error
+    if not 0 < len(lines) <= MOST_TEXTS:
+        raise TextError(f"{path} must hold 1 to {MOST_TEXTS} texts, one a line, got {len(lines)}")
+    files, place = checkpoint.companions, checkpoint.folder or path.parent
+    tokenizer = tokenizer_of(files, place, facts)
+    reader = chat_of(files, place, tokenizer) or tokenizer
+    texts = [reader.encode(line)[: sides(facts)[0]] for line in lines]
+    if not facts.generates:
+        return texts
+    options = SearchOptions(max_new_tokens=min(ANSWERED, sides(facts)[1]), scores=False)
+    answers = generate(TorchRuntime(checkpoint.model), texts, facts, options)
+    return [[*text, *each[0].tokens] for text, each in zip(texts, answers, strict=True)]

@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from txport.bundles.forms import Form
@@ -26,6 +27,7 @@ from txport.bundles.manifest import Manifest
 from txport.models.audio.facts import Features
 from txport.models.model import Model
 from txport.models.ops import Ops, padding_mask
+from txport.models.parts import NORM_TYPES
 from txport.models.weights.streamed import converted
 from txport.proof.few_bits.activations import rounding_activations
 from txport.proof.masks import bound_of, cut_off
@@ -119,20 +121,40 @@ class Jitter(TorchFunctionMode):
 
 
 class HalfConstants(TorchFunctionMode):
-    """Multiply and divide by numbers as a graph in fp16 holds them: rounded to fp16, also those inside of GELU."""
+    """Multiply and divide by numbers as a graph in fp16 holds them: rounded to fp16, also those inside of GELU.
+
+    Norms compute in fp32 there.
+    """
+
+    norms = 0  # that are running
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
         """See `TorchFunctionMode`."""
         if function is F.gelu:
             return _gelu_in_half(*args, **(options or {}))
-        if function in SCALING:
+        if function in SCALING and not self.norms:
             args = tuple(in_half(each) if isinstance(each, float) else each for each in args)
         return function(*args, **(options or {}))
 
 
-def constants_of(manifest: Manifest) -> AbstractContextManager[Any]:
+@contextmanager
+def constants_of(manifest: Manifest) -> Iterator[None]:
     """Return a context in which PyTorch has the constants of a bundle's graphs, where these run in fp32."""
-    return HalfConstants() if manifest.made_for.is_standard and manifest.arithmetic == "fp16" else nullcontext()
+    if not manifest.made_for.is_standard or manifest.arithmetic != "fp16":
+        yield
+        return
+    mode = HalfConstants()
+
+    def count(module: nn.Module, _given: object, found: object = None) -> None:
+        mode.norms += isinstance(module, NORM_TYPES) * (1 if found is None else -1)
+
+    hooks = (register_module_forward_pre_hook(count), register_module_forward_hook(count))
+    try:
+        with mode:
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def in_half(number: float) -> float:
