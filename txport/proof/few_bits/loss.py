@@ -49,6 +49,7 @@ from txport.system.documents import DocumentError, read_lines
 
 ANSWERED, MOST_TEXTS = 96, 256  # tokens that a model writes after each text of a calibration, and its texts
 ROWS, FEW_ROWS = 8, 2  # sources; of features, which take long
+MOST_DIVERGENCE = 690.0  # whose perplexity is a number
 PART = 4  # of the frames of a source, for gradients
 NEW_TOKENS, PROMPT = 24, 16  # most tokens of a row; of a prompt that the bundle wrote
 LENGTHS = (5, 11, 17, 8, 14, 20, 9, 12)  # of the random sources
@@ -169,7 +170,7 @@ def _of_generator(facts: Facts, trial: Trial, model: Model, runtime: GraphRuntim
         **errors,
         "equal_rows": sum(bool(each.all()) for each in equal),
         "equal_until": float(np.mean(until)),
-        "perplexity_ratio": float(np.exp(divergence)),
+        "perplexity_ratio": float(np.exp(min(divergence, MOST_DIVERGENCE))),
     }
     return Loss(_short(record), by_chance and float(every.mean()) <= guess, divergence)
 

@@ -15,8 +15,9 @@ from txport.proof.parity.measures import Comparison
 
 ANY = "any other"
 DRAWS = 5  # maximum computations in the precision: the first by PyTorch or the best kernels, others at random
-# An error of so many times the limit of one draw exceeds the limits of all others, which differ by a small factor.
-HOPELESS, HOPELESS_RMS = 300.0, 20.0
+# An error of so many times the limit of one draw exceeds the limits of all others. With 8-bit activations, a rounding
+# that tips another one changes a position by 36 times what most draws do.
+HOPELESS, HOPELESS_RMS = 300.0, 100.0
 SUITED = 2.0  # times the error of PyTorch itself with the kernels' roundings, in whole runs of quantised models
 
 
