@@ -28,7 +28,7 @@ from txport.proof.bisect.evidence import TapEvidence
 from txport.proof.bisect.faults.common import weight_cause
 from txport.proof.bisect.faults.evidence import WrongWeight
 from txport.proof.bisect.faults.norms import EPSILON, epsilon_cause
-from txport.proof.bisect.kinds import cause_of, place_of
+from txport.proof.bisect.kinds import UNKNOWN, cause_of, place_of
 from txport.proof.bisect.matrices import badly_quantised, describe_rounding, linear_inputs, roundings
 from txport.proof.bisect.nodes import guilty_node
 from txport.proof.bisect.origin import Miscompiled, miscompiled, origin
@@ -108,8 +108,7 @@ def bisect(
     try:
         if isinstance(checkpoint.outline, Adapted):
             return _bisect_outputs(bundle, checkpoint, seed, more)
-        with constants_of(bundle.manifest):
-            return _bisect(bundle, checkpoint, seed, more, passed)
+        return _bisect(bundle, checkpoint, seed, more, passed)
     except (TxportError, MemoryError):
         raise
     except Exception as error:  # an altered graph can have any structure
@@ -136,11 +135,14 @@ def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int, passed
         cases = [case for case in cases if case.places <= MOST_PLACES or case.name not in passed]
     failures: list[tuple[Probe, ParityError]] = []
     rounding = rounding_activations(reference.model, bundle.manifest.forms, 0) if _rounds(bundle) else nullcontext()
-    with rounding:
+    with rounding, constants_of(bundle.manifest):
         findings = find(_running(observations(bundle, reference, cases, seed), failures))
     wrong = wrong_weights(bundle, checkpoint)
     if findings:
-        culprit = _explain(findings, reference.model, wrong)
+        with constants_of(bundle.manifest):
+            culprit = _explain(findings, reference.model, wrong)
+        if culprit.kind == UNKNOWN:  # a factor that was fitted is none of the constants
+            culprit = _explain(findings, reference.model, wrong)
         return replace(culprit, origin=origin(findings[0], held, bundle.manifest))
     if failures:
         role = failures[0][0].role

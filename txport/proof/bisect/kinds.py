@@ -43,6 +43,7 @@ from txport.proof.bisect.faults.positions import other_bias, other_cached_turn, 
 from txport.proof.bisect.taps import OUT
 from txport.proof.bisect.words import describe, describe_state
 
+UNKNOWN = "operator"  # the kind of a fault that no fault model explains
 FaultModel = Callable[[TapEvidence], Cause | None]
 
 
@@ -157,4 +158,4 @@ def cause_of(evidence: TapEvidence) -> Cause:
     for fault_model in kind_of(evidence).faults:
         if cause := fault_model(evidence):
             return cause
-    return Cause("operator", "what it gives is not what PyTorch computes from the same values")
+    return Cause(UNKNOWN, "what it gives is not what PyTorch computes from the same values")
