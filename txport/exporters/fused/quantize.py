@@ -245,7 +245,7 @@ def best_scales(blocks: Array, bits: int, importance: Array | None = None) -> Ar
 
 
 def best_grids(blocks: Array, importance: Array | None = None) -> tuple[Array, Array]:
-    """Blocks (..., block) -> scales and zero points (...) of 4 bits, so that a value moves by less than a step.
+    """Blocks (..., block) -> scales and zero points (...) of 4 bits, so that a value moves by a step at most.
 
     The number of steps between the ends of a block, one of `RANGES`, is that with the smallest squared error, as in
     `best_scales`. 0 is one of the 16 values.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -107,17 +108,18 @@ def _with_special(facts: Facts, given: Batch, *, is_masked: bool) -> Batch:
     special token is used.
     """
 
-    def filled(ids: Tensor, tokens: Tokens) -> Tensor:
+    def filled(ids: Tensor, tokens: Tokens, lengths: Sequence[int] = ()) -> Tensor:
         left_out = set(tokens.special if is_masked else (tokens.pad,))
         listed = dict.fromkeys((*range(FIRST_IDS), *range(tokens.size - LAST_IDS, tokens.size)))
-        chosen = [each for each in listed if 0 <= each < tokens.size and each not in left_out]
+        chosen = iter([each for each in listed if 0 <= each < tokens.size and each not in left_out])
         found = ids.clone()
-        for row in range(len(ids)):
-            some = chosen[row :: len(ids)][: max(0, ids.shape[1] - 2)]
+        for row, length in enumerate(lengths or [ids.shape[1]] * len(ids)):
+            some = list(islice(chosen, max(0, length - 2)))
             found[row, 1 : 1 + len(some)] = torch.tensor(some, dtype=ids.dtype)
         return found
 
-    source = given.source if isinstance(facts.reads, Features) else filled(given.source, facts.reads)
+    lengths = given.lengths.tolist()
+    source = given.source if isinstance(facts.reads, Features) else filled(given.source, facts.reads, lengths)
     target = None if given.target is None else filled(given.target, facts.writes)
     return replace(given, source=source, target=target)
 
