@@ -680,7 +680,7 @@ def test_an_original_that_masks_tokens_is_told_to_leave_that_to_the_search(
     assert found.parting is not None
     fix = "leave that out of it, and give suppress_tokens"
     assert found.parting.what == f"the original masks the logits of {told}: {fix}"
-    assert found.outputs[0].error == found.parting.error == pytest.approx(error, rel=1e-6)
+    assert [found.outputs[0].error, found.parting.error] == pytest.approx([error, error], rel=1e-6)
     assert found.parting.left is not None
     assert found.parting.left < 1e-9
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["parting"]["kind"] == "mask"

@@ -22,6 +22,7 @@ ROWS = 3
 LENGTHS = ((5, 7), (11, 4), (2, 6))  # of sources and targets; none equals ROWS, and the two of a batch differ
 FIRST_IDS, LAST_IDS = 8, 4  # of a vocabulary: most special tokens are among them
 RAGGED = (9, 4, 7)
+WHOLE = (41, 12)  # of the one batch of a large model
 MOST = max(map(max, LENGTHS))  # tokens of a short row
 SHORT = ROWS * MOST  # maximum number of tokens of a batch without the long row
 BESIDE = 5
@@ -78,21 +79,33 @@ class Batch:
         return Batch(source.clone(), self.mask.clone(), self.lengths, target)
 
 
-def draw_batches(facts: Facts, *, padded: bool, few: bool = False) -> Iterator[Batch]:
+def draw_batches(facts: Facts, *, padded: bool) -> Iterator[Batch]:
     """Yield one batch per length, all its rows equally long, and one with ids that may be special in the original.
 
-    With `padded`, the original is given masks: yield also a batch with rows of different lengths. With `few`, there is
-    only the last of these, with such ids: a large model converts all its weights for each batch.
+    With `padded`, the original is given masks: yield also a batch with rows of different lengths.
     """
     draw = Draw(facts, np.random.default_rng(0))
-    ragged = list(draw_padded(facts)) if padded else []
-    if few and ragged:
-        yield _with_special(facts, ragged[0], is_masked=True)
-        return
-    for source, target in () if few else LENGTHS:
+    for source, target in LENGTHS:
         yield _batch(facts, draw, [source] * ROWS, target)
-    yield _with_special(facts, _batch(facts, draw, [LENGTHS[0][1]] * ROWS, LENGTHS[0][1]), is_masked=padded)
-    yield from ragged
+    yield from draw_special(facts, padded=padded)
+
+
+def draw_special(facts: Facts, *, padded: bool) -> Iterator[Batch]:
+    """Yield the last batches of `draw_batches`: with special ids and, if `padded`, with rows of different lengths."""
+    given = _batch(facts, Draw(facts, np.random.default_rng(0)), [LENGTHS[0][1]] * ROWS, LENGTHS[0][1])
+    yield _with_special(facts, given, is_masked=padded)
+    if padded:
+        yield from draw_padded(facts)
+
+
+def draw_whole(facts: Facts, *, padded: bool) -> Batch:
+    """Return one batch that shows what those of `draw_batches` do: a large model converts all weights for each batch.
+
+    Its rows differ in length if the original is given masks (`padded`), and it has the ids that may be special.
+    """
+    rows = WHOLE if padded and facts.masks_source else WHOLE[:1]
+    given = _batch(facts, Draw(facts, np.random.default_rng(0)), list(rows), WHOLE[0])
+    return _with_special(facts, given, is_masked=padded)
 
 
 def draw_padded(facts: Facts) -> Iterator[Batch]:

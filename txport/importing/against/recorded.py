@@ -22,7 +22,7 @@ from txport.system import memory
 from txport.system.packages import version_of
 
 WORK = 1e12  # maximum number of multiply-adds of the long row: half a minute
-CONFIGURED = 128  # tokens of the long row of a folder: its config names each length at which its model changes
+CONFIGURED = 32  # tokens of the long row of a folder: its config names each length at which its model changes
 
 
 def compare_original(checkpoint: Checkpoint, against: str | None, *, trust_code: bool = False) -> dict[str, Any]:

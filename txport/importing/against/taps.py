@@ -167,10 +167,11 @@ def run_freely(model: Model, original: Original, origins: Origins, given: Batch)
 
 
 @torch.inference_mode()
-def run_plainly(model: Model, original: Original, given: Batch) -> Run:
-    """Run both models separately and record only their outputs."""
+def run_plainly(model: Model, original: Original, given: Batch, known: object = None) -> Run:
+    """Run both models separately and record only their outputs; `known` is the original's result if it already ran."""
     ours = outputs_of(model, given.to(original.dtype))
-    return Run(given, {}, {}, ours, original.outputs(given, ours), ())
+    theirs = original.outputs(given, ours) if known is None else original.chosen(known, ours)
+    return Run(given, {}, {}, ours, theirs, ())
 
 
 def _taps(pair: Pair, record: Record, given: Batch) -> Iterator[Tap]:

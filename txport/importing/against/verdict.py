@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from txport.importing.against.batches import (
     draw_batches,
     draw_long,
     draw_padded,
+    draw_special,
+    draw_whole,
     long_length,
     outputs_of,
 )
@@ -157,14 +160,17 @@ def compare(model: Model, made: Plan, original: Original, *, reach: Reach = FAR)
     The original is converted in place to the dtype of the comparison: float64 if it runs in it, else float32. Raises
     `CheckpointError` if the original fails or returns other values each time.
     """
-    batches = list(draw_batches(model.facts, padded=original.masks, few=is_large(model)))
+    few, padded = is_large(model), original.masks
+    batches = [draw_whole(model.facts, padded=padded)] if few else list(draw_batches(model.facts, padded=padded))
     first, widened = original.widen(batches[0])
     model = converted(model, original.dtype)
-    runs = [run_plainly(model, original, given) for given in batches]
-    long, why = _long_run(model, original, long_length(model, reach))
+    runs = [run_plainly(model, original, given, known) for given, known in zip_longest(batches, [first])]
+    long, why = _long_run(model, original, long_length(model, reach), beyond=max(each.tokens for each in batches))
     runs += long
-    _require_steady(original, runs[0], first)
     is_close = all(tap.within(CLOSELY) for run in runs for tap in run.ends)
+    if not is_close:
+        _require_steady(original, runs[0])
+        runs += [run_plainly(model, original, given) for given in draw_special(model.facts, padded=padded) if few]
     origins = None if is_close else Origins(model, made, original)
     rounding = Rounding(model, tuple(_tables(model, original, origins)) if origins else (), tuple(widened))
     outputs = tuple(_agreement(name, runs, rounding) for name in runs[0].ours if name in runs[0].theirs)
@@ -252,7 +258,8 @@ def _moved(tables: Sequence[Tensor], error: float) -> Iterator[None]:
 def _telling(runs: Sequence[Run], rounding: Rounding) -> list[Batch]:
     """Return the batches in which to look for a difference: those that differ, short ones if there are any."""
     wrong = [run for run in runs if not all(rounding.allows(run, tap) for tap in run.ends)]
-    return [run.given for run in wrong if run.given.tokens <= MOST] or [run.given for run in wrong or runs[:1]]
+    shortest = min(runs, key=lambda run: run.given.tokens)
+    return [run.given for run in wrong if run.given.tokens <= MOST] or [run.given for run in wrong or [shortest]]
 
 
 def _tables(model: Model, original: Original, origins: Origins) -> Iterator[str]:
@@ -266,10 +273,13 @@ def _tables(model: Model, original: Original, origins: Origins) -> Iterator[str]
     yield from (f"{name} of the import" for name in rounded_tables(model, weights))
 
 
-def _long_run(model: Model, original: Original, length: int) -> tuple[list[Run], list[str]]:
-    """Run both models over one long row, halved until the original can run it; return also why it is not longer."""
+def _long_run(model: Model, original: Original, length: int, *, beyond: int) -> tuple[list[Run], list[str]]:
+    """Run both models over one long row, halved until the original can run it; return also why it is not longer.
+
+    There is none if it would have at most `beyond` tokens.
+    """
     why: list[str] = []
-    while length > MOST:
+    while length > beyond:
         try:
             return [run_plainly(model, original, draw_long(model.facts, length))], why
         except CheckpointError as error:
@@ -278,10 +288,10 @@ def _long_run(model: Model, original: Original, length: int) -> tuple[list[Run],
     return [], why
 
 
-def _require_steady(original: Original, run: Run, first: object) -> None:
-    """Raise `CheckpointError` if the original's result for the same input was other values (`first`)."""
-    before = original.chosen(first, run.ours)
-    pairs = [Tap((name, 0, END), 0.0, before[name], each, ()) for name, each in run.theirs.items()]
+def _require_steady(original: Original, run: Run) -> None:
+    """Raise `CheckpointError` if the original now gives other values for the batch of a run."""
+    again = original.outputs(run.given, run.ours)
+    pairs = [Tap((name, 0, END), 0.0, each, again[name], ()) for name, each in run.theirs.items()]
     if not all(pair.within(CLOSELY) for pair in pairs):
         fix = "look for dropout that does not ask self.training, or something that it keeps on itself"
         raise CheckpointError(f"{original.name} gives other values each time for the same input: {fix}")
