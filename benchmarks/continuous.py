@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from txport import api
+from txport.api import model as api
 from txport.search.options import Found
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import click
 import numpy as np
 
-from txport import api, bench
+from txport.api import model as api
+from txport.bench import measure as bench
 
 PARTS = ("start", "step", "select")
 

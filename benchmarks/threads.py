@@ -18,7 +18,7 @@ from typing import Any
 import click
 import numpy as np
 
-from txport import api
+from txport.api import model as api
 from txport.runtimes.ort import sessions
 from txport.system.cores import cores
 

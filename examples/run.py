@@ -134,7 +134,7 @@ def called(command: Sequence[str], values: Mapping[str, str], words: Sequence[st
 def main(names: Sequence[str]) -> int:
     """Run the examples of these names, or all; 1 where one says something else than txport."""
     import txport
-    from txport.locate import find_bundle
+    from txport.api.locate import find_bundle
 
     known = {example.name: example for example in EXAMPLES}
     if strange := [name for name in names if name not in known]:

@@ -18,7 +18,7 @@ from tests.instruction_sets import SETS
 from tests.runtimes.driven import driven as driven
 from tests.tiny import SAMPLES, VOCABULARY, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle
-from txport.models.checkpoint import save_checkpoint
+from txport.checkpoints.checkpoint import save_checkpoint
 from txport.runtimes.ort import onnx_runtime as onnx_runtime  # before a test imports ONNX Runtime by itself
 
 # Each worker has a core of its own: threads that wait for one another on the same cores take ten times as long.

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import txport
-from txport import api
+from txport.api import model as api
 from txport.bundles.bundle import Bundle
 from txport.cli import cli
 from txport.errors import TextError, TxportError, UnsupportedError, quoted

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.tiny import tiny_config, tiny_model, unproven
-from txport import bandwidth, bench
+from txport.bench import bandwidth
+from txport.bench import measure as bench
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import LARGE_VOCABULARY
-from txport.models.checkpoint import save_checkpoint
+from txport.checkpoints.checkpoint import save_checkpoint
 from txport.runtimes.ort import sessions
 
 SCREENED = pytest.mark.skipif(

@@ -20,8 +20,8 @@ from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import INVARIANT, PLAIN, blocks_of
 from txport.bundles.ports import ENCODER, STEP
+from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.exporters.check import operators
-from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.models.names import MANIFEST
 from txport.proof.proven import write
 from txport.proof.verify.check import BATCH, Check, verify

@@ -12,7 +12,8 @@ import torch
 from click.testing import CliRunner
 
 from benchmarks.gpu.__main__ import gpu
-from txport import bench, runtimes
+from txport import runtimes
+from txport.bench import measure as bench
 from txport.bundles.bundle import Bundle
 from txport.cli.commands import cli
 from txport.cli.guard import run_guarded

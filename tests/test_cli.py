@@ -31,10 +31,10 @@ from tests.tiny import VOCABULARY, edit_graph
 from txport import cli, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import FORMAT, Manifest
+from txport.checkpoints.checkpoint import Checkpoint
 from txport.cli.commands import generation
 from txport.errors import UnavailableError
 from txport.exporters import export as exporter
-from txport.models.checkpoint import Checkpoint
 from txport.models.names import MANIFEST
 
 SCRIPT = Path(sys.executable).parent / "txport"

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 import txport
 from tests.tiny import tiny_config, tiny_model, unproven, unread
-from txport import bandwidth, runtimes
+from txport import runtimes
+from txport.bench import bandwidth
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import DYNAMIC, INVARIANT, ROWS, Form, blocks_of, with_columns
 from txport.bundles.ports import (
@@ -31,12 +32,12 @@ from txport.bundles.ports import (
     PAST_LENGTHS,
     STEP,
 )
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.cli import cli
 from txport.errors import UnsupportedError
 from txport.exporters.check import operators
 from txport.exporters.cpu.screening import BLOCK, shorten
 from txport.exporters.fused.quantize import dequantize, quantize, steps
-from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.proof.parity.cases import Case
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.replay import Reference

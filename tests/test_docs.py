@@ -14,8 +14,8 @@ from docs.cli import PAGE, render
 from docs.picture import PICTURE
 from docs.picture import render as picture
 from txport.bundles.bundle import Bundle
+from txport.checkpoints.family import all_families
 from txport.cli import cli
-from txport.models.family import all_families
 from txport.models.names import MANIFEST
 
 ROOT = Path(__file__).parent.parent
@@ -92,8 +92,8 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
 def test_sizes_on_the_page_about_trust_are_those_of_the_code() -> None:
     from txport.bundles import reading
     from txport.models import config, names
-    from txport.models.tokenizers import library as tokenizer
     from txport.system import arrays, documents
+    from txport.text import library as tokenizer
 
     limits = {
         "txport.json": reading.LARGEST,
@@ -154,9 +154,9 @@ def test_no_page_waits_for_a_figure() -> None:
 
 def test_the_page_about_own_checkpoints_can_be_followed(tmp_path: Path) -> None:
     """Its commands have only options that exist, its file is read, and its table names every rule."""
+    from txport.checkpoints.sources.rules import OPERATIONS
+    from txport.checkpoints.sources.source import read_source
     from txport.models.names import RULES
-    from txport.models.sources.rules import OPERATIONS
-    from txport.models.sources.source import read_source
 
     page = (ROOT / "docs" / "own-checkpoint.md").read_text(encoding="utf-8")
     commands = [shlex.split(line) for line in page.splitlines() if line.startswith("txport ")]

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 import txport
+from txport.api.locate import checkpoint_of
 from txport.bundles.bundle import Bundle
 from txport.cli import cli
 from txport.errors import TextError, UnsupportedError
-from txport.locate import checkpoint_of
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 import txport
 from recipes.g2p_en import g2p
 from tests.transformers_js import generate
-from txport.locate import find_bundle
-from txport.models.names import SHIPPED
+from txport.api.locate import find_bundle
+from txport.checkpoints.places import SHIPPED
 
 FOLDER = SHIPPED / "g2p-en"
 

@@ -19,8 +19,9 @@ from packaging.requirements import Requirement
 import txport
 from tests.instruction_sets import SETS
 from txport.bundles.bundle import Bundle
+from txport.checkpoints.places import shipped
 from txport.inspection.page import page
-from txport.models.names import GOLDEN, shipped
+from txport.models.names import GOLDEN
 
 ABSENT = ("torch", "onnx", "onnxscript", "onnx_ir", "safetensors", "transformers")
 CLI = "from txport.cli import main; main()"

@@ -19,16 +19,27 @@ import txport
 PACKAGE = Path(txport.__file__).parent
 ROOT = PACKAGE.parent
 LINKED = ("models", "exporters", "runtimes")
-# What each room may import of ours; the rest of the package, the product, may import everything.
+# What each room may import of ours; the command line may import everything.
+LOWEST = {"system", "errors"}
+CHECKPOINTS = {"checkpoints", "text", "audio", "models", *LOWEST}
+BUNDLES = {"bundles", *CHECKPOINTS}
+PROOF_ROOMS = {"proof", "search", "exporters", "runtimes", *BUNDLES}
+PRODUCT = {"api", "bench", "inspection", *PROOF_ROOMS}
 ALLOWED = {
     "errors": {"errors"},
-    "system": {"system", "errors"},
-    "models": {"models", "system", "errors"},
-    "bundles": {"bundles", "models", "system", "errors"},
-    "exporters": {"exporters", "bundles", "models", "system", "errors"},
-    "runtimes": {"runtimes", "bundles", "models", "system", "errors"},
-    "search": {"search", "runtimes", "models", "system", "errors"},
-    "proof": {"proof", "search", "exporters", "runtimes", "bundles", "models", "system", "errors"},
+    "system": LOWEST,
+    "models": {"models", *LOWEST},
+    "text": {"text", "models", *LOWEST},
+    "audio": {"audio", "models", *LOWEST},
+    "checkpoints": CHECKPOINTS,
+    "bundles": BUNDLES,
+    "exporters": {"exporters", *BUNDLES},
+    "runtimes": {"runtimes", *BUNDLES},
+    "search": {"search", "runtimes", *CHECKPOINTS},
+    "proof": PROOF_ROOMS,
+    "inspection": {"inspection", "exporters", *BUNDLES},
+    "bench": PRODUCT - {"inspection"},
+    "api": PRODUCT - {"inspection"},
 }
 ROOMS = tuple(ALLOWED)
 PROOF = {  # rooms of proof -> what of proof they may import; what lies beside them joins them
@@ -126,9 +137,9 @@ def test_every_room_was_looked_at() -> None:
         ("exporters", "from txport import load"),
         ("runtimes", "from txport.exporters.check import operators"),
         ("runtimes", "def f():\n    from txport.search.generate import generate"),
-        ("search", "from txport.api import load"),
+        ("search", "from txport.api.model import load"),
         ("search", "from txport.proof.parity.check import check"),
-        ("proof", "from txport.release import export"),
+        ("proof", "from txport.api.release import export"),
         ("models", "from txport.runtimes.base import Ints"),
         ("models", "from txport.version import __version__"),
         ("models", "import txport"),

@@ -16,8 +16,10 @@ import click
 import pytest
 
 import txport
-from txport import api, cli, locate, release
-from txport import bench as measure
+from txport import cli
+from txport.api import locate, release
+from txport.api import model as api
+from txport.bench import measure as measure
 from txport.bundles import bundle as bundles
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.cli.outputs import Command, InputPath, OutputFile, OutputFolder, require_outputs

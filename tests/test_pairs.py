@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.tokenizers.test_agreement import tokenizers
+from txport.api.pairs import PairEncoder
 from txport.models.facts import Facts, Tokens
-from txport.pairs import PairEncoder
 
 START, END = 7, 9
 

@@ -15,9 +15,10 @@ from tests import transformers_js
 from tests.tiny import SPECIAL, reseal, tiny_config, tiny_model
 from txport import cli
 from txport.bundles.bundle import Bundle
+from txport.checkpoints.checkpoint import save_checkpoint
+from txport.checkpoints.places import digest
 from txport.errors import BundleError, TokenError
-from txport.models.checkpoint import save_checkpoint
-from txport.models.names import MANIFEST, digest
+from txport.models.names import MANIFEST
 
 ARABIC = (*SPECIAL, *"ابتثجحخدذر")
 LATIN = (*SPECIAL, *"abcdefghijklmnopqrst")

@@ -11,9 +11,9 @@ import onnx
 import torch
 
 from txport.bundles.bundle import Bundle, load_bundle
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.models.architectures import transformer
 from txport.models.architectures.transformer import Transformer, TransformerConfig
-from txport.models.checkpoint import load_checkpoint
 from txport.models.facts import Facts
 from txport.models.names import MANIFEST
 from txport.proof.proven import write

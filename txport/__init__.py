@@ -14,13 +14,13 @@ TYPE_CHECKING = False  # as in typing; importing typing would take most of a com
 if TYPE_CHECKING:
     from typing import Any
 
-    from txport.api import Fill, Generated, Hypothesis, Label, Model, Segment, Tag, Transcript, export, load
+    from txport.api.model import Fill, Generated, Hypothesis, Label, Model, Segment, Tag, Transcript, export, load
 
 
 def __getattr__(name: str) -> Any:
     """Import the API at first use, so that `import txport` loads neither torch nor onnxruntime."""
     if name not in __all__:
         raise AttributeError(f"module 'txport' has no attribute {name!r}")
-    from txport import api
+    from txport.api import model as api
 
     return getattr(api, name)

@@ -35,13 +35,14 @@ from benchmarks.gpu.profile import profile_step
 from benchmarks.gpu.sides import Place, Sides, sources_of
 from benchmarks.peers.lines import AbsentError, read_test_split
 from recipes.g2p_en import g2p
-from txport import api, runtimes
+from txport import runtimes
+from txport.api import model as api
+from txport.api.release import load_checkpoint
 from txport.bundles.bundle import Bundle
 from txport.cli.guard import run_guarded
 from txport.proof.proven import write
 from txport.proof.reports import render
 from txport.proof.verify.check import verify
-from txport.release import load_checkpoint
 from txport.system import machine
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 
 from benchmarks.gpu.lines import WITHIN_LOGITS, WITHIN_WER, Line
-from txport.bandwidth import LOOKUPS
-from txport.bench import quartiles
+from txport.bench.bandwidth import LOOKUPS
+from txport.bench.measure import quartiles
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_model
 from txport.bundles.ports import STEP

@@ -17,9 +17,9 @@ from benchmarks.gpu.budget import TimeUp
 from benchmarks.gpu.lines import COMPILED, CT2, EAGER, G2P, Line
 from benchmarks.peers.engines import Model, Search
 from benchmarks.peers.process import Worker, WorkerError
-from txport import bench
+from txport.bench import measure as bench
 from txport.bundles.bundle import Bundle
-from txport.models.tokenizers.load import load_tokenizer
+from txport.text.load import load_tokenizer
 
 OURS, PYTORCH = "benchmarks.gpu.engines.txport_cuda", "benchmarks.gpu.engines.pytorch_cuda"
 CTRANSLATE2 = "benchmarks.peers.engines.ct2"

@@ -23,10 +23,10 @@ from benchmarks.peers.duel import Place
 from benchmarks.peers.engines.hf_folder import FOLDER
 from benchmarks.peers.environments import DEFAULTS, PEERS, environment_of, pythons_of
 from benchmarks.peers.lines import BASE, LENGTH, LINES, TINY, AbsentError, Line, quick, with_folder
+from txport.checkpoints.places import PRESET
 from txport.cli.guard import run_guarded
 from txport.errors import TxportError, UnavailableError, UnsupportedError
 from txport.models.architectures.transformer import PRESETS
-from txport.models.names import PRESET
 from txport.system import machine
 from txport.system.cores import cores as usable_cores
 

@@ -14,14 +14,14 @@ from benchmarks.peers.engines import Search, Sources
 from benchmarks.peers.engines.hf_folder import FOLDER, SMALL
 from benchmarks.peers.environments import DECODERS, ENCODERS
 from recipes.g2p_en.g2p import Dictionary, read_dictionary
-from txport import bench
+from txport.bench import measure as bench
+from txport.checkpoints.checkpoint import config_of
+from txport.checkpoints.places import PRESET, find_folder, preset_config, preset_name
 from txport.errors import UnavailableError
 from txport.models import architecture
-from txport.models.audio.facts import Features
-from txport.models.checkpoint import config_of
+from txport.models.audio import Features
 from txport.models.facts import Facts
-from txport.models.names import PRESET, find_folder, preset_config, preset_name
-from txport.models.tokenizers.load import load_tokenizer
+from txport.text.load import load_tokenizer
 
 Unit = Literal["tokens/s", "prompt tokens/s", "words/s", "windows/s", "texts/s", "MB"]
 BASE, TINY, G2P = "preset:base", "preset:tiny", "g2p-en"

@@ -26,8 +26,8 @@ from torch.nn import functional as F
 
 from recipes.g2p_en import g2p
 from recipes.g2p_en.tokenizer import spelling_tokenizer
+from txport.checkpoints.checkpoint import save_checkpoint
 from txport.models.architectures.transformer import Transformer, TransformerConfig
-from txport.models.checkpoint import save_checkpoint
 
 PAD, BOS, EOS = (g2p.VOCABULARY.index(token) for token in ("<pad>", "<s>", "</s>"))
 INDEX = {token: number for number, token in enumerate(g2p.VOCABULARY)}

@@ -20,14 +20,15 @@ import txport
 from recipes.g2p_en.tokenizer import spelling_tokenizer
 from tests.adapters import modules
 from tests.tiny import VOCABULARY, edit_graph
-from txport import adapters, bench, cli
+from txport import adapters, cli
+from txport.api.release import bisect, load_checkpoint, parity
+from txport.bench import measure as bench
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_model
 from txport.bundles.ports import DECODER, MODEL
+from txport.checkpoints.checkpoint import Checkpoint
 from txport.errors import CheckpointError, ParityError, UnsupportedError
-from txport.models.checkpoint import Checkpoint
 from txport.proof.verify.check import verify
-from txport.release import bisect, load_checkpoint, parity
 
 Invoke = Callable[..., tuple[int, str]]
 SOURCES = [[5, 6, 7, 2], [9, 2], [11, 12, 13, 14, 15, 16, 17, 18, 2]]

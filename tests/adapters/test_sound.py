@@ -35,9 +35,9 @@ from tests.adapters.modules import (
     tutorial_step,
 )
 from txport import adapters
+from txport.api.release import load_checkpoint
+from txport.checkpoints.adapters.adapted import Adapted
 from txport.errors import CheckpointError, ConfigError, ParityError, TxportError, UnsupportedError
-from txport.models.adapters.adapted import Adapted
-from txport.release import load_checkpoint
 
 Step = Callable[[Any, adapters.StepInputs], Any]
 

@@ -21,10 +21,10 @@ from tests.adapters.modules import (
 )
 from txport import adapters
 from txport.bundles.targets import TARGETS
+from txport.checkpoints.adapters.load import adapt
 from txport.errors import UnsupportedError
 from txport.exporters.graphs import PORTABLE
 from txport.exporters.program import trace_program
-from txport.models.adapters.load import adapt
 
 
 def traced(module: nn.Module, adapter: adapters.Adapter, dtype: str = "float32") -> ir.Model:

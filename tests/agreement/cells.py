@@ -17,7 +17,7 @@ import click
 
 from tests.agreement.asked import INPUTS
 from tests.agreement.compared import Difference, compare
-from txport.models.family import all_families
+from txport.checkpoints.family import all_families
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ("portable", "cpu")

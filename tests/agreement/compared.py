@@ -15,7 +15,7 @@ import txport
 from tests.agreement.asked import FILL, INPUTS, SEARCHES, SECONDS
 from tests.architectures.seeded import bundle_of
 from tests.speech.audio import drawn_noise
-from txport.models.checkpoint import load_checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint
 
 NEAR = 1e-5  # of the largest output of an encoder: fp32 rounds otherwise in other kernels
 OURS = {"num_beams": "beams"}  # by the names of transformers

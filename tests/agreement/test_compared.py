@@ -17,7 +17,7 @@ from tests.agreement.compared import OURS, Difference, Said, answer, compare
 from tests.architectures.seeded import bundle_of
 from tests.families.folders import whole
 from tests.pages import split_page, write_table
-from txport.models.checkpoint import load_checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint
 
 INPUT = [[7, 8, 9, FILL], [10, 11, 12, 13]]
 

@@ -13,8 +13,8 @@ from tests.runtimes.driven import ENGINES
 from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.targets import TARGETS
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models import architecture
-from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.model import Model
 from txport.proof.parity.check import check
 from txport.proof.proven import write

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from tests.architectures.seeded import bundle_of, check_steps
 from tests.runtimes.driven import ENGINES
 from txport import runtimes
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from txport.errors import CheckpointError, ConfigError
 from txport.models.architectures.annotated import PRESETS, AnnotatedConfig
-from txport.models.checkpoint import Checkpoint, load_checkpoint
 
 TINY = dataclasses.replace(PRESETS["annotated-tiny"], target_vocab_size=40, max_length=30)
 EPS = TINY.norm_epsilon

@@ -14,13 +14,13 @@ import torch
 
 import txport
 from tests.tiny import edit_graph, unproven
+from txport.api.encoding import likeliest, scores
 from txport.bundles.bundle import load_bundle
 from txport.bundles.targets import TARGETS
+from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.cli import main
-from txport.encoding import likeliest, scores
 from txport.errors import ConfigError, UnknownTextError, UnsupportedError
 from txport.models.architectures.bert import LABELLED, Bert, BertConfig
-from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.proof.bisect.culprit import bisect
 
 ROOT = Path(__file__).parents[2]
@@ -126,7 +126,7 @@ def test_a_wrong_weight_that_layers_share_is_found(tmp_path: Path) -> None:
     checkpoint = str(tmp_path / "checkpoint")
     assert bisect(bundle, load_checkpoint(checkpoint)) is None
     damaged = edit_graph(bundle.path, "model", scale)
-    assert not txport.api.parity(damaged, checkpoint, {"ort": "cpu"}).passed
+    assert not txport.api.model.parity(damaged, checkpoint, {"ort": "cpu"}).passed
     culprit = bisect(damaged, load_checkpoint(checkpoint))
     assert culprit is not None
     assert culprit.where == "encoder layer 1, feed-forward, second linear layer"
@@ -379,7 +379,7 @@ def test_options_that_make_no_sense_are_refused(
 
 
 def test_a_bench_measures_texts(bundles: dict[str, Path]) -> None:
-    from txport import bench
+    from txport.bench import measure as bench
 
     how = bench.Protocol(batch=2, source=5, rounds=3, threads=1)
     found = bench.run(load_bundle(bundles["labels"]), None, ["ort"], how)

@@ -23,13 +23,14 @@ from tests.covering import in_turn, on_each_target
 from tests.proof.bisect.anyparts import faulty, times
 from tests.proof.few import draw_few
 from txport import runtimes
+from txport.audio.spectrogram import drawn_features
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_ir
 from txport.bundles.targets import TARGETS
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.models import architecture
 from txport.models.architecture import Architecture
-from txport.models.audio.facts import Features
-from txport.models.checkpoint import load_checkpoint
+from txport.models.audio import Features
 from txport.models.config import Config
 from txport.models.facts import LENGTH, Facts
 from txport.models.parts import FeedForward, GatedFeedForward
@@ -39,7 +40,7 @@ from txport.proof.parity.check import check, exact_of
 from txport.proof.parity.exact import Exact, one_pass
 from txport.proof.proven import prove, write
 from txport.runtimes.base import EncoderRuntime, Runtime
-from txport.runtimes.inputs import Source, batch, drawn_features
+from txport.runtimes.inputs import Source, batch
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import first_tokens
 

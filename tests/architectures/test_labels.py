@@ -17,12 +17,12 @@ from hypothesis.extra import numpy as arrays
 
 import txport
 from tests.architectures.seeded import bundle_of, saved
+from txport.api.encoding import scores
+from txport.checkpoints.checkpoint import config_of, load_checkpoint
 from txport.cli.commands import cli
-from txport.encoding import scores
 from txport.errors import BundleError, ConfigError
 from txport.models.architecture import of
 from txport.models.architectures.bert import BertConfig
-from txport.models.checkpoint import config_of, load_checkpoint
 from txport.models.names import CONFIG, MANIFEST
 
 FAMILIES = Path(__file__).parents[1] / "families"

@@ -14,13 +14,14 @@ import torch
 from tests.architectures.seeded import bundle_of
 from tests.runtimes.driven import ENGINES
 from tests.tiny import unproven
-from txport import release, runtimes
+from txport import runtimes
+from txport.api import release
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import PREFILL, STEP
+from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.errors import ConfigError, UnsupportedError
 from txport.exporters.check import operators
 from txport.models.architectures.llama import PRESETS, Llama, LlamaConfig, hugging_face
-from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.proof.parity.check import check
 from txport.runtimes.base import ContinuousRuntime
 from txport.runtimes.pytorch import TorchRuntime

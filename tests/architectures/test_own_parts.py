@@ -18,9 +18,9 @@ from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import PLAIN
 from txport.bundles.ports import DECODER, STEP
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.errors import UnsupportedError
-from txport.importing.against.hold import hold_against
-from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from txport.proof.against.hold import hold_against
 from txport.proof.bisect.culprit import bisect
 from txport.proof.proven import prove, write
 
@@ -149,7 +149,7 @@ def test_a_sound_bundle_has_no_culprit(kind: str, bundle_of: Callable[..., Bundl
 
 ORIGINAL = """
 import torch
-from txport.models.checkpoint import load_checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint
 
 def original():
     return load_checkpoint("preset:mine-{kind}-tiny").model

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.architectures.seeded import bundle_of, saved, seeded_model
 from tests.families.folders import FOLDER
+from txport.checkpoints.checkpoint import expected_tensors, load_checkpoint
 from txport.exporters.check import operators
 from txport.models.architectures.t5 import PRESETS, hugging_face
-from txport.models.checkpoint import expected_tensors, load_checkpoint
 from txport.models.names import WEIGHTS
 from txport.models.parts import Attention
 

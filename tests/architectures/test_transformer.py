@@ -17,10 +17,10 @@ from tests.tiny import tiny_config, tiny_model, unproven
 from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import DECODER, STEP, screens
+from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.errors import UnsupportedError
 from txport.exporters.check import operators
 from txport.models.architectures.transformer import Transformer, TransformerConfig, facts
-from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.models.parts import sinusoids
 from txport.proof.parity.check import check
 from txport.search.generate import generate

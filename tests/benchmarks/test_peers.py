@@ -31,9 +31,9 @@ from benchmarks.peers.lines import (
     with_folder,
 )
 from benchmarks.peers.process import ROOT, Worker, WorkerError
+from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from txport.checkpoints.places import digest
 from txport.errors import UnavailableError, UnsupportedError
-from txport.models.checkpoint import load_checkpoint, save_checkpoint
-from txport.models.names import digest
 
 TINY = Task(checkpoint="preset:tiny", batch=2, sources=4)
 LINE = Line(name="greedy", against="a peer", task=TINY, precisions=("int8",), required=2.0)

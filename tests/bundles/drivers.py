@@ -11,14 +11,13 @@ import numpy as np
 import txport
 from tests.architectures.seeded import seeded_model
 from tests.tiny import tiny_config
+from txport.audio.spectrogram import drawn_features, in_blocks, log_mel
 from txport.bundles.bundle import Bundle
+from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from txport.checkpoints.places import preset_config
 from txport.models.architectures.bert import MULTI_LABEL, REGRESSION
-from txport.models.audio.facts import Features
-from txport.models.audio.spectrogram import in_blocks, log_mel
-from txport.models.checkpoint import load_checkpoint, save_checkpoint
-from txport.models.names import preset_config
+from txport.models.audio import Features
 from txport.proof.proven import write
-from txport.runtimes.inputs import drawn_features
 
 SOURCE = [5, 9, 11, 8, 7]
 RULES = {

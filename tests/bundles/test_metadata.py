@@ -19,9 +19,10 @@ from txport.bundles.graphs import read_outline
 from txport.bundles.manifest import Manifest
 from txport.bundles.metadata import contradictions, metadata
 from txport.bundles.ports import DECODER, ENCODER, SELECT
+from txport.checkpoints.places import preset_config
 from txport.errors import BundleError
 from txport.models import architecture
-from txport.models.names import MANIFEST, preset_config
+from txport.models.names import MANIFEST
 from txport.system.documents import write_json
 
 PAGE = Path(__file__).parents[2] / "docs" / "embedding.md"

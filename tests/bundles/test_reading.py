@@ -14,15 +14,15 @@ import onnx
 import pytest
 
 import txport
-import txport.api
-import txport.release
+import txport.api.model
+import txport.api.release
 from tests.tiny import edit_graph, reseal, tiny_config, tiny_facts, tiny_model, update_hashes
 from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.ports import DECODER, ENCODER
 from txport.bundles.reading import least_bytes, read_manifest
+from txport.checkpoints.checkpoint import save_checkpoint
 from txport.errors import BundleError, ParityError, RunError
-from txport.models.checkpoint import save_checkpoint
 from txport.models.names import MANIFEST
 from txport.proof.verify.check import verify
 from txport.runtimes.base import GraphRuntime
@@ -217,9 +217,9 @@ def test_a_bundle_of_links_is_as_good(fused: Bundle, tmp_path: Path, checkpoint:
         (linked / name).symlink_to(os.path.relpath(blob, (linked / name).parent))
     found = load_bundle(linked)
     assert verify(linked).passed
-    report = txport.api.parity(found, checkpoint, {"ort": "cpu"})
+    report = txport.api.model.parity(found, checkpoint, {"ort": "cpu"})
     assert report.passed
-    assert txport.release.bisect(found, checkpoint) is None
+    assert txport.api.release.bisect(found, checkpoint) is None
     (store / f"{abs(hash('onnx/weights.bin')):x}").write_bytes(b"")
     with pytest.raises(BundleError, match=r"onnx/weights\.bin has 0 bytes"):
         load_bundle(linked)
@@ -300,7 +300,7 @@ def test_a_graph_that_fails_while_it_runs_is_an_error_of_ours(copied: Path, chec
         txport.load(copied, runtime="reference").generate("bad")
     assert verify(copied).wrong.startswith("logits: it does not run")
     with pytest.raises(ParityError, match="the encoder graph does not run"):
-        txport.api.parity(broken, checkpoint, {"ort": "cpu"})
-    culprit = txport.release.bisect(broken, checkpoint)
+        txport.api.model.parity(broken, checkpoint, {"ort": "cpu"})
+    culprit = txport.api.release.bisect(broken, checkpoint)
     assert culprit is not None
     assert culprit.graph == "encoder"

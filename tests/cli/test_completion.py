@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.processes import ENVIRONMENT, SCRIPT, run
+from txport.checkpoints.places import shipped
 from txport.cli import cli, completion
 from txport.models import architecture
-from txport.models.names import shipped
 
 Ask = Callable[[str, str], list[str]]
 PRESETS = [*architecture.presets()]

@@ -10,11 +10,11 @@ import click
 import pytest
 
 import txport
-from txport import diagnose, release
+from txport.api import diagnose, release
+from txport.api.diagnose import Diagnosis
 from txport.cli import main
 from txport.cli.commands import cli
 from txport.cli.outputs import ARGUMENT, Command
-from txport.diagnose import Diagnosis
 from txport.proof.matrix import NOT_AVAILABLE, Cell, Matrix
 from txport.runtimes.ort.nvidia.driver import Driver
 from txport.runtimes.ort.nvidia.problems import Nvidia, Problem

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 import txport
 from tests.architectures.seeded import bundle_of
 from txport.bundles.bundle import Bundle
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.cli.commands import cli
 from txport.errors import UnsupportedError
-from txport.models.checkpoint import load_checkpoint
 
 FAMILIES = Path(__file__).parents[1] / "families"
 SOURCES = ["9 5 3 7 2", "6 2"]

@@ -12,8 +12,8 @@ from tests.cli.processes import ENVIRONMENT, SCRIPT, assert_one_line, run
 from tests.tiny import tiny_config, tiny_model, unproven
 from txport import runtimes
 from txport.bundles.bundle import Bundle
+from txport.checkpoints.checkpoint import save_checkpoint
 from txport.cli import textio
-from txport.models.checkpoint import save_checkpoint
 from txport.proof.parity.check import no_crash
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.system.machine import is_out_of_memory
@@ -23,7 +23,7 @@ LIMIT = "import resource, sys, {first}\nresource.setrlimit(resource.RLIMIT_AS, (
 HELD = "int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()"
 
 
-def limited(more: int, first: str = "txport.api, onnxruntime, tokenizers") -> str:
+def limited(more: int, first: str = "txport.api.model, onnxruntime, tokenizers") -> str:
     """So many MB beyond what the imports hold."""
     if not Path("/proc/self/statm").exists():
         pytest.skip("what a process holds is read where the system shows it")

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import txport
-from txport import api
+from txport.api import model as api
 from txport.bundles.bundle import Bundle
 from txport.cli.commands import cli
 from txport.cli.outputs import InputPath, OutputFile, OutputFolder

@@ -17,8 +17,8 @@ from tests.cli.processes import ENVIRONMENT, assert_one_line, run, start
 from tests.tiny import SPECIAL, VOCABULARY, reseal, tiny_config, tiny_model
 from txport import cli
 from txport.bundles.bundle import Bundle
+from txport.checkpoints.checkpoint import save_checkpoint
 from txport.cli import tables, textio
-from txport.models.checkpoint import save_checkpoint
 from txport.models.names import MANIFEST
 
 EVIL = "\x1b]0;owned\x07\u202e"

@@ -14,9 +14,9 @@ from tests.cli.processes import run
 from tests.tokenizers.grown import grown
 from tests.tokenizers.test_agreement import tokenizers
 from txport.bundles.bundle import Bundle
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.cli.commands import cli
 from txport.errors import TextError
-from txport.models.checkpoint import load_checkpoint
 
 TEXTS = ["bad", "€€€", "", "  ", "ch€ief"]
 PIPE = "\n".join(TEXTS) + "\n"

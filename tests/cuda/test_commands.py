@@ -13,9 +13,9 @@ from tests.cli.processes import assert_one_line, run
 from tests.cuda.fake.fixture import FakeCuda
 from txport import runtimes
 from txport.bundles.bundle import Bundle
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.cli import cli
 from txport.errors import UnavailableError, UnsupportedError
-from txport.models.checkpoint import load_checkpoint
 
 REFUSED = "a bundle of the cuda target runs on provider cuda, got provider 'cpu'; give --provider cuda, or --runtime"
 IN_ITS_PLACE = ("cuda-stand-in", "cpu")

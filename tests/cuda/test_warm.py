@@ -18,17 +18,17 @@ from tests.runtimes.driven import Driven, tokens
 from tests.speech.audio import PIECES, noise
 from tests.speech.test_whisper import FOLDER as WHISPER
 from tests.tiny import tiny_facts
-from txport import warming
-from txport.api import Model
+from txport.api import warming
+from txport.api.model import Model
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import MODEL
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import UnsupportedError
-from txport.models.checkpoint import load_checkpoint
-from txport.models.tokenizers.numbers import NumberTokenizer
 from txport.runtimes.ort.cuda import warm as cuda_warm
 from txport.runtimes.ort.cuda.device import EAGER
 from txport.runtimes.ort.cuda.driver import CudaRuntime
 from txport.runtimes.ort.cuda.host import HostDevice
+from txport.text.numbers import NumberTokenizer
 
 LONGEST, BATCH = 13, 5
 Make = Callable[[str, str, str], Driven]

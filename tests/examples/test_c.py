@@ -12,7 +12,7 @@ import pytest
 import txport
 from examples import run as examples
 from examples.run import EXAMPLES, include
-from txport.locate import find_bundle
+from txport.api.locate import find_bundle
 
 ROOT = Path(__file__).parents[2]
 WORDS = ("hello", "world", "attention", "transformer")

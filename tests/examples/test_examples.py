@@ -14,7 +14,7 @@ from examples import run as examples
 from examples.browser.build import build
 from examples.run import EXAMPLES, WORDS, Example, lacks, main, run
 from tests.javascript import chromium, node
-from txport.locate import find_bundle
+from txport.api.locate import find_bundle
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,10 @@ from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import INVARIANT, with_columns
 from txport.bundles.ports import MODEL, STEP
+from txport.checkpoints.checkpoint import Checkpoint, fill, load_checkpoint, save_checkpoint
 from txport.exporters.cpu import choose
 from txport.exporters.cpu.columns import COLUMNS, find_columns
 from txport.models import architecture
-from txport.models.checkpoint import Checkpoint, fill, load_checkpoint, save_checkpoint
 from txport.proof.bisect.isolation import Runner
 from txport.proof.few_bits.kernels import AS_SHIPPED, product_of
 from txport.proof.parity.check import check

@@ -36,6 +36,7 @@ from txport.bundles.ports import (
     Graph,
 )
 from txport.bundles.targets import TARGETS
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.errors import UnsupportedError
 from txport.exporters.check import GraphError
 from txport.exporters.cuda.fusions import fuse_biases, fuse_residuals
@@ -43,11 +44,10 @@ from txport.exporters.cuda.operators import ATTENTION, WRITE
 from txport.exporters.export import export_graphs
 from txport.exporters.fused.parts import PACKED
 from txport.exporters.memory import memory_model
-from txport.exporters.passes import CLEANING
 from txport.exporters.targets import EXPORTERS, Job, check_cuda
-from txport.exporters.trace import kinds_of_trace, parts_of_trace
+from txport.exporters.tracing.passes import CLEANING
+from txport.exporters.tracing.trace import kinds_of_trace, parts_of_trace
 from txport.models.architectures.llama import Llama, LlamaConfig
-from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.model import Model
 from txport.models.parts import Attention
 from txport.proof.bisect.probe import shown

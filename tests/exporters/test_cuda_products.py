@@ -18,9 +18,9 @@ from txport.errors import UnsupportedError
 from txport.exporters.cuda.audit.capture import dims_of, unfit
 from txport.exporters.cuda.audit.values import operator_of
 from txport.exporters.cuda.operators import CUDA_FORMS
-from txport.exporters.forms import FORMS
-from txport.exporters.symbols import Form
-from txport.exporters.trace import trace
+from txport.exporters.tracing.forms import FORMS
+from txport.exporters.tracing.symbols import Form
+from txport.exporters.tracing.trace import trace
 
 Dims = tuple[int | str, ...]
 HEADS, SIZE = 4, 8

@@ -20,12 +20,12 @@ from txport.bundles.graphs import read_model
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import ENCODER, STEP
 from txport.bundles.reading import read_manifest
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from txport.checkpoints.weights.streamed import emptied
 from txport.errors import BundleError, UnsupportedError
 from txport.exporters.export import export_graphs
 from txport.exporters.weights import graph_weights
 from txport.inspection.weights import parts_of
-from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from txport.models.weights.streamed import emptied
 from txport.proof.bisect.culprit import bisect
 from txport.proof.parity.weights import compare_weights
 

@@ -24,11 +24,11 @@ from txport.bundles.bundle import Bundle, load_bundle, seal
 from txport.bundles.manifest import Manifest
 from txport.bundles.metadata import metadata
 from txport.bundles.ports import DECODER, ENCODER, SELECT, Graph
+from txport.checkpoints.checkpoint import Checkpoint, expected_tensors, load_checkpoint, save_checkpoint
 from txport.errors import UnsupportedError
-from txport.exporters import passes
 from txport.exporters.export import export_graphs
+from txport.exporters.tracing import passes
 from txport.exporters.weights import graph_weights
-from txport.models.checkpoint import Checkpoint, expected_tensors, load_checkpoint, save_checkpoint
 from txport.proof.parity.check import check
 
 ROLES = [ENCODER, DECODER, SELECT]

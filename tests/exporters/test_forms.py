@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from tests.exporters.test_trace import graph, run
 from txport.bundles.ports import Port
-from txport.exporters.forms import FORMS
-from txport.exporters.trace import trace
+from txport.exporters.tracing.forms import FORMS
+from txport.exporters.tracing.trace import trace
 
 Function = Callable[[Any, "Weights"], Any]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 EXPORT = """
 import sys
 from pathlib import Path
-from txport.models.checkpoint import load_checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.proof.proven import write
 for preset, target in (each.split() for each in sys.argv[2:]):
     folder = Path(sys.argv[1]) / preset

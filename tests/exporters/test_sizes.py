@@ -15,18 +15,19 @@ from safetensors.torch import load_file, save_file
 
 import txport
 from tests.tiny import edit_graph, tiny_config, tiny_model
+from txport.api.release import parity
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.ports import LARGE_VOCABULARY
 from txport.bundles.targets import TARGETS
+from txport.checkpoints import checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.cli import main
 from txport.errors import BundleError, UnsupportedError
 from txport.exporters.weights import graph_weights
-from txport.models import architecture, checkpoint
-from txport.models.checkpoint import load_checkpoint, save_checkpoint
+from txport.models import architecture
 from txport.models.names import INDEX, MANIFEST, WEIGHTS
 from txport.proof.parity import check
 from txport.proof.proven import prove, write
-from txport.release import parity
 
 KINDS = [(target, precision) for target, each in TARGETS.items() for precision in each.precisions]
 SMALLEST = ("tiny", "gpt2-tiny", "bert-tiny", "t5-tiny")

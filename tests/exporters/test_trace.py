@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from txport.bundles.ports import BATCH, BEAMS, PAST, PAST_SOURCE, SOURCE, TOKENS, Graph, Port
 from txport.errors import UnsupportedError
-from txport.exporters.trace import SIZES, trace
+from txport.exporters.tracing.trace import SIZES, trace
 
 Array = NDArray[Any]
 X = Port("x", "float32", (BATCH, SOURCE, 6))

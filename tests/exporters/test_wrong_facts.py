@@ -18,7 +18,7 @@ from txport.exporters.cpu.ops import require_fusable
 from txport.exporters.cpu.top import add_top, without_top
 from txport.exporters.fused.parts import PACKED
 from txport.exporters.targets import EXPORTERS, check_cpu
-from txport.exporters.trace import kinds_of_trace, parts_of_trace, trace
+from txport.exporters.tracing.trace import kinds_of_trace, parts_of_trace, trace
 from txport.models.architectures.llama import Llama, LlamaConfig
 from txport.models.facts import LENGTH, StateTensor
 

@@ -19,14 +19,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.families.test_families import EACH_TYPE, FOLDER
+from txport.checkpoints import checkpoint
+from txport.checkpoints.sources.source import read_source
+from txport.checkpoints.weights.plan import plan
 from txport.errors import CheckpointError, ConfigError
-from txport.models import architecture, checkpoint
+from txport.models import architecture
 from txport.models.config import Config
 from txport.models.model import Model
 from txport.models.names import CONFIG, INDEX, WEIGHTS
-from txport.models.sources.source import read_source
-from txport.models.weights.plan import plan
-from txport.models.weights.rules import Constant, Take
+from txport.models.rules import Constant, Take
 
 SIZES = (  # keys of configs that shapes of tensors follow from
     *("vocab_size", "hidden_size", "n_embd", "d_model", "dim", "intermediate_size", "d_ff", "hidden_dim", "ffn_dim"),

@@ -21,16 +21,17 @@ from tests.families.folders import FOLDER, is_recorded, names, whole
 from tests.tiny import without_metadata
 from txport import runtimes
 from txport.bundles.reading import read_manifest
+from txport.checkpoints.checkpoint import config_of, load_checkpoint
+from txport.checkpoints.family import REFUSED, all_families
+from txport.checkpoints.places import digest
 from txport.cli.commands import cli
 from txport.errors import BundleError, CheckpointError, ConfigError
-from txport.models.checkpoint import config_of, load_checkpoint
-from txport.models.family import REFUSED, all_families
 from txport.models.generation import published_names
-from txport.models.names import CONFIG, GENERATION, INDEX, WEIGHTS, digest
-from txport.models.tokenizers.numbers import NumberTokenizer
+from txport.models.names import CONFIG, GENERATION, INDEX, WEIGHTS
 from txport.runtimes.inputs import batch
 from txport.search.generate import first_tokens
 from txport.search.options import SearchOptions, chosen_options
+from txport.text.numbers import NumberTokenizer
 
 FOLDERS = [name for name in names() if is_recorded(name)]
 OF_NEWEST = [name for name in names() if not is_recorded(name)]  # weights as of the folder of version 4.57

@@ -9,7 +9,7 @@ from tests import peers, transformers_js
 from tests.architectures.seeded import bundle_of
 from tests.families.test_families import FOLDER, PROMPTS, cut, said
 from txport.bundles.bundle import Bundle
-from txport.models.checkpoint import load_checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint
 
 NAMES = ["mistral-window", "qwen2-window", "gemma3", "smollm3-window"]
 NEW = 8  # tokens

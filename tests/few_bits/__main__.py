@@ -30,7 +30,7 @@ from tests.few_bits import peers, planted
 from tests.few_bits.noise import write_noisy
 from tests.instruction_sets import describe_processor
 from tests.pages import split_page, write_table
-from txport.models.checkpoint import Checkpoint, load_checkpoint
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from txport.proof.few_bits.loss import calibration_texts
 from txport.proof.proven import write
 

@@ -29,9 +29,9 @@ from txport.bundles.ports import (
     SOURCE_LENGTHS,
     STEP,
 )
-from txport.models.checkpoint import Checkpoint
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.places import preset_config
 from txport.models.model import Model
-from txport.models.names import preset_config
 from txport.models.ops import Ops
 from txport.models.parts import Attention
 from txport.proof.bisect.culprit import Culprit

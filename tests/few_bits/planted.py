@@ -20,12 +20,13 @@ import pytest
 from tests.architectures.owned import beside_the_others
 from tests.few_bits.faults import FAULTS, SUBJECTS, Fault, Subject
 from tests.proof.few import draw_few
-from txport import release, runtimes
+from txport import runtimes
+from txport.api import release
 from txport.bundles.manifest import Manifest
 from txport.bundles.targets import TARGETS
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.errors import ParityError
 from txport.exporters import export as exporter
-from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.proof.bisect.culprit import Culprit
 from txport.proof.proven import write
 from txport.proof.reports.report import Broken

@@ -10,7 +10,7 @@ import pytest
 from tests.architectures.seeded import bundle_of
 from tests.families.test_families import FOLDER
 from txport.bundles.bundle import Bundle
-from txport.models.checkpoint import load_checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint
 
 
 @pytest.fixture(scope="session")

@@ -20,17 +20,19 @@ from tests.inspection.test_page import read as whole_page
 from tests.loading import bundles as makes
 from tests.speech.audio import noise
 from tests.speech.test_whisper import FOLDER as SPEECH
-from txport import bench, release, runtimes
+from txport import runtimes
+from txport.api import release
+from txport.api.locate import open_bundle
+from txport.bench import measure as bench
 from txport.bundles.bundle import Bundle
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.graphs import read_outline
 from txport.bundles.targets import FOREIGN
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.cli import main
 from txport.errors import ParityError
 from txport.inspection.page import page
 from txport.inspection.weights import parts_of
-from txport.locate import open_bundle
-from txport.models.checkpoint import load_checkpoint
 
 Portable = Callable[[str], Bundle]
 IDS = " ".join(map(str, SOURCES[0]))

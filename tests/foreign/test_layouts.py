@@ -14,8 +14,8 @@ import pytest
 import txport
 from tests.families.test_families import PROMPTS, SEARCHES, SOURCES, TEXTS, cut, rewrite, said
 from tests.foreign.layouts import CAUSAL, ENCODE, LAYOUTS, SENTENCES, SEQ2SEQ, lay_out
+from txport.api.locate import open_bundle
 from txport.bundles.bundle import Bundle
-from txport.locate import open_bundle
 
 NAMES = {"t5": SEQ2SEQ, "marian": SEQ2SEQ, "whisper": SEQ2SEQ, "gpt2": CAUSAL, "llama": CAUSAL}
 CASES = [(name, layout) for name, layouts in NAMES.items() for layout in layouts]

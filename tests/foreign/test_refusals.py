@@ -17,13 +17,13 @@ from onnx import TensorProto, helper
 import txport
 from tests.families.test_families import rewrite
 from tests.foreign.layouts import keep, lay_out
-from txport import release
+from txport.api import release
+from txport.api.locate import open_bundle
 from txport.bundles.bundle import Bundle
 from txport.bundles.declared import read_signature
 from txport.bundles.foreign.read import read_foreign
 from txport.bundles.ports import Port
 from txport.errors import BundleError, TxportError, UnsupportedError
-from txport.locate import open_bundle
 
 Portable = Callable[[str], Bundle]
 

@@ -54,7 +54,7 @@ def make_bases(folder: Path, checkpoint: Path) -> None:
 def _tokenizer(folder: Path, family: str, name: str) -> None:
     from tests.tokenizers.grown import grown
     from txport.models.names import TARGET_TOKENIZER, TOKENIZER
-    from txport.models.tokenizers.convert import companions_of
+    from txport.text.convert import companions_of
 
     files = companions_of(TESTS / "tokenizers" / name)
     vocabularies = (json.loads(str(files.get(each, "{}"))) for each in (TOKENIZER, TARGET_TOKENIZER))
@@ -155,7 +155,7 @@ def _audio(folder: Path) -> None:
 
 def _bundles(folder: Path) -> None:
     from tests.architectures.seeded import bundle_of
-    from txport.models.checkpoint import load_checkpoint
+    from txport.checkpoints.checkpoint import load_checkpoint
 
     made: dict[str, tuple[Path, str]] = {
         "speech": (TESTS / "speech" / "whisper", "cpu"),

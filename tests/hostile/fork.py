@@ -26,11 +26,10 @@ def import_all() -> None:
     import tokenizers  # noqa: F401
     import torch  # noqa: F401
 
-    import txport.bench
+    import txport.bench.measure
+    import txport.checkpoints.importing.draft
+    import txport.checkpoints.importing.fit
     import txport.cli.tables
-    import txport.importing.draft
-    import txport.importing.fit
-    import txport.models.tokenizers.templates
     import txport.proof.bisect.culprit
     import txport.proof.matrix
     import txport.proof.parity.check
@@ -40,12 +39,13 @@ def import_all() -> None:
     import txport.runtimes.ort.runtime
     import txport.runtimes.pytorch
     import txport.runtimes.reference
+    import txport.text.templates
 
-    for name in ("architectures", "families", "sources", "tokenizers", "audio"):
-        package = importlib.import_module(f"txport.models.{name}")
+    for name in ("models.architectures", "checkpoints.families", "checkpoints.sources", "text", "audio"):
+        package = importlib.import_module(f"txport.{name}")
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-    txport.models.tokenizers.chat.MAX_SECONDS = 1.0  # seconds of a template that has no end
+    txport.text.chat.MAX_SECONDS = 1.0  # seconds of a template that has no end
 
 
 def fork(work: Callable[[], None]) -> int:

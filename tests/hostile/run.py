@@ -271,5 +271,5 @@ def _stand_ins(command: Command, sound: Sound) -> Iterator[None]:
     def bench(*arguments: Any, **options: Any) -> Any:
         return read_values(sound.bench_report)
 
-    with mock.patch("txport.release.parity", parity), mock.patch("txport.bench.run", bench):
+    with mock.patch("txport.api.release.parity", parity), mock.patch("txport.bench.measure.run", bench):
         yield

@@ -57,7 +57,7 @@ def _export(sound: Sound) -> None:
     import txport
     from recipes.g2p_en.tokenizer import spelling_tokenizer
     from tests.tiny import SAMPLES, VOCABULARY, tiny_config, tiny_model
-    from txport.models.checkpoint import save_checkpoint
+    from txport.checkpoints.checkpoint import save_checkpoint
 
     torch.set_num_threads(1)
     save_checkpoint(sound.checkpoint, tiny_model(tiny_config()), spelling_tokenizer(VOCABULARY))
@@ -69,7 +69,8 @@ def _export(sound: Sound) -> None:
 def _report(sound: Sound) -> Any:
     import torch
 
-    from txport import api, cli
+    from txport import cli
+    from txport.api import model as api
     from txport.bundles.bundle import load_bundle
     from txport.cli.textio import write_json
 

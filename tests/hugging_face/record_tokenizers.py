@@ -20,7 +20,7 @@ import jinja2
 import transformers
 
 from tests.tokenizers.corpus import SENTENCES, lines
-from txport.models.tokenizers.pieces import M2M_LANGUAGES
+from txport.text.pieces import M2M_LANGUAGES
 
 FOLDER = Path(__file__).parents[1] / "tokenizers"
 EXPECTED = "expected.json"

@@ -14,10 +14,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from txport import cli
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import CheckpointError, ConfigError
-from txport.importing.against.hold import hold_against
-from txport.models.checkpoint import load_checkpoint
 from txport.models.names import CONFIG, RULES, WEIGHTS
+from txport.proof.against.hold import hold_against
 
 FAMILIES = Path(__file__).parents[1] / "families"
 NAMES = [
@@ -79,7 +79,7 @@ def edited(**changes: Any) -> Callable[[Path], None]:
     """A rule file whose config is that of the folder, but for some keys of ours."""
 
     def edit(folder: Path) -> None:
-        from txport.models.sources.source import read_source
+        from txport.checkpoints.sources.source import read_source
 
         kind = json.loads((folder / CONFIG).read_text())["model_type"]
         config = {**read_source(folder).config.to_dict(), **changes}

@@ -13,8 +13,8 @@ import transformers
 from tests.hugging_face.record_tokenizers import FOLDER, ids_of
 from tests.tokenizers.corpus import SENTENCES
 from txport.models.names import CONFIG, TOKENIZER, TOKENIZER_CONFIG
-from txport.models.tokenizers.convert import companions_of
-from txport.models.tokenizers.file import FileTokenizer
+from txport.text.convert import companions_of
+from txport.text.file import FileTokenizer
 
 PLAIN = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": False}
 TEXTS = [*SENTENCES[:20], "The Cat sees <new> and <s> Café 東京.", " <new>  A\u0301 b"]

@@ -10,10 +10,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast, pipeline
 
-from txport.encoding import scores
+from txport.api.encoding import scores
+from txport.bundles.hugging_face import label_config
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.models.architectures.bert import hugging_face
-from txport.models.checkpoint import load_checkpoint
-from txport.models.hugging_face import label_config
 
 WORDS = {token: number for number, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"])}
 TEXT = "a c f"

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from tests.families.folders import FOLDER, NEWEST, whole
 from tests.hugging_face.record_tokenizers import FOLDER as TOKENIZERS
 from txport.bundles.comparisons import NOT_COMPARED, TEXTS, describe_original, require_original
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import CheckpointError, ParityError
-from txport.importing.against import recorded
-from txport.importing.against.batches import BEYOND
-from txport.importing.against.recorded import compare_original
-from txport.importing.against.texts import LINES
-from txport.models.checkpoint import load_checkpoint
 from txport.models.names import CONFIG, WEIGHTS
+from txport.proof.against import recorded
+from txport.proof.against.batches import BEYOND
+from txport.proof.against.recorded import compare_original
+from txport.proof.against.texts import LINES
 from txport.system import memory
 
 CLASSES = {

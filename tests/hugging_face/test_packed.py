@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.models.packed import write_folder
-from txport.importing.against.hold import hold_against
+from txport.proof.against.hold import hold_against
 
 pytest.importorskip("transformers")
 

@@ -12,8 +12,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, StopStringCriteria
 
-from txport.models.tokenizers.file import FileTokenizer
 from txport.search.stops import Stops
+from txport.text.file import FileTokenizer
 
 IS_OLD = transformers.__version__.startswith("4.")  # it compares tokens that are parts of a character as if unknown
 PLAIN = ["the cat sat on the mat.\nUser: stop it, please\n", "abcdef abc stopped; topper operas </s> ###\n\n"]

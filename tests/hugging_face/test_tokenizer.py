@@ -14,13 +14,14 @@ from transformers import AutoTokenizer
 
 from recipes.g2p_en.g2p import LETTERS, VOCABULARY, read_dictionary
 from recipes.g2p_en.tokenizer import spelling_tokenizer
+from txport.bundles.hugging_face import write_tokenizers
+from txport.checkpoints.checkpoint import config_of
+from txport.checkpoints.places import SHIPPED
 from txport.models.architectures import transformer
-from txport.models.checkpoint import config_of
 from txport.models.facts import Facts
-from txport.models.hugging_face import write_tokenizers
-from txport.models.names import SHIPPED, TARGET_TOKENIZER, TOKENIZER
-from txport.models.tokenizers.file import FileTokenizer
-from txport.models.tokenizers.load import load_tokenizer
+from txport.models.names import TARGET_TOKENIZER, TOKENIZER
+from txport.text.file import FileTokenizer
+from txport.text.load import load_tokenizer
 
 EDGES = [
     "a",

@@ -16,9 +16,9 @@ import transformers
 from tests.hugging_face.record_tokenizers import EXPECTED, FOLDER, ids_of, unknown_of, written
 from tests.tokenizers.corpus import lines
 from txport.models.names import TEXT
-from txport.models.tokenizers.convert import companions_of
-from txport.models.tokenizers.file import FileTokenizer
-from txport.models.tokenizers.usage import read_usage
+from txport.text.convert import companions_of
+from txport.text.file import FileTokenizer
+from txport.text.usage import read_usage
 
 MANY = 300  # lines of each kind
 NAMES = sorted(path.parent.name for path in FOLDER.glob(f"*/{EXPECTED}"))

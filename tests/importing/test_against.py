@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 
 from tests.importing import originals, tutorials
 from tests.importing.originals import HEADS, INNER, LAYERS, LONGEST, SIZE, WINDOW, WORDS
+from txport.checkpoints import checkpoint
 from txport.errors import CheckpointError, OutOfMemoryError
-from txport.importing.against.hold import hold_against
-from txport.importing.against.pairing import Origins, share_of
-from txport.importing.against.verdict import Agreement, Verdict
-from txport.models import checkpoint
 from txport.models.names import RULES, WEIGHTS
+from txport.proof.against.hold import hold_against
+from txport.proof.against.pairing import Origins, share_of
+from txport.proof.against.verdict import Agreement, Verdict
 from txport.system import memory
 
 FILE = Path(originals.__file__)

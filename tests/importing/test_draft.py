@@ -19,12 +19,12 @@ from tests.importing import tutorials
 from tests.importing.layouts import HEADS, HYPERPARAMETERS, LAYOUTS, Tensors, fuse, renamed
 from tests.models.test_own_checkpoint import logits_of, tensors_of
 from tests.tiny import tiny_config, tiny_model
+from txport.checkpoints.checkpoint import expected_tensors, load_checkpoint
+from txport.checkpoints.importing.draft import write_draft
 from txport.errors import CheckpointError, ConfigError, OutputError, TxportError
-from txport.importing.against.hold import hold_against
-from txport.importing.draft import write_draft
-from txport.models.checkpoint import expected_tensors, load_checkpoint
 from txport.models.model import Model
 from txport.models.names import CONFIG, RULES, WEIGHTS
+from txport.proof.against.hold import hold_against
 
 FAMILIES = Path(__file__).parent.parent / "families"
 ASKED = {"fused_by_head", "unnamed"}  # of what no name and no shape tells

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.test_own_checkpoint import describe, save, tensors_of
 from tests.tiny import tiny_config, tiny_model
-from txport.models.checkpoint import Checkpoint, load_checkpoint
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from txport.models.names import CONFIG, GENERATION, RULES, WEIGHTS
-from txport.models.weights.rules import Drop, Rename, Split
+from txport.models.rules import Drop, Rename, Split
 
 FAMILIES = Path(__file__).parent.parent / "families"
 Run = Callable[..., tuple[Any, str, str]]

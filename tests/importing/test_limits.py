@@ -8,15 +8,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from txport.checkpoints.checkpoint import load_checkpoint, random_checkpoint, save_checkpoint
+from txport.checkpoints.importing.draft import write_draft
+from txport.checkpoints.importing.fit import import_checkpoint, require_apart
+from txport.checkpoints.places import files_of
+from txport.checkpoints.sources.pickles import read_pickle
+from txport.checkpoints.weights.plan import plan
 from txport.errors import CheckpointError, ConfigError, OutputError
-from txport.importing.draft import write_draft
-from txport.importing.fit import import_checkpoint, require_apart
-from txport.models.checkpoint import load_checkpoint, random_checkpoint, save_checkpoint
-from txport.models.names import RULES, WEIGHTS, files_of
-from txport.models.sources.pickles import read_pickle
-from txport.models.tokenizers.sentencepiece import read_pieces
-from txport.models.weights.plan import plan
-from txport.models.weights.rules import Concat, Rename, Rule, Settle, Shift, Split, Unstack
+from txport.models.names import RULES, WEIGHTS
+from txport.models.rules import Concat, Rename, Rule, Settle, Shift, Split, Unstack
+from txport.text.sentencepiece import read_pieces
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import txport
 from tests import transformers_js
 from tests.javascript import in_chromium, on_node
 from tests.tiny import tiny_config, tiny_model, unproven
-from txport.locate import find_bundle
-from txport.models.checkpoint import save_checkpoint
+from txport.api.locate import find_bundle
+from txport.checkpoints.checkpoint import save_checkpoint
 
 PAGES = Path(__file__).parents[2] / "docs"
 WAYS: dict[str, dict[str, Any]] = {

@@ -16,8 +16,8 @@ from tests import transformers_js
 from tests.architectures.test_bert import VOCABULARY, model_of, tiny, word_pieces
 from tests.javascript import in_chromium, on_node
 from tests.tiny import unproven
+from txport.checkpoints.checkpoint import save_checkpoint
 from txport.errors import UnknownTextError
-from txport.models.checkpoint import save_checkpoint
 
 HEADS = {"hidden": "embed", "labels": "classify", "token_labels": "tag", "tokens": "fill"}
 TEXTS = ["Good [MASK] b zz", "a b c[MASK][MASK] a", "bad ##d [MASK] ."]

@@ -17,8 +17,8 @@ from tests.javascript import in_chromium, on_node, run
 from tests.javascript.test_encoders import made, whole_words
 from tests.tiny import edit_graph, reseal, unproven
 from txport.bundles.bundle import Bundle, load_bundle
+from txport.checkpoints.checkpoint import save_checkpoint
 from txport.errors import BundleError
-from txport.models.checkpoint import save_checkpoint
 from txport.models.names import MANIFEST
 
 

@@ -13,8 +13,8 @@ from tests.tokenizers.odd import odd_lines
 from tests.tokenizers.readers import BYTES, COUNT, Side, sides_of
 from tests.tokenizers.test_agreement import FOLDER, NAMES
 from txport.models.names import TOKENIZER
-from txport.models.tokenizers.convert import companions_of
-from txport.models.tokenizers.file import FileTokenizer
+from txport.text.convert import companions_of
+from txport.text.file import FileTokenizer
 
 LIBRARY = transformers_js.HERE / "node_modules" / "@huggingface" / "tokenizers" / "dist" / "tokenizers.min.mjs"
 

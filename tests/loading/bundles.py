@@ -14,7 +14,7 @@ from tests.architectures.seeded import bundle_of, drawn, saved
 from tests.families.test_families import FOLDER
 from tests.speech.test_whisper import FOLDER as SPEECH
 from txport.bundles.bundle import Bundle
-from txport.models.checkpoint import load_checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.models.names import TOKENIZER, WEIGHTS
 
 # Each is written as another model of theirs, or has caches of another shape.

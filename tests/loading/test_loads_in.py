@@ -14,10 +14,10 @@ import txport
 from tests import peers, transformers_js
 from tests.loading import bundles as makes
 from tests.speech.audio import noise
+from txport.audio.spectrogram import drawn_features
 from txport.bundles.bundle import Bundle
-from txport.models.audio.facts import Features
+from txport.models.audio import Features
 from txport.models.facts import Facts
-from txport.runtimes.inputs import drawn_features
 
 ROOT = Path(__file__).parents[2]
 NAMES = (*makes.FAMILIES, *(f"{name} drawn {seed}" for name, seed in (*makes.DRAWN.items(), makes.WINDOWED)))

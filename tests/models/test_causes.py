@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.families.folders import FOLDER
+from txport.checkpoints.checkpoint import load_checkpoint
+from txport.checkpoints.importing.fit import fit
 from txport.errors import CheckpointError, ConfigError
-from txport.importing.fit import fit
-from txport.models.checkpoint import load_checkpoint
 from txport.models.names import CONFIG, PICKLE, WEIGHTS
 
 

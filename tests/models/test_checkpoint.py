@@ -10,12 +10,12 @@ from torch import Tensor
 
 from recipes.g2p_en.tokenizer import spelling_tokenizer
 from tests.tiny import VOCABULARY, tiny_config, tiny_model
+from txport.api.locate import find_bundle
+from txport.checkpoints import checkpoint
+from txport.checkpoints.checkpoint import expected_tensors, load_checkpoint, save_checkpoint
+from txport.checkpoints.places import digest, label, shipped
 from txport.errors import BundleError, CheckpointError, ConfigError, OutputError, UnsupportedError
-from txport.locate import find_bundle
-from txport.models import checkpoint
 from txport.models.architectures.transformer import PRESETS, TransformerConfig
-from txport.models.checkpoint import expected_tensors, load_checkpoint, save_checkpoint
-from txport.models.names import digest, label, shipped
 
 CHOICES = TransformerConfig.choices()
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.tiny import tiny_config
+from txport.checkpoints.checkpoint import config_of
 from txport.errors import ConfigError
 from txport.models.architectures.transformer import TransformerConfig, facts
-from txport.models.checkpoint import config_of
 from txport.models.facts import Tokens
 
 SIZES = {"source_vocab_size": 20, "target_vocab_size": 20}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.tiny import tiny_facts
 from txport.models import facts as module
 from txport.models import json_values
-from txport.models.audio.facts import Features, Speech
+from txport.models.audio import Features, Speech
 from txport.models.facts import (
     LENGTH,
     CrossAttention,

@@ -17,12 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.tiny import tiny_config, tiny_model
+from txport.checkpoints.checkpoint import expected_tensors, load_checkpoint
+from txport.checkpoints.places import digest
+from txport.checkpoints.sources.rules import OPERATIONS, parse_rule, written
 from txport.errors import CheckpointError, ConfigError
 from txport.models.architectures.transformer import Transformer
-from txport.models.checkpoint import expected_tensors, load_checkpoint
-from txport.models.names import CONFIG, RULES, WEIGHTS, digest
-from txport.models.sources.rules import OPERATIONS, parse_rule, written
-from txport.models.weights.rules import (
+from txport.models.names import CONFIG, RULES, WEIGHTS
+from txport.models.rules import (
     Concat,
     Constant,
     Permute,

@@ -14,10 +14,10 @@ from onnx import numpy_helper
 import txport
 from tests.models.packed import by_our_names, write_folder
 from tests.tiny import edit_graph, unproven
-from txport import api
+from txport.api import model as api
 from txport.bundles.bundle import Bundle
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import CheckpointError, ConfigError
-from txport.models.checkpoint import load_checkpoint
 
 Array = NDArray[Any]
 

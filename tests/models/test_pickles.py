@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 from tests.tiny import tiny_config, tiny_model
+from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from txport.checkpoints.places import digest
+from txport.checkpoints.sources.pickles import read_pickle
 from txport.errors import CheckpointError
-from txport.models.checkpoint import load_checkpoint, save_checkpoint
-from txport.models.names import CONFIG, PICKLE, PICKLE_INDEX, WEIGHTS, digest
-from txport.models.sources.pickles import read_pickle
+from txport.models.names import CONFIG, PICKLE, PICKLE_INDEX, WEIGHTS
 
 FAMILIES = Path(__file__).parent.parent / "families"
 READ = {"a.b": torch.arange(6.0).view(2, 3), "c": torch.ones(2, dtype=torch.float16)}

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from txport.models.weights.plan import Plan, plan
-from txport.models.weights.rules import (
+from txport.checkpoints.weights.plan import Plan, plan
+from txport.models.rules import (
     Concat,
     Constant,
     Drop,

@@ -10,16 +10,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import tiny_config, tiny_model
+from txport.checkpoints import checkpoint
+from txport.checkpoints.checkpoint import Checkpoint, drawn, load_checkpoint, save_checkpoint
+from txport.checkpoints.sources.source import read_safetensors
+from txport.checkpoints.weights.plan import plan
+from txport.checkpoints.weights.streamed import converted, filled, is_streamed, outline, streamed
 from txport.errors import CheckpointError
-from txport.models import architecture, checkpoint
-from txport.models.checkpoint import Checkpoint, drawn, load_checkpoint, save_checkpoint
+from txport.models import architecture
 from txport.models.model import Model
 from txport.models.names import WEIGHTS
 from txport.models.parts import Linear
-from txport.models.sources.source import read_safetensors
-from txport.models.weights.plan import plan
-from txport.models.weights.rules import Settle, Transpose
-from txport.models.weights.streamed import converted, filled, is_streamed, outline, streamed
+from txport.models.rules import Settle, Transpose
 from txport.proof.parity.cases import Draw, sides
 from txport.proof.parity.exact import Exact, one_pass
 from txport.proof.parity.truth.encoding import joined

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from recipes.g2p_en.tokenizer import spelling_tokenizer
 from tests.tiny import LETTERS, VOCABULARY, WORDS, tiny_facts
 from txport.errors import BundleError, TextError, TokenError
-from txport.models.tokenizers.file import FileTokenizer
-from txport.models.tokenizers.library import unknown_id
-from txport.models.tokenizers.load import load_tokenizer
-from txport.models.tokenizers.numbers import NumberTokenizer
+from txport.text.file import FileTokenizer
+from txport.text.library import unknown_id
+from txport.text.load import load_tokenizer
+from txport.text.numbers import NumberTokenizer
 
 END = VOCABULARY.index("</s>")
 

@@ -14,11 +14,11 @@ from recipes.g2p_en.tokenizer import spelling_tokenizer
 from tests.cli.processes import assert_one_line, run
 from tests.tiny import VOCABULARY, reseal, tiny_facts
 from txport.bundles.bundle import Bundle
+from txport.bundles.hugging_face import tokenizer_config
 from txport.errors import BundleError, TextError
-from txport.models.hugging_face import tokenizer_config
-from txport.models.tokenizers.file import FEW, LETTERS_PER_TOKEN, FileTokenizer
-from txport.models.tokenizers.load import load_tokenizer
-from txport.models.tokenizers.numbers import NumberTokenizer
+from txport.text.file import FEW, LETTERS_PER_TOKEN, FileTokenizer
+from txport.text.load import load_tokenizer
+from txport.text.numbers import NumberTokenizer
 
 LETTERS = {"a": 0, "?": 1}
 EXPLODES = pre_tokenizers.Split(Regex(r"(a+)+$"), "isolated")

@@ -24,9 +24,9 @@ from tests.proof.parity import test_check
 from tests.proof.random_models import WEIGHTS, random_model
 from tests.tiny import edit_graph, tiny_config
 from txport.bundles.bundle import Bundle, seal
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.errors import ParityError
 from txport.exporters.export import export_graphs
-from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.proof.parity.check import check
 
 Fault = tuple[str, str, Edit]  # target, graph, what is done to it

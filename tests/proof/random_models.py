@@ -28,12 +28,12 @@ from torch.nn import functional as F
 from tests.instruction_sets import SETS, describe_processor
 from txport.bundles.bundle import seal
 from txport.bundles.targets import TARGETS
+from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.errors import ParityError, UnsupportedError
 from txport.exporters.export import export_graphs
 from txport.exporters.targets import EXPORTERS
 from txport.models import architecture
-from txport.models.audio.facts import Features
-from txport.models.checkpoint import load_checkpoint, save_checkpoint
+from txport.models.audio import Features
 from txport.models.config import Config
 from txport.models.facts import LENGTH, Task
 from txport.models.model import Model

@@ -21,11 +21,11 @@ from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import INVARIANT, PLAIN, Form, blocks_of, with_columns
 from txport.bundles.manifest import AUTO_LIMIT, Manifest
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.cli import cli, main
 from txport.errors import ParityError, UnsupportedError
 from txport.models import ops
 from txport.models.architectures.transformer import Transformer
-from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.proof import fallback
 from txport.proof.fallback import fall_back, forms_of
 from txport.proof.few_bits import costs

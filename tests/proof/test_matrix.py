@@ -15,14 +15,15 @@ from click.testing import CliRunner, Result
 
 from tests.proof.few import draw_few
 from tests.tiny import tiny_config, tiny_model
-from txport import cli, release, runtimes
+from txport import cli, runtimes
+from txport.api import release
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import ENCODER
 from txport.bundles.targets import TARGETS
+from txport.checkpoints.checkpoint import Checkpoint, save_checkpoint
 from txport.errors import ParityError, UnavailableError, UnsupportedError
 from txport.exporters import export as exporter
-from txport.models.checkpoint import Checkpoint, save_checkpoint
 from txport.proof.matrix import FAIL, NEAR_TIE, NOT_AVAILABLE, PASS, Cell, Matrix, compare, engines, kinds, require_run
 from txport.proof.reports.pages import COLUMNS, markdown, page, rows
 

@@ -13,9 +13,9 @@ import pytest
 import txport
 from txport import runtimes
 from txport.bundles.targets import TARGETS
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from txport.cli import main
 from txport.errors import OutOfMemoryError
-from txport.models.checkpoint import Checkpoint, load_checkpoint
 from txport.proof.memory import memory_for
 from txport.proof.proven import write
 from txport.runtimes.inputs import infer

@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 
 import txport
 from tests.families.folders import FOLDER
+from txport.api.release import parity
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import ParityError
-from txport.models.checkpoint import load_checkpoint
 from txport.models.names import WEIGHTS
 from txport.proof.proven import write
-from txport.release import parity
 
 
 @pytest.mark.parametrize(

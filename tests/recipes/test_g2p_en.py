@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from recipes.g2p_en import g2p
 from recipes.g2p_en import train as recipe
 from recipes.g2p_en.g2p import DataError, edit_distance, read_dictionary, score, split_off
-from txport.models.checkpoint import load_checkpoint
-from txport.models.tokenizers.file import FileTokenizer
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
+from txport.text.file import FileTokenizer
 
 PHRASE = st.lists(st.sampled_from("ABC"), max_size=7)
 

@@ -12,17 +12,17 @@ import torch
 
 from tests.tiny import tiny_config, tiny_model
 from txport import runtimes
-from txport.api import Model
+from txport.api.model import Model
 from txport.bundles.bundle import Bundle
-from txport.models.checkpoint import load_checkpoint, save_checkpoint
-from txport.models.tokenizers.numbers import NumberTokenizer
-from txport.models.weights.streamed import converted
+from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from txport.checkpoints.weights.streamed import converted
 from txport.proof import proven
 from txport.runtimes.base import Ints
 from txport.runtimes.pytorch import TorchRuntime
 from txport.runtimes.slots import Seating, seat
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
+from txport.text.numbers import NumberTokenizer
 
 ENGINES = {"portable": "ort", "cpu": "ort", "cuda": "cuda-stand-in"}  # by target
 TYPES = {"fp16": torch.half, "bf16": torch.bfloat16, "fp32": torch.float32}

@@ -18,8 +18,8 @@ from tests.runtimes.driven import SEARCHES, Driven, found, numbers, seat_mixed, 
 from tests.tiny import update_hashes
 from txport import runtimes
 from txport.bundles.bundle import load_bundle
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import BundleError, RunError, UnsupportedError
-from txport.models.checkpoint import load_checkpoint
 from txport.proof.proven import prove
 from txport.proof.verify.check import verify
 from txport.runtimes.inputs import infer

@@ -18,11 +18,12 @@ import txport
 from tests.architectures.seeded import bundle_of
 from tests.architectures.test_conformance import APART, CLOSE, error, infer, sources, step_through, targets
 from tests.tiny import edit_graph
-from txport import diagnose, runtimes
+from txport import runtimes
+from txport.api import diagnose
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import DECODER, ENCODER, UNNAMED
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import BundleError, LoadError, RunError, UnavailableError, UnsupportedError
-from txport.models.checkpoint import load_checkpoint
 from txport.proof.matrix import engines
 from txport.proof.parity.check import check, exact_of
 from txport.proof.parity.tolerances import tolerance_of

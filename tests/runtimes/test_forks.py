@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.architectures.seeded import bundle_of
-from txport.models.checkpoint import load_checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint
 
 ENDS = {
     "exit": "sys.exit(0)",

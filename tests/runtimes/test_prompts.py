@@ -11,7 +11,7 @@ import torch
 
 from tests.runtimes.driven import ENGINES
 from txport.bundles.bundle import Bundle
-from txport.models.checkpoint import load_checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.models.parts import Attention, DotProduct, RelativeBias
 from txport.proof import proven
 from txport.runtimes import load

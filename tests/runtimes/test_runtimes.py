@@ -17,12 +17,13 @@ import torch
 
 import txport
 from tests.tiny import VOCABULARY, edit_graph, reseal
-from txport import diagnose, runtimes
+from txport import runtimes
+from txport.api import diagnose
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.ports import DECODER, ENCODER
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import BundleError, LoadError, UnavailableError, UnsupportedError
 from txport.models.architectures.transformer import Transformer
-from txport.models.checkpoint import load_checkpoint
 from txport.models.names import MANIFEST
 from txport.runtimes import reference
 from txport.runtimes.base import Floats, Ints, Runtime, scores
@@ -249,7 +250,7 @@ def test_where_a_bundle_runs_is_said_before_what_is_missing_here(
 ) -> None:
     """No driver would help a bundle that does not run on the GPU."""
     only_cpu = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, target="cpu"))
-    monkeypatch.setattr("txport.api.find_bundle", lambda *_, **__: only_cpu)
+    monkeypatch.setattr("txport.api.model.find_bundle", lambda *_, **__: only_cpu)
     for load in (lambda: runtimes.load("ort", only_cpu, provider="cuda"), lambda: txport.load("it", provider="cuda")):
         with pytest.raises(
             UnsupportedError, match="a bundle of the cpu target runs on provider cpu, got provider 'cuda'"

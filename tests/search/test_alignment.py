@@ -15,7 +15,7 @@ from tests.architectures.seeded import bundle_of
 from tests.fakes import attention_of, random_table
 from tests.search.test_generate import SEEDS, SOURCES, every_sequence, search, sum_of
 from txport.bundles.bundle import Bundle
-from txport.models.checkpoint import load_checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.models.model import Model
 
 SIZE = 6

@@ -16,8 +16,8 @@ from tests.fakes import SeatedRuntime, TableRuntime, random_table
 from tests.runtimes.driven import ENGINES
 from tests.search.test_generate import SEEDS, facts_of
 from txport.bundles.bundle import Bundle
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import UnsupportedError
-from txport.models.checkpoint import load_checkpoint
 from txport.runtimes.slots import spread
 from txport.search.continuous import GenerationRequest, Scheduler
 from txport.search.generate import generate

@@ -15,15 +15,15 @@ from tokenizers import Tokenizer, decoders, models
 import txport
 from tests.architectures.seeded import bundle_of
 from tests.runtimes.driven import ENGINES
+from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.cli import cli
 from txport.errors import TextError, TxportError, UnsupportedError
 from txport.models.architectures.gpt2 import GPT2, GPT2Config
-from txport.models.checkpoint import load_checkpoint, save_checkpoint
-from txport.models.tokenizers.file import FileTokenizer
 from txport.runtimes.base import ContinuousRuntime, Floats, Ints
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
+from txport.text.file import FileTokenizer
 
 VOCABULARY, LONGEST, PAD, END = 30, 24, 0, 1
 PROMPTS = [[5, 9, 5, 3, 7, 11], [4], [8, 8, 12, 3], [20, 6, 13, 22, 2, 17, 5, 9, 5, 28, 14], [7, 7], [29] * 20]

@@ -15,8 +15,8 @@ from tests.fakes import TableRuntime, random_table
 from tests.search.test_generate import SEEDS, facts_of, search, sum_of
 from tests.tiny import SAMPLES
 from txport.bundles.bundle import Bundle
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import TextError, TxportError
-from txport.models.checkpoint import load_checkpoint
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.tokens import score_of
 from txport.search.scoring import score

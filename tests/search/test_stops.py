@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.fakes import SeatedRuntime, TableRuntime, random_table
 from tests.search.test_generate import SEEDS, SOURCES, facts_of
+from txport.api.generated import finish_of, grown
 from txport.errors import UnsupportedError
-from txport.generated import finish_of, grown
 from txport.search.continuous import Scheduler
 from txport.search.generate import generate, search
 from txport.search.options import SearchOptions

@@ -23,11 +23,11 @@ from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import DECODER, ENCODER, GENERATE
 from txport.bundles.reading import read_manifest
+from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.cli import main
 from txport.errors import BundleError, RunError, UnsupportedError
 from txport.exporters.check import nodes
 from txport.exporters.export import export_graphs
-from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.models.names import MANIFEST
 from txport.proof.parity.check import check
 from txport.proof.proven import write

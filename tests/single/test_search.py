@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txport import runtimes
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.architectures.gpt2 import GPT2, GPT2Config
-from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.facts import Facts
 from txport.proof.parity.cases import Draw
 from txport.proof.proven import write

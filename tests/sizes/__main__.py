@@ -33,7 +33,7 @@ USUAL_PARTS = PARTS[:2]
 WRITE = """
 import sys
 from pathlib import Path
-from txport.models.checkpoint import load_checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.proof.proven import write
 write(load_checkpoint(sys.argv[1]), Path(sys.argv[2]), target=sys.argv[3], precision=sys.argv[4])
 """

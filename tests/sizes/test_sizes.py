@@ -11,7 +11,7 @@ import pytest
 
 from tests.sizes.folders import write_folder
 from tests.sizes.shapes import SHAPES
-from txport.models.checkpoint import load_checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.proof.memory import memory_for
 from txport.system.memory import readable
 

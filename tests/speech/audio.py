@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.models.audio.facts import Features
-from txport.runtimes.inputs import drawn_features
+from txport.audio.spectrogram import drawn_features
+from txport.models.audio import Features
 
 RATE = 16000
 PIECES = {"short": 0.6, "whole": 1.0, "long": 3.3, "longer": 5.2049}  # name -> seconds

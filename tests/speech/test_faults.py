@@ -15,7 +15,7 @@ from tests.proof.faults import Edit, attribute, nodes, weight
 from tests.tiny import edit_graph
 from txport import runtimes
 from txport.bundles.bundle import Bundle
-from txport.models.checkpoint import Checkpoint, load_checkpoint
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from txport.proof.bisect import culprit as module
 from txport.proof.bisect.culprit import bisect
 from txport.proof.parity.check import compare_graphs, draw_cases, exact_of, tolerance_of

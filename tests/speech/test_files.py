@@ -13,12 +13,12 @@ from click.testing import CliRunner
 import txport
 from tests.architectures.seeded import bundle_of
 from tests.speech.audio import RATE, noise
+from txport.audio import reading
+from txport.audio.spectrogram import log_mel
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.cli.commands import cli
 from txport.errors import AudioError, OutOfMemoryError, TxportError, UnsupportedError
-from txport.models.audio import reading
-from txport.models.audio.facts import Features
-from txport.models.audio.spectrogram import log_mel
-from txport.models.checkpoint import load_checkpoint
+from txport.models.audio import Features
 from txport.system import memory
 
 soundfile = pytest.importorskip("soundfile")

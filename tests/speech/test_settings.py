@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import ConfigError
-from txport.models.checkpoint import load_checkpoint
 
 SPEECH = Path(__file__).parent / "whisper"
 

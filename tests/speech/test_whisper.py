@@ -15,16 +15,16 @@ import txport
 from tests.architectures.seeded import bundle_of
 from tests.runtimes.driven import ENGINES
 from tests.speech.audio import PIECES, RATE, noise
-from txport import transcription
+from txport.api import transcription
+from txport.api.transcription import Told, Transcriber
+from txport.audio.spectrogram import TOGETHER, in_blocks, log_mel, mel_filters
+from txport.audio.targets import split
+from txport.checkpoints.checkpoint import load_checkpoint
+from txport.checkpoints.families.whisper import FAMILY
 from txport.errors import AudioError, UnsupportedError
-from txport.models.audio.facts import Features
-from txport.models.audio.spectrogram import TOGETHER, in_blocks, log_mel, mel_filters
-from txport.models.audio.targets import split
-from txport.models.checkpoint import load_checkpoint
-from txport.models.families.whisper import FAMILY
-from txport.models.tokenizers.numbers import NumberTokenizer
+from txport.models.audio import Features
 from txport.search.options import Found, SearchOptions
-from txport.transcription import Told, Transcriber
+from txport.text.numbers import NumberTokenizer
 
 FOLDER = Path(__file__).parent / "whisper"
 ASKED: dict[str, dict[str, Any]] = {  # as tests/hugging_face/test_whisper.py asked

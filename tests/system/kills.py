@@ -21,11 +21,11 @@ import txport
 from recipes.g2p_en.tokenizer import spelling_tokenizer
 from tests.system.stand_in import INTERRUPTED, Step, in_child
 from tests.tiny import VOCABULARY, tiny_config, tiny_model
-from txport import locate, release
+from txport.api import locate, release
 from txport.bundles.bundle import Bundle, load_bundle, seal
 from txport.bundles.manifest import Manifest
+from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.cli import textio
-from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.proof import memory, proven
 from txport.system import stages
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.tiny import tiny_config, tiny_model
+from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.errors import ConfigError, OutOfMemoryError, TooLargeError
 from txport.models.architectures.transformer import TransformerConfig
-from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.system import memory
 
 LIMITED = """

@@ -16,11 +16,11 @@ from tokenizers import Tokenizer, normalizers
 
 from tests import transformers_js
 from tests.tokenizers.odd import odd_lines
+from txport.bundles.hugging_face import tokenizer_config
 from txport.models.architectures.transformer import TransformerConfig, facts
-from txport.models.hugging_face import tokenizer_config
 from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER, TOKENIZER_CONFIG
-from txport.models.tokenizers.file import clean_up
 from txport.system.documents import write_json
+from txport.text.file import clean_up
 
 READERS = ("transformers", "tokenizers")  # of JavaScript: transformers.js, @huggingface/tokenizers
 COUNT = 1000  # lines

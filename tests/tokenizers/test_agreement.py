@@ -14,10 +14,10 @@ import pytest
 from tests.tokenizers.corpus import lines
 from txport.errors import TextError
 from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER
-from txport.models.tokenizers.chat import ChatReader, chat_line
-from txport.models.tokenizers.convert import companions_of
-from txport.models.tokenizers.file import FileTokenizer
-from txport.models.tokenizers.usage import read_usage
+from txport.text.chat import ChatReader, chat_line
+from txport.text.convert import companions_of
+from txport.text.file import FileTokenizer
+from txport.text.usage import read_usage
 
 FOLDER = Path(__file__).parent
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/expected.json"))

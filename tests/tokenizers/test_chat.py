@@ -18,13 +18,13 @@ import txport
 from tests.architectures.seeded import bundle_of
 from tests.tokenizers.grown import grown
 from tests.tokenizers.test_agreement import CHATTING, chat_reader, tokenizers
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.cli.commands import cli
 from txport.errors import BundleError, TextError, UnavailableError, UnsupportedError
-from txport.models.checkpoint import load_checkpoint
 from txport.models.names import CHAT_TEMPLATE
-from txport.models.tokenizers import chat
-from txport.models.tokenizers.chat import ChatReader, chat_line, messages_of, require_options
-from txport.models.tokenizers.usage import MAX_LENGTH
+from txport.text import chat
+from txport.text.chat import ChatReader, chat_line, messages_of, require_options
+from txport.text.usage import MAX_LENGTH
 
 READERS = {name: chat_reader(name) for name in CHATTING}
 PARTS = [

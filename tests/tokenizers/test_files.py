@@ -15,13 +15,14 @@ import pytest
 from tests.tiny import tiny_facts
 from tests.tokenizers.grown import TOKENIZERS, grown
 from tests.tokenizers.test_agreement import NAMES, tokenizers
+from txport.checkpoints.checkpoint import load_checkpoint
+from txport.checkpoints.places import digest
 from txport.errors import BundleError, CheckpointError, TextError, TxportError
-from txport.models.checkpoint import load_checkpoint
-from txport.models.names import SPELLINGS, TARGET_TOKENIZER, TEXT, TOKENIZER, TOKENIZER_CONFIG, digest
-from txport.models.tokenizers.convert import companions_of
-from txport.models.tokenizers.file import FileTokenizer, clean_up
-from txport.models.tokenizers.load import tokenizer_of
-from txport.models.tokenizers.sentencepiece import read_pieces
+from txport.models.names import SPELLINGS, TARGET_TOKENIZER, TEXT, TOKENIZER, TOKENIZER_CONFIG
+from txport.text.convert import companions_of
+from txport.text.file import FileTokenizer, clean_up
+from txport.text.load import tokenizer_of
+from txport.text.sentencepiece import read_pieces
 
 
 def copied_of(name: str, folder: Path) -> Path:

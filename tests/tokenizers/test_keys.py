@@ -11,7 +11,7 @@ import pytest
 
 from txport.errors import CheckpointError
 from txport.models.names import CONFIG, SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG
-from txport.models.tokenizers.convert import companions_of
+from txport.text.convert import companions_of
 
 FOLDER = Path(__file__).parent
 
@@ -99,7 +99,7 @@ def test_a_token_with_two_ids_is_refused(tmp_path: Path) -> None:
 
 
 def test_named_tokens_are_those_of_the_map_in_a_folder_without_added_tokens(tmp_path: Path) -> None:
-    from txport.models.tokenizers.settings import Settings
+    from txport.text.settings import Settings
 
     for values, expected in (({}, "<map>"), ({"added_tokens_decoder": {}}, "<config>")):
         (tmp_path / TOKENIZER_CONFIG).write_text(json.dumps({"eos_token": "<config>", **values}), encoding="utf-8")

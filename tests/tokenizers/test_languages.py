@@ -15,15 +15,15 @@ import txport
 from tests.architectures.seeded import bundle_of
 from tests.tiny import tiny_facts
 from tests.tokenizers.grown import TOKENIZERS, grown
+from txport.bundles.hugging_face import tokenizer_config
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.cli.commands import cli
 from txport.errors import BundleError, CheckpointError, UnsupportedError
-from txport.models.checkpoint import load_checkpoint
-from txport.models.hugging_face import tokenizer_config
 from txport.models.names import TEXT, TOKENIZER, TOKENIZER_CONFIG
-from txport.models.tokenizers.convert import companions_of
-from txport.models.tokenizers.file import FileTokenizer
-from txport.models.tokenizers.languages import LanguageReader
-from txport.models.tokenizers.usage import Chat, Usage, read_usage, write_usage
+from txport.text.convert import companions_of
+from txport.text.file import FileTokenizer
+from txport.text.languages import LanguageReader
+from txport.text.usage import Chat, Usage, read_usage, write_usage
 
 TOLD: dict[str, Any] = {"tokens": {"a": "b"}, "before": [], "after": [], "source": None, "target": "forced"}
 LINE = "The weather was fine"

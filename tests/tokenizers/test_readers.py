@@ -20,9 +20,9 @@ from tests.tokenizers.readers import BYTES, COUNT, MAP, READERS, Read, Side, dif
 from tests.tokenizers.test_agreement import FOLDER, NAMES
 from tests.trainers.test_text import FILES
 from tests.trainers.test_text import folders as folders
-from txport.models.checkpoint import load_checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.models.names import CONFIG, TOKENIZER
-from txport.models.tokenizers.convert import companions_of
+from txport.text.convert import companions_of
 
 COPIED = "bert of transformers"
 KINDS = (*NAMES, *(f"trainer {name}" for name in FILES), "letters", COPIED)

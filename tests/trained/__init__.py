@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.tokenizers.test_files import piece
+from txport.checkpoints.checkpoint import save_checkpoint
 from txport.models.architectures.transformer import Transformer, TransformerConfig
-from txport.models.checkpoint import save_checkpoint
 from txport.models.names import TARGET_TOKENIZER, TOKENIZER
-from txport.models.tokenizers.convert import companions_of
-from txport.models.tokenizers.file import FileTokenizer
+from txport.text.convert import companions_of
+from txport.text.file import FileTokenizer
 
 NOUNS = {  # with their articles as subject and object
     "dog": ("Hund", "der ein", "den einen"),

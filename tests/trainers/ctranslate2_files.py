@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from txport.models.sources.ctranslate2.binary import TYPES, Binary, read_binary
+from txport.checkpoints.sources.ctranslate2.binary import TYPES, Binary, read_binary
 
 
 def string(text: str) -> bytes:

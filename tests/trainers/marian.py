@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.trainers.plain import attention, norm, rounded, tensor2tensor
-from txport.models.sources.marian.folder import OPTIONS
+from txport.checkpoints.sources.marian.folder import OPTIONS
 
 PLAIN: dict[str, Any] = {
     "type": "transformer",

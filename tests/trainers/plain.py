@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import CheckpointError, ConfigError
-from txport.models.checkpoint import load_checkpoint
 from txport.models.model import Model
 
 Linear = Callable[[Tensor], Tensor]

@@ -18,7 +18,7 @@ from tests.architectures.seeded import bundle_of
 from tests.trainers.ctranslate2_files import OLD_HEADS, older, variables_of, written
 from tests.trainers.plain import DAMAGES, check_refused, damage
 from tests.trainers.record_ctranslate2_inputs import HEARD, PROMPTS, SOURCES, features
-from txport.models.checkpoint import load_checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.models.model import Model
 
 FOLDER = Path(__file__).parent / "ctranslate2_models"

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.trainers.plain import Named, check_logits, check_refused, damage, rounded, tensor2tensor
+from txport.checkpoints.checkpoint import config_of, load_checkpoint
 from txport.errors import CheckpointError, ConfigError
-from txport.models.checkpoint import config_of, load_checkpoint
 
 MULTI = "translation_multi_simple_epoch"
 WORDS = [f"w{number}" for number in range(22)]  # behind the four that each dictionary begins with

@@ -13,13 +13,13 @@ import pytest
 from tests.trainers import marian
 from tests.trainers.plain import check_refused
 from tests.trainers.test_text import TEXTS, fairseq_folder, marian_folder
+from txport.checkpoints.checkpoint import load_checkpoint
+from txport.checkpoints.sources.ctranslate2.vocabulary import texts as ctranslate2_texts
 from txport.errors import CheckpointError
-from txport.models.checkpoint import load_checkpoint
 from txport.models.names import TOKENIZER
-from txport.models.sources.ctranslate2.vocabulary import texts as ctranslate2_texts
-from txport.models.tokenizers.file import FOREIGN
-from txport.models.tokenizers.trainers.texts import Files
-from txport.models.tokenizers.trainers.words import numbered
+from txport.text.file import FOREIGN
+from txport.text.trainers.texts import Files
+from txport.text.trainers.words import numbered
 
 
 def word_level(path: Path, tokens: Sequence[str]) -> Path:

@@ -15,10 +15,10 @@ import txport
 from tests.architectures.seeded import bundle_of
 from tests.trainers.marian import ALL, PLAIN, VARIANTS, Marian, save, weights_of
 from tests.trainers.plain import check_logits, check_refused, damage
+from txport.checkpoints.checkpoint import config_of, load_checkpoint
+from txport.checkpoints.sources.marian.folder import OPTIONS
+from txport.checkpoints.sources.options import NEVER
 from txport.errors import ConfigError
-from txport.models.checkpoint import config_of, load_checkpoint
-from txport.models.sources.marian.folder import OPTIONS
-from txport.models.sources.options import NEVER
 
 
 @pytest.mark.parametrize("name", VARIANTS)

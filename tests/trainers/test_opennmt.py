@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.trainers.plain import Named, check_logits, check_refused, damage, interleaved, rounded, tensor2tensor
+from txport.checkpoints.checkpoint import config_of, load_checkpoint
 from txport.errors import CheckpointError, ConfigError
-from txport.models.checkpoint import config_of, load_checkpoint
 
 SPECIAL = ["<unk>", "<blank>", "<s>", "</s>"]
 WORDS = [*SPECIAL, *(f"w{number}" for number in range(20))]

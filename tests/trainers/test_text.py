@@ -25,19 +25,20 @@ from tests.tokenizers.test_agreement import FOLDER as TOKENIZERS
 from tests.tokenizers.test_agreement import said
 from tests.trainers import marian, test_fairseq, test_opennmt
 from tests.trainers.plain import check_refused
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
+from txport.checkpoints.places import digest
+from txport.checkpoints.sources.ctranslate2.vocabulary import texts as ctranslate2_texts
+from txport.checkpoints.sources.dictionaries import SPECIAL
 from txport.errors import CheckpointError, TextError, TxportError, UnsupportedError
-from txport.models.checkpoint import Checkpoint, load_checkpoint
-from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER, digest
-from txport.models.sources.ctranslate2.vocabulary import texts as ctranslate2_texts
-from txport.models.sources.dictionaries import SPECIAL
-from txport.models.tokenizers.base import Tokenizer
-from txport.models.tokenizers.convert import companions_of
-from txport.models.tokenizers.file import FileTokenizer
-from txport.models.tokenizers.languages import LanguageReader
-from txport.models.tokenizers.load import tokenizer_of
-from txport.models.tokenizers.sentencepiece import read_pieces
-from txport.models.tokenizers.trainers.words import numbered
-from txport.models.tokenizers.usage import read_usage
+from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER
+from txport.text.base import Tokenizer
+from txport.text.convert import companions_of
+from txport.text.file import FileTokenizer
+from txport.text.languages import LanguageReader
+from txport.text.load import tokenizer_of
+from txport.text.sentencepiece import read_pieces
+from txport.text.trainers.words import numbered
+from txport.text.usage import read_usage
 
 Ids = Mapping[str, int]
 

@@ -21,14 +21,14 @@ from tests.trainers.test_text import (
     tokenizer_for,
     xlm_roberta,
 )
+from txport.checkpoints.checkpoint import load_checkpoint
+from txport.checkpoints.sources.ctranslate2.vocabulary import texts as ctranslate2_texts
 from txport.errors import BundleError
-from txport.models.checkpoint import load_checkpoint
 from txport.models.names import TEXT, TOKENIZER
-from txport.models.sources.ctranslate2.vocabulary import texts as ctranslate2_texts
-from txport.models.tokenizers.file import FileTokenizer
-from txport.models.tokenizers.languages import LanguageReader
-from txport.models.tokenizers.trainers.words import numbered
-from txport.models.tokenizers.usage import Languages, read_usage
+from txport.text.file import FileTokenizer
+from txport.text.languages import LanguageReader
+from txport.text.trainers.words import numbered
+from txport.text.usage import Languages, read_usage
 
 CUT = {"spm__model": "xlm-roberta/sentencepiece.bpe.model"}
 OWN = xlm_roberta()[4:]

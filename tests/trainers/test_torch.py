@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tests.architectures.seeded import bundle_of, check_steps
 from tests.trainers.plain import check_logits, check_refused, damage, interleaved
-from txport.models.checkpoint import load_checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "post": {},

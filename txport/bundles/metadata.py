@@ -10,11 +10,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from txport.audio.targets import prompt
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import Graph
 from txport.errors import quoted
-from txport.models.audio.facts import TASKS, Features, Speech
-from txport.models.audio.targets import prompt
+from txport.models.audio import TASKS, Features, Speech
 from txport.models.facts import Facts, Tokens
 
 PREFIX = "txport."

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from txport.models.audio.facts import Features
+from txport.models.audio import Features
 from txport.models.facts import LENGTH, Facts, Owner, StateTensor, Task
 
 Dim = str | int

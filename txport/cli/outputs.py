@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import click
 
+from txport.api.folders import files_in
+from txport.checkpoints.places import code_name
 from txport.errors import OutputError, TextError, TxportError, UnsupportedError
-from txport.folders import files_in
-from txport.models.names import code_name
 from txport.system.files import is_stream, require_file
 from txport.system.places import require_possible, resolve
 

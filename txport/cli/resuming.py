@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 
 import click
 
+from txport.api.folders import files_in
 from txport.cli.outputs import flag_of
 from txport.cli.textio import Rows, open_output
 from txport.errors import OutputError, UnsupportedError
-from txport.folders import files_in
 from txport.models.names import MANIFEST
 from txport.system.files import hash_of, is_stream, sha256
 from txport.system.places import resolve, told
@@ -175,7 +175,7 @@ def _record(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _bundle(name: str) -> str:
-    from txport.locate import find_path
+    from txport.api.locate import find_path
 
     folder = find_path(name)
     if (manifest := folder / MANIFEST).is_file():

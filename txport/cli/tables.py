@@ -18,8 +18,8 @@ from txport.cli.outputs import in_flags
 from txport.system.terminal import one_line
 
 if TYPE_CHECKING:
+    from txport.api.diagnose import Diagnosis
     from txport.bundles.bundle import Bundle
-    from txport.diagnose import Diagnosis
     from txport.proof.bisect.culprit import Culprit
     from txport.proof.matrix import Matrix
     from txport.proof.reports.report import Report
@@ -143,7 +143,7 @@ def show_bench(result: dict[str, Any]) -> None:
 
 
 def _bench_row(result: dict[str, Any], phase: str, names: list[str]) -> tuple[list[str], list[str]]:
-    from txport.bench import BANDWIDTH
+    from txport.bench.measure import BANDWIDTH
 
     figures = [result["runtimes"][name].get(phase) for name in names]
     cells = [_figure(each) if each else "" for each in figures]
@@ -157,7 +157,7 @@ def _bench_row(result: dict[str, Any], phase: str, names: list[str]) -> tuple[li
 
 
 def _gain(phase: str, base: float, other: float) -> float:
-    from txport.bench import RATES
+    from txport.bench.measure import RATES
 
     return other / base if phase in RATES else base / other
 

@@ -13,9 +13,9 @@ from txport.cli.guard import echo
 from txport.cli.options import F, is_given
 from txport.errors import UnsupportedError, brief, quoted
 from txport.models.facts import Facts
-from txport.models.tokenizers.base import Tokenizer, TokenizerPair, Unknown
-from txport.models.tokenizers.chat import ChatReader
-from txport.models.tokenizers.languages import LanguageReader
+from txport.text.base import Tokenizer, TokenizerPair, Unknown
+from txport.text.chat import ChatReader
+from txport.text.languages import LanguageReader
 
 LANGUAGES = {"source_language": "--source-language", "target_language": "--target-language"}
 FLAGS = {**LANGUAGES, "as_chat": "--chat", "template_options": "--template-option"}

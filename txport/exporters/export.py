@@ -12,6 +12,9 @@ from torch import Tensor
 from txport.bundles.forms import Form
 from txport.bundles.manifest import Manifest
 from txport.bundles.targets import target_of
+from txport.checkpoints.adapters.adapted import Adapted
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.weights.streamed import emptied
 from txport.errors import UnsupportedError
 from txport.exporters import portable
 from txport.exporters.cpu.choose import NO_FORMS
@@ -19,9 +22,6 @@ from txport.exporters.fused import write as fused
 from txport.exporters.single.rules import rules_of
 from txport.exporters.targets import EXPORTERS
 from txport.models import architecture
-from txport.models.adapters.adapted import Adapted
-from txport.models.checkpoint import Checkpoint
-from txport.models.weights.streamed import emptied
 from txport.system.packages import version_of
 from txport.version import __version__
 

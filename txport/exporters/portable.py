@@ -9,22 +9,22 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from txport.bundles.hugging_face import label_config, write_tokenizers
 from txport.bundles.manifest import PRECISIONS, Manifest
 from txport.bundles.ports import GENERATE, SELECT
+from txport.checkpoints.adapters.adapted import Adapted
+from txport.checkpoints.adapters.adapter import published
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.weights.streamed import copied
 from txport.exporters.check import check_graph
 from txport.exporters.single.graph import single_model
 from txport.exporters.targets import EXPORTERS, Job
-from txport.exporters.trace import sign
+from txport.exporters.tracing.trace import sign
 from txport.exporters.weights import leave_out, standing_in
 from txport.models import architecture
-from txport.models.adapters.adapted import Adapted
-from txport.models.adapters.adapter import published
-from txport.models.audio.facts import Features, preprocessor_config, speech_config
-from txport.models.checkpoint import Checkpoint
+from txport.models.audio import Features, preprocessor_config, speech_config
 from txport.models.facts import Facts
 from txport.models.generation import published_names
-from txport.models.hugging_face import label_config, write_tokenizers
-from txport.models.weights.streamed import copied
 from txport.system.documents import write_json
 
 EXTERNAL_ABOVE = 600_000_000  # bytes of weights; protobuf is limited to 2 GiB and needs three times the memory to write

@@ -28,10 +28,10 @@ from txport.bundles.ports import (
     Graph,
     Port,
 )
+from txport.checkpoints.adapters.adapted import computing, line_of
+from txport.checkpoints.adapters.adapter import SHORTEST
 from txport.errors import UnsupportedError, brief
-from txport.exporters.trace import IR_VERSION
-from txport.models.adapters.adapted import computing, line_of
-from txport.models.adapters.adapter import SHORTEST
+from txport.exporters.tracing.trace import IR_VERSION
 from txport.models.facts import Facts
 from txport.system.machine import is_out_of_memory
 

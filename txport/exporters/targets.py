@@ -15,7 +15,10 @@ from torch import nn
 from txport.bundles.forms import Form, Stored
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import ALIGN, STEP, Graph, screens
-from txport.exporters import passes
+from txport.checkpoints.adapters.adapted import Adapted
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.weights.packed import PackedReader
+from txport.checkpoints.weights.streamed import Read
 from txport.exporters.cpu import choose
 from txport.exporters.cpu import operators as of_cpu
 from txport.exporters.cpu.modules import FUSED
@@ -27,23 +30,20 @@ from txport.exporters.cuda import quantize
 from txport.exporters.cuda.modules import DEVICE
 from txport.exporters.cuda.ops import require_device
 from txport.exporters.cuda.quantize import ON_DEVICE
-from txport.exporters.forms import FORMS
-from txport.exporters.forms.layers import RMS_OPSET
 from txport.exporters.fused.packs import packs
 from txport.exporters.fused.parts import PACKED, check_parts
 from txport.exporters.fused.rewrite import Matrices, Quantising, apply_forms, tables_of
 from txport.exporters.graphs import PORTABLE
 from txport.exporters.memory import memory_model
 from txport.exporters.program import trace_program
-from txport.exporters.symbols import Form as OnnxForm
-from txport.exporters.trace import kinds_of_trace, parts_of_trace, trace
-from txport.models.adapters.adapted import Adapted
-from txport.models.checkpoint import Checkpoint
+from txport.exporters.tracing import passes
+from txport.exporters.tracing.forms import FORMS
+from txport.exporters.tracing.forms.layers import RMS_OPSET
+from txport.exporters.tracing.symbols import Form as OnnxForm
+from txport.exporters.tracing.trace import kinds_of_trace, parts_of_trace, trace
 from txport.models.facts import Task
 from txport.models.model import Model
 from txport.models.parts import RMSNorm
-from txport.models.weights.packed import PackedReader
-from txport.models.weights.streamed import Read
 
 IN_PLACE_OPSET = 24  # first opset with operators that write caches in place and read them up to a length
 QUANTISE, TOP, CONDITION = "quantise", "choose the best tokens", "make attention conditional"

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
 from txport.bundles.graphs import Maps, mapped, read_model
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.weights.plan import first_names
+from txport.checkpoints.weights.streamed import Reader, copied
 from txport.errors import ParityError
 from txport.exporters.fused.quantize import Quantized, dequantize, unpack
-from txport.models.checkpoint import Checkpoint
-from txport.models.weights.plan import first_names
-from txport.models.weights.streamed import Reader, copied
 from txport.system.arrays import Array
 
 FILE = "weights.bin"

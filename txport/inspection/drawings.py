@@ -10,7 +10,7 @@ from txport.bundles.foreign.files import LATER
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import DECODER, ENCODER, MODEL, PREFILL, SELECT, STEP, Graph
 from txport.inspection.weights import Part
-from txport.models.audio.facts import Features
+from txport.models.audio import Features
 from txport.system.terminal import one_line
 
 LONGEST = 60  # characters of a name

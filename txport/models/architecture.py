@@ -13,7 +13,7 @@ from txport.errors import ConfigError, quoted
 from txport.models import architectures
 from txport.models.config import Config
 from txport.models.model import Model
-from txport.models.weights.rules import Rule
+from txport.models.rules import Rule
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from txport.errors import quoted
-from txport.models.audio.facts import Features, Speech, features, speech
+from txport.models.audio import Features, Speech, features, speech
 from txport.models.config import LONGEST
 from txport.models.json_values import listed, require_keys, several, switch, text, token_id, whole_number
 

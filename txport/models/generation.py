@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from txport.errors import ConfigError, quoted
-from txport.models.audio.facts import Features
+from txport.models.audio import Features
 from txport.models.facts import Facts
 
 # Every option of GenerationConfig in transformers 4.57 and 5.24 is in exactly one of NAMES, ELSEWHERE, NOT_FOLLOWED and

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from txport.models.audio.facts import Features, Speech
+from txport.models.audio import Features, Speech
 from txport.models.config import Config
 from txport.models.facts import CrossAttention, Facts, Tokens, by_layer, key_values
 from txport.models.model import Model, Side, Stack

@@ -17,10 +17,10 @@ from torch import Tensor
 from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import INPUT_IDS, PAST, POSITION_IDS, Graph
+from txport.checkpoints.adapters.adapted import Adapted
+from txport.checkpoints.checkpoint import Checkpoint
 from txport.errors import CheckpointError, ParityError
 from txport.exporters.program import lengths_of
-from txport.models.adapters.adapted import Adapted
-from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Facts, StateTensor
 from txport.models.model import Decoded
 from txport.models.ops import State

@@ -15,11 +15,11 @@ from txport.bundles.bundle import Bundle, seal
 from txport.bundles.comparisons import VECTORS, describe_kept
 from txport.bundles.forms import PLAIN, Form
 from txport.bundles.manifest import MOST_IN_FP32
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.weights.plan import first_names
 from txport.errors import ParityError
-from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Facts
 from txport.models.model import Model
-from txport.models.weights.plan import first_names
 from txport.proof.few_bits.costs import WORTH, Matrix, Option, choose_options, measure_costs
 from txport.proof.few_bits.loss import Loss, measure_loss, trial_of, usual_aim
 from txport.proof.proven import write

@@ -21,8 +21,8 @@ import numpy as np
 from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.targets import TARGETS, target_of
+from txport.checkpoints.checkpoint import Checkpoint
 from txport.errors import OutOfMemoryError, ParityError, TxportError, UnavailableError, UnsupportedError
-from txport.models.checkpoint import Checkpoint
 from txport.proof.parity.check import Report, check
 from txport.proof.parity.measures import finite
 from txport.proof.proven import prove, write

@@ -11,16 +11,16 @@ import math
 from torch import nn
 
 from txport.bundles.targets import target_of
+from txport.checkpoints.adapters.adapted import Adapted
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.weights.streamed import MOST_ROOM
 from txport.exporters.portable import EXTERNAL_ABOVE
 from txport.exporters.weights import KEPT
-from txport.models.adapters.adapted import Adapted
-from txport.models.audio.facts import Features
-from txport.models.checkpoint import Checkpoint
+from txport.models.audio import Features
 from txport.models.facts import Facts, StateTensor
 from txport.models.model import Model
 from txport.models.ops import MOST_SCORES
 from txport.models.parts import Attention, Linear
-from txport.models.weights.streamed import MOST_ROOM
 from txport.proof.context.check import is_long
 from txport.proof.few_bits.loss import NEW_TOKENS
 from txport.proof.few_bits.loss import ROWS as TRIAL_ROWS

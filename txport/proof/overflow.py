@@ -10,7 +10,7 @@ import torch
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.foreign.manifest import ForeignManifest
-from txport.models.checkpoint import Checkpoint
+from txport.checkpoints.checkpoint import Checkpoint
 from txport.proof.parity.cases import draw_cases
 from txport.proof.parity.check import exact_of, fitting_threads
 from txport.proof.parity.replay import Reference

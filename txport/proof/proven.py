@@ -11,13 +11,12 @@ from typing import Any
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle, seal
+from txport.checkpoints.checkpoint import Checkpoint
 from txport.errors import ConfigError, ParityError, UnsupportedError
 from txport.exporters import export as exporter
-from txport.models.audio.facts import Features
-from txport.models.checkpoint import Checkpoint
+from txport.models.audio import Features
 from txport.models.facts import Task
 from txport.models.names import GOLDEN
-from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.check import Report, check, exact_of, fitting_threads, is_large, size_of
 from txport.proof.parity.exact import Exact, Ids, largest_difference
 from txport.proof.parity.tolerances import Tolerance, tolerance_of
@@ -28,6 +27,7 @@ from txport.runtimes.inputs import infer
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.options import require_defaults
 from txport.system.progress import Progress, Stage, silent, within
+from txport.text.load import load_tokenizer
 
 SLOW = 500_000_000  # parameters of a model whose golden outputs have fewer tokens: PyTorch reads all for each of them
 

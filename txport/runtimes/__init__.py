@@ -26,7 +26,7 @@ from txport.system.packages import needed
 
 if TYPE_CHECKING:
     from txport.bundles.bundle import Bundle
-    from txport.models.checkpoint import Checkpoint
+    from txport.checkpoints.checkpoint import Checkpoint
     from txport.runtimes.base import GraphRuntime, Runtime
     from txport.runtimes.single import SingleRuntime
 

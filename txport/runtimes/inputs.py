@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.errors import RunError
-from txport.models.audio.facts import Features
+from txport.models.audio import Features
 from txport.models.facts import Facts
 from txport.runtimes.base import EncoderRuntime, Inputs, Ints, Outputs
 from txport.system.arrays import Array
@@ -38,24 +37,6 @@ def lengths_of(sources: Sources | Inputs, facts: Facts) -> Ints:
     if isinstance(facts.reads, Features):
         return np.full(len(sources), facts.reads.longest)
     return np.array([len(source) for source in sources], np.int64)
-
-
-def drawn_features(reads: Features, number: int) -> NDArray[np.float32]:
-    """Return pseudorandom features (M, F) in [-1, 1); `number` is the seed.
-
-    They are computed with integers only, so they are the same on all machines.
-    The mixing function is SplitMix64's (Steele et al. 2014, "Fast splittable pseudorandom number generators").
-    """
-    count = np.uint64(reads.size * reads.frames)
-    mixed = (np.arange(count, dtype=np.uint64) + np.uint64(number) * count + np.uint64(1)) * np.uint64(
-        0x9E3779B97F4A7C15
-    )
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    mixed ^= mixed >> np.uint64(31)
-    centred = (mixed >> np.uint64(40)).astype(np.float32) - np.float32(1 << 23)  # 24 bits, which are exact in fp32
-    found: NDArray[np.float32] = (centred / np.float32(1 << 23)).reshape(reads.size, reads.frames)
-    return found
 
 
 FIX = "look for NaN or infinity in its weights, and at the size of its activations in this precision"

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from txport.checkpoints.checkpoint import Checkpoint
 from txport.errors import UnavailableError, UnsupportedError
-from txport.models.checkpoint import Checkpoint
 from txport.models.model import Memory, Model
 from txport.models.ops import State, padding_mask
 from txport.runtimes.base import Inputs, Ints, Outputs, Scores, scores

@@ -9,16 +9,16 @@ from typing import Any, Literal
 
 import numpy as np
 
+from txport.checkpoints.pooling import require_pooling
 from txport.errors import UnsupportedError, quoted
-from txport.models.audio.facts import Features
+from txport.models.audio import Features
 from txport.models.facts import Facts
 from txport.models.generation import SAMPLING
-from txport.models.pooling import require_pooling
-from txport.models.tokenizers.file import NOT_UTF8
 from txport.runtimes.base import Floats, Ints
 from txport.search.problems import BEAMS, LONGEST_ID, problems
 from txport.search.stops import Stops
 from txport.system.numbers import is_switch, number, switch, whole
+from txport.text.file import NOT_UTF8
 
 EarlyStopping = bool | Literal["never"]
 Alignment = tuple[tuple[float, ...], ...] | tuple[int, ...]  # (T, S), or (T,)

@@ -14,8 +14,8 @@ import torch
 
 from benchmarks.gpu.engines.static import StaticDecoder
 from benchmarks.peers.engines import Ids, Search, before_end
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import UnsupportedError
-from txport.models.checkpoint import load_checkpoint
 from txport.runtimes.base import Ints, Scores
 from txport.runtimes.inputs import lengths_of
 from txport.runtimes.pytorch import TorchRuntime, TorchState

@@ -77,7 +77,7 @@ class ScoringEngine(Engine, Protocol):
 
 def begins(facts: Facts) -> list[int]:
     """Return the tokens of a speech model's target after the start token, without timestamps; [] for other models."""
-    from txport.models.audio.targets import prompt
+    from txport.audio.targets import prompt
 
     speech = facts.speech
     return [] if speech is None else prompt(speech, speech.language, speech.task or "transcribe", times=False)
@@ -108,8 +108,8 @@ def require_plain(config: Any, wanted: Mapping[str, Any] = PLAIN) -> None:
 
 def transformer(checkpoint: str) -> Transformer:
     """Return the model of a checkpoint; raise `UnsupportedError` if it can't be converted for Optimum here."""
+    from txport.checkpoints.checkpoint import load_checkpoint
     from txport.models.architectures.transformer import Transformer
-    from txport.models.checkpoint import load_checkpoint
 
     model = load_checkpoint(checkpoint).in_memory().model
     if not isinstance(model, Transformer):

@@ -28,9 +28,9 @@ def prepare(model: Model, folder: Path) -> None:
     """Convert and quantise a checkpoint; a folder of transformers is converted by CTranslate2's own converter."""
     import torch
 
+    from txport.checkpoints.checkpoint import config_of
+    from txport.checkpoints.places import find_folder, preset_config, preset_name
     from txport.models import architecture
-    from txport.models.checkpoint import config_of
-    from txport.models.names import find_folder, preset_config, preset_name
     from txport.system.documents import write_json
 
     preset = preset_name(model.checkpoint)
@@ -60,7 +60,7 @@ def convert_folder(model: Model, folder: Path) -> None:
 def fill(model: Model, folder: Path) -> None:
     """Write the weights of a txport checkpoint in CTranslate2's format."""
     from benchmarks.peers.engines.ct2_weights import convert  # a process that generates does not import PyTorch
-    from txport.models.checkpoint import load_checkpoint
+    from txport.checkpoints.checkpoint import load_checkpoint
 
     spec = convert(load_checkpoint(model.checkpoint).in_memory().model)
     spec.validate()

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from benchmarks.peers.engines import Ids, Model, Search, before_end
+from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.errors import UnsupportedError
-from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import generate
 from txport.search.options import SearchOptions

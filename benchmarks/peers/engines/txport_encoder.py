@@ -7,7 +7,7 @@ from typing import Any
 
 import txport
 from benchmarks.peers.engines import Ids, Search, txport_cpu
-from txport.encoding import pool
+from txport.api.encoding import pool
 from txport.models.facts import HIDDEN
 from txport.runtimes.base import EncoderRuntime
 from txport.runtimes.inputs import infer

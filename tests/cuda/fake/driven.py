@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from tests.cuda.fake.asked import KINDS, counts
-from txport import bench, runtimes
+from txport import runtimes
+from txport.bench import measure as bench
 from txport.bundles.bundle import load_bundle
 from txport.runtimes.base import Runtime
 from txport.runtimes.inputs import lengths_of

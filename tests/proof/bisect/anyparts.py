@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from txport.models.checkpoint import Checkpoint
+from txport.checkpoints.checkpoint import Checkpoint
 from txport.models.config import Config, choice, size
 from txport.models.facts import CrossAttention, Facts, Tokens, by_layer, key_values
 from txport.models.model import Side

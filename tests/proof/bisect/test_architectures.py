@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from txport.bundles.bundle import seal
+from txport.checkpoints.checkpoint import Checkpoint, fill, load_checkpoint
 from txport.exporters.export import export_graphs
 from txport.models import architecture
-from txport.models.checkpoint import Checkpoint, fill, load_checkpoint
 from txport.proof.bisect.culprit import bisect
 
 

@@ -35,15 +35,15 @@ from tests.tiny import edit_graph, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle, seal
 from txport.bundles.forms import DYNAMIC, INVARIANT, Form, blocks_of
 from txport.bundles.ports import DECODER, ENCODER, STEP
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.cli import cli
 from txport.errors import ParityError, UnsupportedError
 from txport.exporters.cpu.operators import FUSED_FORMS
 from txport.exporters.export import export_graphs
 from txport.exporters.fused import quantize as quantizer
 from txport.exporters.fused import rewrite
-from txport.exporters.symbols import Symbol, Tracer
 from txport.exporters.targets import CONDITION, EXPORTERS, Job, Stage
-from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from txport.exporters.tracing.symbols import Symbol, Tracer
 from txport.models.ops import PlainOps
 from txport.proof.bisect import culprit as module
 from txport.proof.bisect.culprit import bisect

@@ -49,17 +49,17 @@ from tests.proof.faults import attribute, weight
 from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle, seal
 from txport.bundles.ports import DECODER, ENCODER
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.weights.streamed import emptied, streamed
 from txport.errors import ParityError
 from txport.exporters.export import export_graphs
 from txport.models import architecture
 from txport.models.architectures import additive
 from txport.models.architectures.bert import PRESETS, Bert
 from txport.models.architectures.llama import Llama, LlamaConfig
-from txport.models.checkpoint import Checkpoint
 from txport.models.facts import StateTensor
 from txport.models.parts import FeedForward, Rotary, SoftCap, Window, bucket_table
 from txport.models.parts.positions import Pairing, speeds
-from txport.models.weights.streamed import emptied, streamed
 from txport.proof.bisect import culprit as module
 from txport.proof.bisect import kinds, taps
 from txport.proof.bisect.calls import WATCHED, recording

@@ -13,10 +13,11 @@ from tests.proof.context.test_context import LONGEST, WINDOW, checkpoint_of, sho
 from tests.proof.faults import Edit, attribute
 from tests.proof.few import draw_few
 from tests.tiny import edit_graph
-from txport import release, runtimes
+from txport import runtimes
+from txport.api import release
 from txport.bundles.ports import DECODER, STEP
-from txport.models import checkpoint
-from txport.models.checkpoint import Checkpoint, load_checkpoint
+from txport.checkpoints import checkpoint
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from txport.proof.bisect.culprit import bisect
 from txport.proof.few_bits.costs import measure_costs
 from txport.proof.few_bits.loss import trial_of
@@ -88,7 +89,7 @@ def test_a_part_that_is_wrong_at_the_end_of_the_context_is_the_culprit(
     draw_few(monkeypatch)
     far = checkpoint_of("llama-tiny", LONGEST, windows=(WINDOW, 0))
     bundle = write(far, tmp_path, target="portable", precision="fp32")
-    monkeypatch.setattr("txport.release.load_checkpoint", lambda *_, **__: far)
+    monkeypatch.setattr("txport.api.release.load_checkpoint", lambda *_, **__: far)
     assert release.bisect(bundle, "far") is None
     found = release.bisect(edit_graph(bundle.path, DECODER, short_window), "far")
     assert found is not None

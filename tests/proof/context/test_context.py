@@ -16,10 +16,10 @@ from tests.proof.faults import Edit, attribute, before, constant, nodes
 from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import DECODER, PREFILL, STEP
+from txport.checkpoints.checkpoint import Checkpoint, fill
+from txport.checkpoints.places import digest, preset_config
 from txport.errors import ParityError
 from txport.models import architecture
-from txport.models.checkpoint import Checkpoint, fill
-from txport.models.names import digest, preset_config
 from txport.proof.context.check import compare_context, is_long, unreached
 from txport.proof.parity.calls import no_crash
 from txport.proof.parity.cases import not_reached, reach_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import txport
-from txport import api
+from txport.api import model as api
 from txport.bundles.bundle import Bundle
 from txport.bundles.comparisons import NEXT_TOKENS, VECTORS, describe_loss, require_loss
 from txport.bundles.forms import BLOCKS, DYNAMIC, INVARIANT, ROWS, Form, blocks_of, with_columns

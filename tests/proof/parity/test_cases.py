@@ -9,9 +9,10 @@ import pytest
 
 from tests.fakes import TableRuntime, TableState
 from tests.tiny import tiny_facts
-from txport import bench
+from txport.audio.spectrogram import drawn_features
+from txport.bench import measure as bench
 from txport.models.architectures import gpt2, llama
-from txport.models.audio.facts import Features
+from txport.models.audio import Features
 from txport.models.facts import Facts
 from txport.proof.parity.cases import (
     BEYOND,
@@ -30,7 +31,6 @@ from txport.proof.parity.cases import (
 from txport.proof.parity.tokens import search_all, search_together
 from txport.proof.verify.golden import DRAWN, Size, _lengths
 from txport.runtimes.base import Ints
-from txport.runtimes.inputs import drawn_features
 
 PAD, START, END = 0, 1, 2
 

@@ -22,10 +22,10 @@ from tests.tiny import VOCABULARY, edit_graph, tiny_config, tiny_model, unproven
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import DECODER, ENCODER, IDS, LOGITS, SELECT, STEP
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.errors import BundleError, ParityError, UnsupportedError
 from txport.models.architectures import transformer
 from txport.models.architectures.transformer import TransformerConfig
-from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.names import MANIFEST
 from txport.proof.bisect.culprit import bisect
 from txport.proof.parity.cases import Case, draw_cases

@@ -14,9 +14,10 @@ import torch
 import txport
 from tests.instruction_sets import SETS
 from tests.tiny import tiny_config, tiny_model, unproven
-from txport import api, runtimes
+from txport import runtimes
+from txport.api import model as api
 from txport.bundles.forms import INVARIANT
-from txport.models.checkpoint import load_checkpoint, save_checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.proof.parity.check import exact_of
 from txport.proof.parity.exact import Exact, Rounding, largest_difference
 from txport.search.scoring import logits

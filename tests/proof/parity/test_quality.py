@@ -14,13 +14,14 @@ import torch
 
 import txport
 from tests.tiny import SAMPLES, unproven
-from txport import api, runtimes
+from txport import runtimes
+from txport.api import model as api
 from txport.bundles.bundle import Bundle
+from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.cli.textio import draw_texts
 from txport.errors import TextError, UnavailableError, UnsupportedError
 from txport.exporters.weights import holding
 from txport.models.architectures.gpt2 import GPT2, GPT2Config
-from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.proof.metrics import METRICS, References, Score, matches, metric_of
 from txport.proof.parity.check import check
 from txport.proof.parity.quality import Quality, compare_quality, generated, require_targets

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from txport.bundles.ports import COUNT, IDS, STEP
-from txport.models.checkpoint import load_checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.proof.parity.cases import Case
 from txport.proof.parity.check import exact_of
 from txport.proof.parity.replay import Reference

@@ -23,12 +23,12 @@ from tests.tiny import edit_graph, tiny_config, tiny_model, unproven
 from txport.bundles.bundle import Bundle, load_bundle, seal
 from txport.bundles.forms import DYNAMIC, Form, blocks_of
 from txport.bundles.ports import DECODER, ENCODER, STEP
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.exporters.export import export_graphs
 from txport.exporters.fused import quantize as quantizer
 from txport.exporters.fused import rewrite
 from txport.exporters.weights import Held
 from txport.models.architectures import annotated
-from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.parts import Linear, UnbiasedNorm
 from txport.proof.bisect.culprit import bisect
 from txport.proof.parity.check import check

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from txport.bundles.bundle import Bundle
+from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import TextError, UnsupportedError
-from txport.models.checkpoint import load_checkpoint
 from txport.proof.parity.check import check
 from txport.proof.reports.baseline import FACTOR, FLOOR, drift, read_baseline
 

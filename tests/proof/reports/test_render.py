@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from txport.bundles.bundle import Bundle
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from txport.errors import ParityError
-from txport.models.checkpoint import Checkpoint, load_checkpoint
 from txport.proof.bisect.culprit import Culprit
 from txport.proof.parity.check import check
 from txport.proof.parity.measures import GRAPH, WEIGHTS

@@ -25,13 +25,13 @@ from tests.proof.few import draw_few
 from tests.runtimes.driven import ENGINES
 from tests.tiny import edit_graph, reseal
 from txport import cli, runtimes
+from txport.api.release import load_checkpoint
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import FORMAT
 from txport.bundles.ports import DECODER, ENCODER, STEP
 from txport.errors import BundleError, UnavailableError
 from txport.exporters.cpu import choose
 from txport.models.names import GOLDEN, MANIFEST
-from txport.models.tokenizers.file import FileTokenizer
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.noise import Noisy
 from txport.proof.parity.tolerances import tolerance_of
@@ -50,11 +50,11 @@ from txport.proof.verify.check import (
     verify,
 )
 from txport.proof.verify.golden import BEAM, GREEDY, GRID, SUMS, Golden, fold, load_golden, record, save_golden
-from txport.release import load_checkpoint
 from txport.runtimes.base import Ints, Runtime, State
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.scoring import logits
 from txport.system.documents import write_json
+from txport.text.file import FileTokenizer
 
 NAMES = (*FIRST, *GENERATING.names)
 KINDS = [("portable", "fp16"), ("cpu", "fp32"), ("cpu", "int8"), ("cpu", "int4"), ("cuda", "fp16")]

@@ -28,15 +28,15 @@ from txport.bundles.ports import (
     Graph,
 )
 from txport.bundles.targets import FOREIGN
+from txport.checkpoints.pooling import pooling_defaults
 from txport.errors import BundleError, CheckpointError, ConfigError, UnsupportedError
-from txport.models.audio.facts import Features
+from txport.models.audio import Features
 from txport.models.facts import MOST_NUMBERS, Facts, StateTensor, numbers_of
 from txport.models.generation import Defaults, search_defaults
 from txport.models.names import TOKENIZER
-from txport.models.pooling import pooling_defaults
-from txport.models.tokenizers.convert import companions_of
 from txport.system.documents import DocumentError, read_json
 from txport.system.files import sha256
+from txport.text.convert import companions_of
 
 FOUR_BITS = frozenset({"MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"})
 EIGHT_BITS = frozenset({

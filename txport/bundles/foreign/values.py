@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from txport.checkpoints import family
 from txport.errors import BundleError, ConfigError, quoted
-from txport.models import family
 from txport.models.config import LARGEST, read_config
 from txport.models.names import CONFIG, GENERATION
 

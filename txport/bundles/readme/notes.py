@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import DECODER, GROW_ROWS, SELECT, SELECT_ROWS, STEP, screens
-from txport.models.audio.facts import Features
+from txport.models.audio import Features
 from txport.system.markdown import code
 
 

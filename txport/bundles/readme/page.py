@@ -10,7 +10,7 @@ from txport.bundles.ports import GENERATE
 from txport.bundles.readme import settings, tables
 from txport.bundles.readme.loop import loop, one_run
 from txport.bundles.readme.notes import around, notes, numbers
-from txport.models.audio.facts import Features
+from txport.models.audio import Features
 from txport.models.facts import Facts
 from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER
 from txport.system.markdown import code, plain

@@ -6,7 +6,7 @@ from typing import Any
 
 from txport.bundles.manifest import Manifest
 from txport.bundles.metadata import target_start
-from txport.models.audio.facts import Features
+from txport.models.audio import Features
 from txport.models.facts import Ability
 
 RULES = (  # settings that forbid or force tokens, in transformers' words; the loop of the README obeys them

@@ -101,7 +101,7 @@ def export(
     If OUT is a symbolic link, the link is kept, and OUT is the folder that it leads to. OUT can't be the working folder
     or a mount point. With --trust-code, CHECKPOINT can be a Python file and an adapter in it, model.py:NAME.
     """
-    from txport import api
+    from txport.api import model as api
 
     if options["auto_limit"] is not None and not options["auto"]:
         raise UnsupportedError("--auto-limit needs --auto")
@@ -157,8 +157,8 @@ def inspect(bundle: str, variant: str | None, brief: bool, as_json: bool, html: 
 
     The page of --html is one file without scripts or external resources.
     """
+    from txport.api.locate import find_bundle
     from txport.cli import tables
-    from txport.locate import find_bundle
 
     found = find_bundle(bundle, variant=variant, progress=progress)
     if html:
@@ -204,8 +204,8 @@ def verify(
     since the bundle holds golden inputs and outputs.
     """
     from txport import runtimes
+    from txport.api.locate import find_path, is_on_demand
     from txport.cli import tables
-    from txport.locate import find_path, is_on_demand
     from txport.proof.verify.check import verify as check
 
     if is_on_demand(bundle):

@@ -97,7 +97,7 @@ def _write_array(stream: IO[str], vectors: Iterable[Any], pooling: str, width: i
     """Write one array (N, D) of all vectors in NumPy's format; raise `UnsupportedError` for one vector per token."""
     import numpy as np
 
-    from txport.encoding import stacked
+    from txport.api.encoding import stacked
 
     if pooling == "none":
         raise UnsupportedError(f"an {ARRAY} file has one vector per text; --pooling none returns one per token")

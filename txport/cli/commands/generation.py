@@ -26,8 +26,8 @@ from txport.cli.options import (
 from txport.cli.outputs import INPUT, OUTPUT, command, in_flags
 from txport.cli.searching import FLAGS, IDS, ONLY_GENERATING, search_options
 from txport.errors import UnsupportedError
-from txport.models.tokenizers.numbers import NumberTokenizer
 from txport.runtimes import MODULES
+from txport.text.numbers import NumberTokenizer
 
 NOT_STREAMED = {
     "as_json": "--json",
@@ -125,7 +125,7 @@ def run(
     a single label or a regression, score and label of each. With --unknown skip, a text without known characters gets
     an empty output; with --output X.npy this is an error.
     """
-    from txport import api
+    from txport.api import model as api
 
     if text and inputs:
         raise UnsupportedError("give TEXT or --input, not both")
@@ -328,7 +328,7 @@ def score(
 
     PAIR is TEXT TARGET; without one, lines of TEXT, a tab and TARGET come from files or standard input.
     """
-    from txport import api
+    from txport.api import model as api
 
     if pair and (inputs or len(pair) != 2):
         raise UnsupportedError("give TEXT and TARGET, or --input, or lines on standard input")

@@ -14,8 +14,8 @@ from txport.errors import UnsupportedError
 from txport.system.packages import needed
 
 if TYPE_CHECKING:
-    from txport.importing.against.verdict import Verdict
-    from txport.importing.fit import Fit
+    from txport.checkpoints.importing.fit import Fit
+    from txport.proof.against.verdict import Verdict
 
 FURTHER = 40  # problems to show
 
@@ -74,8 +74,8 @@ def import_(
     if trust_code and against is None:
         raise UnsupportedError("--trust-code needs --against model.py:NAME; an import runs no code")
     with needed("txport[export]", "an import"):
-        from txport.importing.against.hold import hold_against, require_original
-        from txport.importing.fit import fit, import_checkpoint, require_apart
+        from txport.checkpoints.importing.fit import fit, import_checkpoint, require_apart
+        from txport.proof.against.hold import hold_against, require_original
     if against is not None:
         require_original(against, trust_code=trust_code)
     if out is not None:
@@ -106,7 +106,7 @@ def _tell(found: Fit, verdict: Verdict | None, *, as_json: bool) -> None:
 
 def _draft(source: str, file: Path, architecture: str | None, at: str) -> None:
     with needed("txport[export]", "a draft"):
-        from txport.importing.draft import write_draft
+        from txport.checkpoints.importing.draft import write_draft
     for line in write_draft(Path(source), file, architecture, at):
         echo(line)
 

@@ -73,10 +73,10 @@ def bench(
     Each runtime runs in its own process; rounds alternate between runtimes. The end token is ignored, so
     that every runtime generates the same number of tokens.
     """
-    from txport import bench as measure
     from txport import runtimes
+    from txport.api.locate import checkpoint_of, find_bundle
+    from txport.bench import measure as measure
     from txport.cli import tables
-    from txport.locate import checkpoint_of, find_bundle
 
     for name in names:
         runtimes.require(name, provider)
@@ -110,7 +110,7 @@ def bench(
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def doctor(as_json: bool) -> None:
     """Say what can run here, what can't, and how to fix it; exit 1 if the installation is broken."""
-    from txport import diagnose
+    from txport.api import diagnose
     from txport.cli import tables
 
     found = in_flags(diagnose.examine())

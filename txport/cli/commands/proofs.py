@@ -102,9 +102,10 @@ def parity(
 
     docs/parity.md describes what is compared, the tolerances, and how to run it in CI.
     """
-    from txport import release, runtimes
+    from txport import runtimes
+    from txport.api import release
+    from txport.api.locate import checkpoint_of, find_bundle
     from txport.cli import tables
-    from txport.locate import checkpoint_of, find_bundle
     from txport.runtimes.ort.providers import short_name
 
     if quality_texts and not quality:
@@ -200,7 +201,7 @@ def matrix(
     Cells that can't run show the reason and do not count as passed: exit 1 if a cell fails, 3 if a requested runtime or
     provider ran nowhere. Each bundle is always compared on ort with cpu.
     """
-    from txport import release
+    from txport.api import release
     from txport.cli import tables
 
     if chosen["keep"]:

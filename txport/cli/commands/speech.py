@@ -71,7 +71,7 @@ def require_fit(facts: Facts) -> None:
 
 def require_text(text: str) -> str:
     """Return the text; raise `TextError` if it is the name of an audio file."""
-    from txport.models.audio.reading import is_audio
+    from txport.audio.reading import is_audio
 
     if is_audio(text):
         raise TextError(f"{text} is an audio file, and this model reads text; give it to a model that reads audio")

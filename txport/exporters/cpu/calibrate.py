@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from txport.bundles.forms import Form
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.weights.streamed import converted
 from txport.errors import UnsupportedError
 from txport.exporters.cpu.columns import run, watching
 from txport.exporters.cpu.rounding import change_of_products, round_by_inputs
 from txport.exporters.fused.packs import parts_of
 from txport.exporters.fused.quantize import Quantized, dequantize, quantize
-from txport.exporters.trace import weight_names
-from txport.models.checkpoint import Checkpoint
+from txport.exporters.tracing.trace import weight_names
 from txport.models.parts import Linear
-from txport.models.weights.streamed import converted
 
 ROOM = 1 << 30  # bytes of the moments that are in memory at once
 DIGITS = 3

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from txport.exporters.trace import weight_names
-from txport.models.audio.facts import Features
-from txport.models.checkpoint import Checkpoint
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.weights.streamed import converted
+from txport.exporters.tracing.trace import weight_names
+from txport.models.audio import Features
 from txport.models.facts import Facts, Task, Tokens
 from txport.models.model import Model
 from txport.models.parts import Linear
-from txport.models.weights.streamed import converted
 
 COLUMNS: dict[Task, int] = {"encode": 16, "causal": 32}  # other tasks have inputs of about the same size
 USUAL = 16  # columns that a matrix of another task may have

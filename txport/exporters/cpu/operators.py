@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from txport.exporters.forms import FORMS
 from txport.exporters.fused.packs import MICROSOFT
 from txport.exporters.fused.parts import bias_of, cap_of, float32, gelu, scale_of
-from txport.exporters.symbols import Form, Symbol, Tracer
+from txport.exporters.tracing.forms import FORMS
+from txport.exporters.tracing.symbols import Form, Symbol, Tracer
 from txport.models.ops import attended, padding_mask
 from txport.models.parts import Attention, additive
 

@@ -17,7 +17,7 @@ from txport.bundles.ports import ALIGN, COUNT, CROSS_ATTENTION, IDS, LOG_PROBS, 
 from txport.exporters.check import GraphError
 from txport.exporters.cpu.screening import add_candidates, choose, constant
 from txport.exporters.fused.packs import is_linear
-from txport.exporters.trace import value_of
+from txport.exporters.tracing.trace import value_of
 
 ADDED = (ALIGN, COUNT, LOG_PROBS, IDS)
 BEST = (ir.DataType.FLOAT, ir.DataType.INT64)

@@ -19,13 +19,13 @@ from torch.overrides import handle_torch_function, has_torch_function
 from txport.bundles.ports import COUNT
 from txport.exporters.cuda.places import PLACE_FORMS
 from txport.exporters.cuda.products import matmul
-from txport.exporters.forms import FORMS
-from txport.exporters.forms.arithmetic import to
-from txport.exporters.forms.common import cast, code_of
 from txport.exporters.fused.packs import MICROSOFT
 from txport.exporters.fused.parts import bias_of, cap_of, float32, gelu, scale_of
-from txport.exporters.symbols import Form, Symbol, Tracer
-from txport.exporters.trace import SIZES
+from txport.exporters.tracing.forms import FORMS
+from txport.exporters.tracing.forms.arithmetic import to
+from txport.exporters.tracing.forms.common import cast, code_of
+from txport.exporters.tracing.symbols import Form, Symbol, Tracer
+from txport.exporters.tracing.trace import SIZES
 from txport.models.parts import Attention, additive
 
 ATTENTION, ROTARY, WRITE = "Attention", "RotaryEmbedding", "TensorScatter"

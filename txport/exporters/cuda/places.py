@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from txport.exporters.symbols import Form, Symbol, Tracer
+from txport.exporters.tracing.symbols import Form, Symbol, Tracer
 
 HALVES = (torch.float16, torch.bfloat16)
 

@@ -13,10 +13,10 @@ import numpy as np
 import onnx_ir as ir
 from torch import Tensor
 
-from txport.exporters.forms import FORMS
-from txport.exporters.forms.common import require
 from txport.exporters.fused.packs import MICROSOFT
-from txport.exporters.symbols import Pair, Symbol, Tracer
+from txport.exporters.tracing.forms import FORMS
+from txport.exporters.tracing.forms.common import require
+from txport.exporters.tracing.symbols import Pair, Symbol, Tracer
 
 MATRIX = 2  # dims
 COPY = 0  # in a shape: copy the dim

@@ -13,10 +13,10 @@ import onnx_ir as ir
 
 from txport.bundles.forms import BLOCKS, Form, Stored, blocks_of
 from txport.bundles.manifest import Manifest
+from txport.checkpoints.checkpoint import Checkpoint
 from txport.errors import UnsupportedError
 from txport.exporters.fused.packs import is_product, parts_of
 from txport.exporters.fused.rewrite import Matrix, Quantising, in_blocks, looked_up, tables_of, tags_of
-from txport.models.checkpoint import Checkpoint
 
 ALIGNED = 8  # kernels process this many rows at a time; for other counts, each step unpacks the whole matrix
 SIZES = {8: BLOCKS, 4: (32, 16)}  # block sizes, the first that fits is used; small blocks in 4 bits

@@ -11,9 +11,9 @@ import onnx_ir as ir
 from torch import Tensor
 
 from txport.exporters.check import GraphError
-from txport.exporters.forms import FORMS
 from txport.exporters.fused.packs import MICROSOFT
-from txport.exporters.symbols import Symbol, Tracer
+from txport.exporters.tracing.forms import FORMS
+from txport.exporters.tracing.symbols import Symbol, Tracer
 from txport.models.parts import Attention, DotProduct, SoftCap
 
 PLAIN, PACKED = "plain attention", "packed projections"

@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 
 from txport.bundles.forms import DYNAMIC, INVARIANT, Form
+from txport.checkpoints.weights.packed import Packed
 from txport.errors import UnsupportedError
-from txport.models.weights.packed import Packed
 from txport.system.arrays import Array
 from txport.system.cores import cores
 

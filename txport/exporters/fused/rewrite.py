@@ -11,13 +11,13 @@ import onnx_ir as ir
 from torch import nn
 
 from txport.bundles.forms import PLAIN, Form, Stored
+from txport.checkpoints.weights.packed import PackedReader
+from txport.checkpoints.weights.streamed import Read
 from txport.errors import UnsupportedError
 from txport.exporters.fused.packs import MICROSOFT, parts_of, stored_as
 from txport.exporters.fused.quantize import Quantized, joined, pack, quantize, quantized_of, shapes
-from txport.exporters.trace import weight_names
+from txport.exporters.tracing.trace import weight_names
 from txport.models.parts import Linear
-from txport.models.weights.packed import PackedReader
-from txport.models.weights.streamed import Read
 from txport.system.arrays import Array
 
 

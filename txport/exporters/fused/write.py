@@ -12,16 +12,16 @@ import torch
 
 from txport.bundles.forms import Form
 from txport.bundles.manifest import Manifest
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.weights.streamed import Read, copied
 from txport.exporters.check import check_graph
 from txport.exporters.cpu.calibrate import calibrate
 from txport.exporters.cpu.choose import NO_FORMS
 from txport.exporters.cpu.rewrite import ON_CPU
 from txport.exporters.fused.rewrite import Matrices, Matrix
 from txport.exporters.targets import EXPORTERS, Job
-from txport.exporters.trace import parts_of_trace, sign
+from txport.exporters.tracing.trace import parts_of_trace, sign
 from txport.exporters.weights import FILE, leave_out, share_weights, standing_in
-from txport.models.checkpoint import Checkpoint
-from txport.models.weights.streamed import Read, copied
 
 
 def write(

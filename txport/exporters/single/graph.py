@@ -47,7 +47,7 @@ from txport.exporters.single.beams import (
 )
 from txport.exporters.single.block import Block
 from txport.exporters.single.rules import rules_of
-from txport.exporters.trace import IR_VERSION, value_of
+from txport.exporters.tracing.trace import IR_VERSION, value_of
 from txport.models.facts import Facts, Owner
 
 Models = Mapping[str, ir.Model]

@@ -20,8 +20,8 @@ from txport.models.config import LONGEST, Config, choice, layers, real, require_
 from txport.models.facts import Facts, Tokens
 from txport.models.model import Model, Side
 from txport.models.parts import Attention, DotProduct, Embedding, FeedForward, Layer, Residual, UnbiasedNorm
+from txport.models.rules import Drop, Rename
 from txport.models.stacks import EncoderDecoder, seq2seq_facts
-from txport.models.weights.rules import Drop, Rename
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from txport.models.architecture import Architecture
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
 from txport.models.facts import Facts, Tokens
 from txport.models.parts import NORMS, Attention, DotProduct, Embedding, FeedForward, Layer, Linear, Residual
+from txport.models.rules import Rename
 from txport.models.stacks import DecoderOnly, causal_facts
-from txport.models.weights.rules import Rename
 
 UNUSED_POSITIONS = 2  # unused rows at the beginning of the table of positions
 EPSILON = 1e-5  # epsilon of norms

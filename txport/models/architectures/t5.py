@@ -29,8 +29,8 @@ from txport.models.parts import (
     Residual,
     RMSNorm,
 )
+from txport.models.rules import Drop, Rename
 from txport.models.stacks import EncoderDecoder, seq2seq_facts
-from txport.models.weights.rules import Drop, Rename
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ from txport.models.config import LONGEST, Config, choice, layers, real, require_
 from txport.models.facts import Facts, Tokens
 from txport.models.model import Side
 from txport.models.parts import NORMS, Additive, Attention, DotProduct, Embedding, FeedForward, Layer, Residual
+from txport.models.rules import Drop, Rename, Split
 from txport.models.stacks import EncoderDecoder, seq2seq_facts
-from txport.models.weights.rules import Drop, Rename, Split
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}  # -> in transformers
 

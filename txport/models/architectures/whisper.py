@@ -17,13 +17,13 @@ import numpy as np
 from torch import nn
 
 from txport.models.architecture import Architecture
-from txport.models.audio.facts import Features, Speech, feature_problems
+from txport.models.audio import Features, Speech, feature_problems
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
 from txport.models.facts import Facts, Tokens
 from txport.models.model import Model, Side
 from txport.models.parts import NORMS, Attention, DotProduct, Embedding, FeedForward, Frames, Layer, Residual
+from txport.models.rules import FAIRSEQ_LAYERS, Constant, Rename
 from txport.models.stacks import EncoderDecoder, seq2seq_facts
-from txport.models.weights.rules import FAIRSEQ_LAYERS, Constant, Rename
 
 FRAMES_A_PLACE = 2
 

@@ -17,13 +17,13 @@ import numpy as np
 from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.foreign.manifest import ForeignManifest
+from txport.checkpoints.adapters.adapted import Adapted
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.weights.plan import first_names
 from txport.errors import ParityError, TxportError, UnsupportedError, brief
 from txport.exporters.fused.quantize import steps
 from txport.exporters.weights import Held, graph_weights, held_weights, holding
-from txport.models.adapters.adapted import Adapted
-from txport.models.checkpoint import Checkpoint
 from txport.models.model import Model
-from txport.models.weights.plan import first_names
 from txport.proof.bisect.evidence import TapEvidence
 from txport.proof.bisect.faults.common import weight_cause
 from txport.proof.bisect.faults.evidence import WrongWeight

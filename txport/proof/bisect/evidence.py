@@ -11,10 +11,10 @@ import numpy as np
 from torch import nn
 
 from txport.bundles.ports import Port
+from txport.checkpoints.weights.streamed import stay
 from txport.models.facts import StateTensor
 from txport.models.model import Model
 from txport.models.parts import Embedding, Frames, Residual
-from txport.models.weights.streamed import stay
 from txport.proof.bisect.calls import PartCall, Record, is_own
 from txport.proof.bisect.faults.evidence import Cause, Evidence, WrongWeight, last_map
 from txport.proof.bisect.isolation import Span, span_before

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.weights.plan import first_names
+from txport.checkpoints.weights.streamed import MOST_ROOM
 from txport.exporters.cpu.columns import watching
 from txport.exporters.weights import graph_weights, held_weights
-from txport.models.checkpoint import Checkpoint
 from txport.models.model import Model
-from txport.models.weights.plan import first_names
-from txport.models.weights.streamed import MOST_ROOM
 from txport.proof.parity.weights import COARSE, finest
 from txport.system.arrays import Array
 from txport.system.terminal import percent

@@ -16,12 +16,12 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
 from txport.bundles.graphs import read_ir
 from txport.bundles.manifest import Manifest
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.weights.plan import first_names
+from txport.checkpoints.weights.streamed import copied
 from txport.exporters.fused.packs import packs, parts_of
 from txport.exporters.targets import EXPORTERS, Job, stages
 from txport.exporters.weights import FILE, INLINE_BELOW, WeightFile, outside
-from txport.models.checkpoint import Checkpoint
-from txport.models.weights.plan import first_names
-from txport.models.weights.streamed import copied
 from txport.proof.bisect.isolation import Runner
 from txport.proof.bisect.probe import Finding, Observation, compare_tap, make_probe, observe, shown
 from txport.proof.bisect.taps import OUT, Tap

@@ -17,9 +17,9 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Stored
 from txport.bundles.graphs import read_ir
 from txport.bundles.manifest import Manifest
+from txport.checkpoints.weights.streamed import read_weight
 from txport.errors import ParityError, TxportError, brief
 from txport.exporters.cuda.apart import take_apart
-from txport.models.weights.streamed import read_weight
 from txport.proof.bisect.calls import Record, recording
 from txport.proof.bisect.isolation import Runner, isolate, show
 from txport.proof.bisect.taps import IN, OUT, Tap, find_taps, truth

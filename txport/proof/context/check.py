@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_ir
 from txport.bundles.ports import ENCODER, MODEL, ROOM
-from txport.models.adapters.adapted import Adapted
-from txport.models.checkpoint import Checkpoint
+from txport.checkpoints.adapters.adapted import Adapted
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.weights.plan import first_names
 from txport.models.facts import Facts, Owner
 from txport.models.model import Stack
 from txport.models.parts import Attention, Embedding
-from txport.models.weights.plan import first_names
 from txport.proof.bisect.isolation import Runner
 from txport.proof.bisect.probe import is_widened, shown
 from txport.proof.context.cuts import KEY, OUTPUT, PICKED, QUERY, VALUE, Cut, Weighted

@@ -20,14 +20,14 @@ from torch.nn import functional as F
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import PLAIN, Form
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.weights.plan import first_names
+from txport.checkpoints.weights.streamed import Reader, in_memory
 from txport.exporters.cpu.choose import size_of, wider_forms
 from txport.exporters.cpu.columns import largest_columns
 from txport.exporters.fused.quantize import dequantize, quantize
 from txport.exporters.weights import holding
-from txport.models.checkpoint import Checkpoint
 from txport.models.model import Model
-from txport.models.weights.plan import first_names
-from txport.models.weights.streamed import Reader, in_memory
 from txport.proof.few_bits.activations import round_activations
 from txport.proof.few_bits.loss import Trial, tensors_of
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from txport.audio.spectrogram import drawn_features
 from txport.bundles.bundle import Bundle
 from txport.bundles.comparisons import (
     AUTO_DISTANCE,
@@ -25,27 +26,27 @@ from txport.bundles.comparisons import (
     VECTORS,
     describe_loss,
 )
+from txport.checkpoints.checkpoint import Checkpoint
 from txport.errors import TextError, TxportError, UnsupportedError
-from txport.models.audio.facts import Features
-from txport.models.checkpoint import Checkpoint
+from txport.models.audio import Features
 from txport.models.facts import Facts
 from txport.models.model import Model
 from txport.models.names import LARGEST_SAMPLES
 from txport.models.ops import padding_mask
-from txport.models.tokenizers.load import chat_of, tokenizer_of
 from txport.proof.masks import bound_of, cut_off
 from txport.proof.parity.cases import Draw, sides
 from txport.proof.parity.exact import one_pass, passed
 from txport.proof.parity.truth.encoding import join
 from txport.proof.reports.report import Report
 from txport.runtimes.base import GraphRuntime
-from txport.runtimes.inputs import Source, Sources, batch, drawn_features, infer
+from txport.runtimes.inputs import Source, Sources, batch, infer
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
 from txport.search.scoring import logits
 from txport.system.arrays import Array
 from txport.system.documents import DocumentError, read_lines
+from txport.text.load import chat_of, tokenizer_of
 
 ANSWERED, MOST_TEXTS = 96, 256  # tokens that a model writes after each text of a calibration, and its texts
 ROWS, FEW_ROWS = 8, 2  # sources; of features, which take long

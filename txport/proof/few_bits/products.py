@@ -22,8 +22,8 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.forms import INVARIANT, Form
 from txport.bundles.graphs import read_ir
 from txport.bundles.ports import INPUT_FEATURES
+from txport.checkpoints.weights.streamed import converted, read_weight
 from txport.models.model import Model
-from txport.models.weights.streamed import converted, read_weight
 from txport.proof.bisect.calls import recording
 from txport.proof.bisect.isolation import Runner, show
 from txport.proof.bisect.taps import Tap, find_products

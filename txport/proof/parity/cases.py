@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from txport.audio.spectrogram import drawn_features
 from txport.bundles.bundle import Bundle
-from txport.models.audio.facts import Features
+from txport.models.audio import Features
 from txport.models.facts import Facts, Tokens
-from txport.models.tokenizers.load import tokenizer_of
-from txport.runtimes.inputs import Source, drawn_features
+from txport.runtimes.inputs import Source
 from txport.search.options import SearchOptions
+from txport.text.load import tokenizer_of
 
 Rules = Mapping[str, Any]  # options that are built into a graph
 NO_RULES: Rules = MappingProxyType({})

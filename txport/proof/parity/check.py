@@ -23,12 +23,12 @@ from txport.bundles.comparisons import recorded_original
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.forms import ROWS
 from txport.bundles.ports import LOGITS
+from txport.checkpoints.adapters.adapted import Adapted
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.weights.streamed import converted
 from txport.errors import BundleError, LoadError, ParityError
 from txport.exporters.weights import holding
-from txport.models.adapters.adapted import Adapted
-from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Task
-from txport.models.weights.streamed import converted
 from txport.proof.context.check import compare_context, unreached
 from txport.proof.few_bits.loss import measure
 from txport.proof.few_bits.products import ByProduct, compare_products, first_of

@@ -24,11 +24,11 @@ from torch.overrides import TorchFunctionMode
 
 from txport.bundles.forms import Form
 from txport.bundles.manifest import Manifest
-from txport.models.audio.facts import Features
+from txport.checkpoints.weights.streamed import converted
+from txport.models.audio import Features
 from txport.models.model import Model
 from txport.models.ops import Ops, padding_mask
 from txport.models.parts import NORM_TYPES
-from txport.models.weights.streamed import converted
 from txport.proof.few_bits.activations import rounding_activations
 from txport.proof.masks import bound_of, cut_off
 from txport.proof.parity.tolerances import DRAWS

@@ -11,13 +11,13 @@ from typing import Any
 
 from txport.bundles.bundle import Bundle
 from txport.errors import UnsupportedError, quoted
-from txport.models.tokenizers.base import encode_within, shorten
-from txport.models.tokenizers.load import tokenizer_of
 from txport.proof.metrics import Metric, References, Score, matches
 from txport.proof.parity.tolerances import Tolerance
 from txport.runtimes.base import Runtime
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
+from txport.text.base import encode_within, shorten
+from txport.text.load import tokenizer_of
 
 BATCH = 64
 GROUPS = 20  # of texts, for the standard error of a score

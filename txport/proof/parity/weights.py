@@ -12,11 +12,11 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
 from txport.bundles.graphs import Maps
 from txport.bundles.manifest import Manifest
+from txport.checkpoints.adapters.adapted import Adapted
+from txport.checkpoints.checkpoint import Checkpoint, expected_tensors
 from txport.exporters.cpu.screening import INITIALIZERS, initializers_of, shorten
 from txport.exporters.fused.quantize import Quantized, pack, rest_of, spread_of, sums_of_rows
 from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights, read_quantized
-from txport.models.adapters.adapted import Adapted
-from txport.models.checkpoint import Checkpoint, expected_tensors
 from txport.models.model import Model
 from txport.models.parts import NORM_TYPES, Linear
 from txport.proof.parity.measures import WEIGHTS, Comparison, badness, compare, wrong

@@ -22,9 +22,8 @@ from txport.bundles.foreign.files import recognises
 from txport.bundles.manifest import Manifest
 from txport.bundles.reading import read_manifest
 from txport.errors import BundleError, TxportError, UnavailableError, UnsupportedError
-from txport.models.audio.facts import Features
+from txport.models.audio import Features
 from txport.models.facts import Facts
-from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.cases import sides
 from txport.proof.parity.tolerances import coarser
 from txport.proof.verify import encoding
@@ -46,6 +45,7 @@ from txport.search.scoring import logits, score
 from txport.system.arrays import Array
 from txport.system.progress import Progress, Stage, silent
 from txport.system.terminal import percent
+from txport.text.load import load_tokenizer
 from txport.version import __version__
 
 FILES, EXPORT, PORTS, TOKENIZER, LOGITS, BATCH = "files", "export", "ports", "tokenizer", "logits", "batch"

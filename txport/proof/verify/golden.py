@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from txport.audio.spectrogram import drawn_features
 from txport.bundles.bundle import Bundle
 from txport.errors import BundleError, quoted
-from txport.models.audio.facts import Features
+from txport.models.audio import Features
 from txport.models.facts import Facts
 from txport.models.names import GOLDEN
 from txport.proof.masks import ROOM, cut_off, largest_of
@@ -25,7 +26,7 @@ from txport.proof.parity.cases import WINDOWED, Draw, most_rows, reach_of, sides
 from txport.proof.parity.noise import Noisy, Remembering
 from txport.proof.parity.tolerances import DRAWS
 from txport.runtimes.base import Floats, Ints, Runtime, scores
-from txport.runtimes.inputs import Source, Sources, drawn_features
+from txport.runtimes.inputs import Source, Sources
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 from txport.system.arrays import Array, Expected, read_arrays

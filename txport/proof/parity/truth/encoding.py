@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 
 from txport.bundles.bundle import Bundle
+from txport.checkpoints.checkpoint import Checkpoint
 from txport.errors import UnsupportedError
-from txport.models.checkpoint import Checkpoint
 from txport.models.facts import LOGITS, Facts
 from txport.models.model import Model
-from txport.models.tokenizers.base import encode_within
-from txport.models.tokenizers.load import tokenizer_of
 from txport.proof.masks import largest_of
 from txport.proof.metrics import Metric
 from txport.proof.parity.calls import no_crash
@@ -29,6 +27,8 @@ from txport.runtimes.base import EncoderRuntime, GraphRuntime
 from txport.runtimes.inputs import infer
 from txport.runtimes.pytorch import TorchRuntime
 from txport.system.arrays import Array
+from txport.text.base import encode_within
+from txport.text.load import tokenizer_of
 
 Sources = Sequence[Sequence[int]]
 

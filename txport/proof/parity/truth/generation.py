@@ -14,8 +14,8 @@ import numpy as np
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import LOGITS
-from txport.models.audio.facts import Features
-from txport.models.checkpoint import Checkpoint
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.models.audio import Features
 from txport.models.facts import Facts
 from txport.proof.masks import largest_of
 from txport.proof.metrics import Metric

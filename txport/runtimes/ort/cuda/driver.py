@@ -24,7 +24,7 @@ from txport.bundles.ports import (
     SOURCE_LENGTHS,
 )
 from txport.errors import UnsupportedError
-from txport.models.audio.facts import Features
+from txport.models.audio import Features
 from txport.models.facts import Facts
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, Sizes
 from txport.runtimes.inputs import outputs_of

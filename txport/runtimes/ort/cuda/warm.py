@@ -10,7 +10,7 @@ from itertools import product
 from typing import NamedTuple
 
 from txport.errors import UnsupportedError
-from txport.models.audio.facts import Features
+from txport.models.audio import Features
 from txport.models.facts import Facts
 from txport.runtimes.base import Sizes
 from txport.runtimes.ort.cuda.workspace import batch_bucket, buckets, capacity_bucket, source_bucket

@@ -1,0 +1,1 @@
+"""What `import txport` gives: models that run, exports, and what both are made of."""

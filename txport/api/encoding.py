@@ -1,0 +1,336 @@
+"""Methods of encoder-only models: embed, classify, tag, fill. `api.Model` inherits them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack, get_args, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.api.arguments import many, require_unknown, sizes
+from txport.errors import TextError, UnknownTextError, UnsupportedError, quoted
+from txport.models.facts import HIDDEN, LOGITS, Ability, Facts, Function, Pooling
+from txport.runtimes.base import EncoderRuntime, Outputs, Runtime
+from txport.runtimes.inputs import infer
+from txport.search.batching import at_once, in_batches
+from txport.system.arrays import Array
+from txport.system.numbers import switch, whole
+from txport.text.base import Tokenizer, Unknown, encode_within, shorten
+
+BATCH_SIZE = 32
+Texts = str | Iterable[str]
+Floats = NDArray[np.float32]
+Result = TypeVar("Result")
+TINY = 1e-12
+OTHERWISE = {"replaced": "original"}  # the opposite of a model's only label
+
+
+class Batches(TypedDict, total=False):
+    """Options of all methods: how texts are read and put into batches. `Encoder.infer` explains them."""
+
+    batch_size: int
+    batch_tokens: int | None
+    unknown: Unknown
+    special: bool
+
+
+@dataclass(frozen=True)
+class Label:
+    """A label and its score: its probability, or the logit of a regression model."""
+
+    label: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A token of a text, its most probable label, and the probability of the label."""
+
+    token: str
+    label: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Fill:
+    """A token that replaces a mask: its text, its id and its probability."""
+
+    token: str
+    id: int
+    score: float
+
+
+def require_ability(facts: Facts, requested: str) -> None:
+    """Raise `UnsupportedError` unless the model supports the method named `requested`."""
+    able = facts.ability
+    if able is None and requested in (*get_args(Ability), "infer"):
+        raise UnsupportedError(f"{requested} needs an encoder-only model; this model generates: use generate or score")
+    if able is not None and requested not in (able, "infer"):
+        gives = ", ".join(each.name for each in facts.outputs)
+        raise UnsupportedError(f"{requested} is not for this encoder-only model with the outputs {gives}: use {able}")
+
+
+class Encoder:
+    """A loaded model with the methods of encoder-only models."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        tokenizer: Tokenizer,
+        facts: Facts,
+        workers: int = 1,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self.tokenizer = tokenizer
+        self.facts = facts
+        self.workers = workers
+        self.defaults = dict(defaults or {})
+
+    def __copy__(self) -> Self:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __reduce__(self) -> NoReturn:
+        """Raise `UnsupportedError`: sessions and their memory belong to one process."""
+        raise UnsupportedError(
+            "a model can't be pickled or copied deeply: pass the bundle's path, and call txport.load in each process"
+        )
+
+    def encode(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
+        """Tokenize a text; raise `TextError` if it is longer than the model's maximum.
+
+        With `special`, the spelling of a special token in the text (`</s>`) is read as the token.
+        """
+        if not isinstance(text, str):
+            raise TextError(f"a text must be a string, got {quoted(text)}")
+        return encode_within(self.tokenizer, self.facts.vocabulary.longest, text, unknown, special)
+
+    def _encode_known(self, text: str, unknown: Unknown, special: bool) -> list[int]:
+        """Like `encode`, but return [] if "skip" removes the whole text."""
+        try:
+            return self.encode(text, unknown, special)
+        except UnknownTextError:
+            if unknown != "skip":
+                raise
+            return []
+
+    def infer(self, texts: Texts, **how: Unpack[Batches]) -> Iterator[Outputs]:
+        """Yield all outputs of the model for each text in order, by name; outputs per token have shape (T, ...).
+
+        A batch has up to `batch_size` texts of similar length (default: 32), and up to `batch_tokens` tokens, padding
+        included; the other texts of a batch do not change a result. `unknown` controls text outside the vocabulary:
+        "token" uses the unknown token, "error" raises, "skip" removes it (a text that becomes empty has the outputs
+        {}), "auto" is "token", or "error" for a tokenizer that has no unknown token or is character-level. With
+        `special`, the spelling of a special token in a text (`</s>`) is read as the token. Raises `TextError` for text
+        that the model can't take.
+        """
+        require_ability(self.facts, "infer")
+        return self._each(texts, lambda _, outputs: outputs, {}, **how)
+
+    @overload
+    def embed(
+        self,
+        texts: Texts,
+        *,
+        pooling: Literal["mean", "first"] | None = None,
+        normalize: bool | None = None,
+        **how: Unpack[Batches],
+    ) -> Floats: ...
+
+    @overload
+    def embed(
+        self, texts: Texts, *, pooling: Literal["none"], normalize: bool | None = None, **how: Unpack[Batches]
+    ) -> list[Floats]: ...
+
+    def embed(
+        self, texts: Texts, *, pooling: Pooling | None = None, normalize: bool | None = None, **how: Unpack[Batches]
+    ) -> Floats | list[Floats]:
+        """Return one vector per text: (B, D). `pooling` is "mean" over tokens, or the "first" token.
+
+        With the pooling "none", return the vectors of all tokens: (T, D) per text. `normalize` scales each vector to
+        length 1. The defaults of both are the bundle's, otherwise "mean" and False. `how` are the options of `infer`.
+        Raises `UnknownTextError` for a text that "skip" leaves empty.
+        """
+        found = list(self.embed_iter(texts, pooling=pooling, normalize=normalize, **how))
+        return found if pooling == "none" else stacked(found, self.facts.width)
+
+    def embed_iter(
+        self, texts: Texts, *, pooling: Pooling | None = None, normalize: bool | None = None, **how: Unpack[Batches]
+    ) -> Iterator[Floats]:
+        """Like `embed`, for an iterable of any length; a text that "skip" leaves empty has an empty vector: (0,)."""
+        require_ability(self.facts, "embed")
+        kind: Pooling = self.defaults.get("pooling", "mean") if pooling is None else pooling
+        if kind not in get_args(Pooling):
+            raise UnsupportedError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {quoted(kind)}")
+        is_unit = switch("normalize", self.defaults.get("normalize", False) if normalize is None else normalize)
+
+        def finish(_: Sequence[int], outputs: Outputs) -> Floats:
+            vectors = pool(outputs[HIDDEN].astype(np.float32, copy=False), kind)
+            return unit(vectors) if is_unit else vectors
+
+        nothing = np.zeros((0, self.facts.width) if kind == "none" else 0, np.float32)
+        return self._each(texts, finish, nothing, **how)
+
+    def classify(self, texts: Texts, *, top: int | None = None, **how: Unpack[Batches]) -> list[list[Label]]:
+        """Return the `top` labels of each text (default: all), highest score first; `how` are the options of `infer`.
+
+        Scores are softmax probabilities if labels are exclusive, sigmoid probabilities if they are independent, and the
+        logits themselves for a regression model (`Facts.function_to_apply`).
+        """
+        return list(self.classify_iter(texts, top=top, **how))
+
+    def classify_iter(self, texts: Texts, *, top: int | None = None, **how: Unpack[Batches]) -> Iterator[list[Label]]:
+        """Like `classify`, for an iterable of any length; yield results in order."""
+        require_ability(self.facts, "classify")
+        labels = self.facts.labels
+        function = _function(self.facts)
+        count = len(labels) if top is None else whole("top", top, 1)
+
+        def finish(_: Sequence[int], outputs: Outputs) -> list[Label]:
+            found = scores(outputs[LOGITS], function)
+            return [Label(labels[at], float(found[at])) for at in best(found, count)]
+
+        return self._each(texts, finish, [], **how)
+
+    def tag(self, texts: Texts, **how: Unpack[Batches]) -> list[list[Tag]]:
+        """Return the tokens of each text, except special tokens, with their most probable labels.
+
+        `how` are the options of `infer`. See `likeliest` for models with a single label (ELECTRA's discriminator).
+        """
+        return list(self.tag_iter(texts, **how))
+
+    def tag_iter(self, texts: Texts, **how: Unpack[Batches]) -> Iterator[list[Tag]]:
+        """Like `tag`, for an iterable of any length; yield results in order."""
+        require_ability(self.facts, "tag")
+        left_out = self.facts.vocabulary.special
+        labels = self.facts.labels
+        function = _function(self.facts)
+
+        def finish(ids: Sequence[int], outputs: Outputs) -> list[Tag]:
+            found = scores(outputs[LOGITS], function)
+            kept = [place for place, id_ in enumerate(ids) if id_ not in left_out]
+            tokens = self.tokenizer.tokens([ids[place] for place in kept])
+            return [Tag(token, *likeliest(found[place], labels)) for token, place in zip(tokens, kept, strict=True)]
+
+        return self._each(texts, finish, [], **how)
+
+    def fill(self, texts: Texts, *, top: int = 5, **how: Unpack[Batches]) -> list[list[list[Fill]]]:
+        """Return the `top` tokens for each mask of each text, most probable first; `how` are the options of `infer`."""
+        return list(self.fill_iter(texts, top=top, **how))
+
+    def fill_iter(self, texts: Texts, *, top: int = 5, **how: Unpack[Batches]) -> Iterator[list[list[Fill]]]:
+        """Like `fill`, for an iterable of any length; yield results in order."""
+        require_ability(self.facts, "fill")
+        finish = partial(self._fill, whole("top", top, 1))
+        return self._each(texts, finish, [], masked=True, **how)
+
+    def _fill(self, top: int, ids: Sequence[int], outputs: Outputs) -> list[list[Fill]]:
+        filled = []
+        for place in (place for place, id_ in enumerate(ids) if id_ == self.facts.vocabulary.mask):
+            found = scores(outputs[LOGITS][place], "softmax")
+            chosen = best(found, top)
+            lacking = self.tokenizer.lacks(chosen)  # the size of a model's vocabulary is often rounded up
+            tokens = [str(at) if at in lacking else self.tokenizer.tokens([at])[0] for at in chosen]
+            filled.append([Fill(token, at, float(found[at])) for token, at in zip(tokens, chosen, strict=True)])
+        return filled
+
+    def _masked(self, ids: list[int], text: str) -> list[int]:
+        if (mask := self.facts.vocabulary.mask) not in ids:
+            token = "" if mask is None else self.tokenizer.tokens([mask])[0]
+            raise TextError(f"{shorten(text)} has no mask token; insert {token}")
+        return ids
+
+    def _each(
+        self,
+        texts: Texts,
+        finish: Callable[[Sequence[int], Outputs], Result],
+        nothing: Result,
+        *,
+        masked: bool = False,
+        batch_size: int = BATCH_SIZE,
+        batch_tokens: int | None = None,
+        unknown: Unknown = "auto",
+        special: bool = False,
+    ) -> Iterator[Result]:
+        """Yield `finish(ids, outputs)` of each text, or `nothing` for a text that "skip" leaves empty.
+
+        With `masked`, raise `TextError` for a non-empty text without a mask token.
+        """
+        batch_size, batch_tokens = sizes(batch_size, batch_tokens)
+        require_unknown(unknown)
+        special = switch("special", special)
+
+        def work(batch: list[list[int]]) -> list[Result]:
+            assert isinstance(self.runtime, EncoderRuntime)
+            known = [ids for ids in batch if ids]
+            found = iter(infer(self.runtime, known, self.facts) if known else ())
+            return [finish(ids, next(found)) if ids else nothing for ids in batch]
+
+        given = ((text, self._encode_known(text, unknown, special)) for text in many("texts", texts))
+        encoded = (self._masked(ids, text) if masked and ids else ids for text, ids in given)
+        return in_batches(encoded, at_once(work), batch_size, len, self.workers, batch_tokens)
+
+
+def pool(vectors: Floats, pooling: Pooling) -> Floats:
+    """Pool token vectors (T, D) -> (D,); the pooling "none" returns (T, D)."""
+    if pooling == "none":
+        return vectors
+    pooled: Floats = vectors[0] if pooling == "first" else vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
+    return pooled
+
+
+def stacked(vectors: Sequence[Floats], width: int) -> Floats:
+    """Stack the vectors of all texts: (B, D); raise `UnknownTextError` for a text without a vector."""
+    for number, vector in enumerate(vectors, 1):
+        if not vector.size:
+            fix = "leave it out, or take vectors one by one"
+            raise UnknownTextError(f"text {number} has no character of the vocabulary, so it has no vector; {fix}")
+    return np.array(vectors, np.float32).reshape(len(vectors), width)
+
+
+def unit(vectors: Floats) -> Floats:
+    """Scale vectors (..., D) to length 1."""
+    length = np.sqrt(np.square(vectors, dtype=np.float64).sum(axis=-1, keepdims=True))
+    found: Floats = (vectors / np.maximum(length, TINY)).astype(np.float32)
+    return found
+
+
+def _function(facts: Facts) -> Function:
+    """Return the function that converts logits over labels to scores."""
+    assert facts.function_to_apply is not None
+    return facts.function_to_apply
+
+
+def scores(logits: Array, function: Function) -> NDArray[np.float64]:
+    """Convert logits (..., C) to scores (..., C) in float64."""
+    values = logits.astype(np.float64)
+    if function == "none":
+        return values
+    if function == "sigmoid":
+        found: NDArray[np.float64] = np.exp(-np.logaddexp(0, -values))  # does not overflow for any logit
+        return found
+    powers = np.exp(values - values.max(axis=-1, keepdims=True))
+    probabilities: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
+def likeliest(found: NDArray[np.float64], labels: Sequence[str]) -> tuple[str, float]:
+    """Return the most probable label of probabilities (C,), and its probability.
+
+    A single label with a probability below 0.5 becomes its opposite: "original" for "replaced", otherwise "not-LABEL".
+    """
+    at = int(found.argmax())
+    if len(labels) == 1 and found[at] < 0.5:
+        return OTHERWISE.get(labels[at], f"not-{labels[at]}"), float(1 - found[at])
+    return labels[at], float(found[at])
+
+
+def best(values: NDArray[np.float64], count: int) -> list[int]:
+    """Return the indices of the `count` largest values (C,), largest first; equal values in order of index."""
+    order: list[int] = np.argsort(-values, kind="stable")[:count].tolist()
+    return order

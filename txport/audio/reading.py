@@ -1,0 +1,132 @@
+"""Reading audio files (WAV, FLAC and other formats of libsndfile) as mono samples at the model's sampling rate."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.errors import AudioError, TxportError, brief
+from txport.models.audio import Features
+from txport.system import memory
+from txport.system.packages import needed
+from txport.system.terminal import native_stderr_held
+
+Floats = NDArray[np.float32]
+
+INSTALL = "txport[audio]"
+BLOCK = 1 << 18  # samples, over all channels, that are decoded together
+LONGEST = 24 * 3600  # seconds of one file
+MOST_SAMPLES = 1 << 31  # of a file, over all channels
+SLOWEST, FASTEST = 1_000, 1_000_000  # samples per second; at a lower rate, a small file would become days of audio
+LOUDEST = 100.0  # loud floats may exceed 1 somewhat; integers read as floats exceed it by far
+SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".w64", ".opus")
+
+
+def is_audio(name: str) -> bool:
+    """Return whether a text is the name of an existing audio file."""
+    try:
+        return name.lower().endswith(SUFFIXES) and Path(name).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def read_audio(path: Path, features: Features) -> Iterator[Floats]:
+    """Yield the samples of a file in blocks (T,): the mean of its channels, at the model's sampling rate.
+
+    Raises `AudioError` for a file that is not audio, is empty, is too long or has NaN or infinity; `OutOfMemoryError`
+    if its features would not fit; `UnavailableError` if `soundfile`, or `soxr` for another rate, is not installed.
+    """
+    with needed(INSTALL, "an audio file"):
+        import soundfile
+    if not path.is_file():
+        raise AudioError(f"there is no file {path}; this model reads audio files, such as talk.wav")
+    with contextlib.ExitStack() as stack:
+        with _reading(path):
+            file = stack.enter_context(soundfile.SoundFile(path))
+            rate = int(file.samplerate)
+            _require_size(path, rate, int(file.frames), int(file.channels), features)
+        yield from resampled(_blocks(file, path), rate, features)
+
+
+def _blocks(file: Any, path: Path) -> Iterator[Floats]:
+    """Yield the mean of the channels of an open file, in blocks."""
+    samples = [None]
+    while len(samples):
+        with _reading(path):
+            samples = file.read(max(1, BLOCK // file.channels), dtype="float32", always_2d=True)
+        with np.errstate(invalid="ignore", over="ignore"):  # infinity is refused later
+            mean = samples.mean(axis=1, dtype=np.float32)
+        if len(samples) or not file.tell():
+            yield checked(mean, str(path))
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raise `AudioError` for an error of libsndfile, and keep what it prints."""
+    try:
+        with native_stderr_held():
+            yield
+    except TxportError:
+        raise
+    except (OSError, RuntimeError, ValueError, TypeError) as error:  # libsndfile raises RuntimeError
+        raise AudioError(f"{path} can't be read as audio: {brief(error)}") from error
+
+
+def _require_size(path: Path, rate: int, frames: int, channels: int, features: Features) -> None:
+    if not SLOWEST <= rate <= FASTEST:
+        raise AudioError(f"{path} has {rate} samples a second, expected {SLOWEST} to {FASTEST}")
+    if frames > LONGEST * rate or frames * channels > MOST_SAMPLES:
+        hours = f"{frames / max(rate, 1) / 3600:.0f} hours"
+        raise AudioError(f"{path} has {hours} of audio, the most that is read is {LONGEST // 3600}; split it")
+    size = 4 * features.size * frames * features.sampling_rate // (rate * features.hop_length)
+    memory.require(size, f"{path}, with {frames / rate / 3600:.1f} hours of audio,", "split it")
+
+
+def checked(samples: object, name: str = "audio") -> Floats:
+    """Return samples (T,) as float32.
+
+    Raises `AudioError` if they are not floats of one dim, are empty or not finite, or exceed 100 in magnitude.
+    """
+    array = np.asarray(samples)
+    if array.ndim != 1 or array.dtype.kind != "f":
+        what = f"an array of shape {array.shape} and type {array.dtype}"
+        raise AudioError(f"{name} must be samples in -1 to 1, floats of one dim, got {what}")
+    if not array.size:
+        raise AudioError(f"{name} holds no samples; give at least one")
+    with np.errstate(over="ignore"):  # infinity in float32 is refused below
+        found: Floats = array.astype(np.float32, copy=False)
+    if not np.isfinite(found).all():
+        raise AudioError(f"{name} holds NaN or infinity in float32, which are no samples")
+    if (largest := max(float(found.max()), -float(found.min()))) > LOUDEST:
+        raise AudioError(f"{name} must lie in -1 to 1, got {largest:g}: divide 16-bit samples by 32768")
+    return found
+
+
+def resampled(blocks: Iterable[Floats], rate: int, features: Features) -> Iterator[Floats]:
+    """Yield blocks of samples at the model's sampling rate."""
+    if rate == features.sampling_rate:
+        yield from blocks
+        return
+    with needed(INSTALL, f"audio of {rate} samples a second, for a model of {features.sampling_rate},"):
+        import soxr
+    try:
+        stream = soxr.ResampleStream(rate, features.sampling_rate, 1, dtype="float32")
+        for block in blocks:
+            yield from _filled(stream.resample_chunk(block))
+        yield from _filled(stream.resample_chunk(np.empty(0, np.float32), last=True))
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, TxportError):
+            raise
+        rates = f"from {rate} to {features.sampling_rate} samples a second"
+        raise AudioError(f"audio can't be brought {rates}: {brief(error)}") from error
+
+
+def _filled(block: Floats) -> Iterator[Floats]:
+    """Yield a block unless it is empty, as the first ones of a stream are."""
+    if len(block):
+        yield checked(block)

@@ -1,0 +1,1 @@
+"""Checkpoints: from a folder to the tensors of a model."""

@@ -1,0 +1,66 @@
+"""BART, mBART, PLBart and MVP, as transformers saves them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from txport.checkpoints.families.marian import ALIASES, CLASSES, COMMON, LAYERS, OFF, UNUSED, common
+from txport.checkpoints.family import Family, Published
+from txport.models.rules import Constant, Rename, Rule
+
+UNUSED_POSITIONS = 2  # rows at the start of the position tables that no token uses
+
+
+BART = {**COMMON, "vocab_size": 50265, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+PLBART = {
+    **BART,
+    "vocab_size": 50005,
+    "d_model": 768,
+    "encoder_layers": 6,
+    "encoder_ffn_dim": 3072,
+    "encoder_attention_heads": 12,
+    "decoder_layers": 6,
+    "decoder_ffn_dim": 3072,
+    "decoder_attention_heads": 12,
+    "scale_embedding": True,
+}
+DEFAULTS = {
+    "bart": {**BART, "decoder_start_token_id": 2},
+    "mbart": BART,
+    "plbart": PLBART,
+    "mvp": {**BART, "vocab_size": 50267, "decoder_start_token_id": 2},
+}
+
+
+def config(values: Published) -> dict[str, Any]:
+    """Return the values of `TransformerConfig`: learned positions, and a norm of the embeddings."""
+    values.require("normalize_embedding", True)
+    found = common(values)
+    return found | {
+        "norm": "pre" if values.type == "mbart" else "post",
+        "positions": "learned",
+        "position_offset": UNUSED_POSITIONS,
+        "embedding_norm": True,
+        "bos_id": values.get("bos_token_id"),
+        "start_id": values.start(found["eos_id"]),
+        "add_source_bos": values.type in ("bart", "mvp"),
+    }
+
+
+WEIGHTS: tuple[Rule, ...] = (
+    Rename(r"^(model\.)?encoder\.embed_positions\.weight$", "source_embedding.positions"),
+    Rename(r"^(model\.)?decoder\.embed_positions\.weight$", "target_embedding.positions"),
+    *LAYERS,
+    Constant(r"projection\.bias"),  # missing in a model saved without a head
+)
+KEYS = {**UNUSED, **dict.fromkeys(("prompt_length", "prompt_mid_dim"), "only prompts of MVP use it")}
+FAMILY = Family(
+    defaults=DEFAULTS,
+    aliases=ALIASES,
+    architecture="transformer",
+    classes=rf"{CLASSES}|BartModel|MvpModel",
+    config=config,
+    weights=WEIGHTS,
+    unused=KEYS,
+    off={**OFF, "use_prompt": (False,)},
+)

@@ -1,0 +1,122 @@
+"""Gemma 2 and 3 as transformers saves them: Gemma with norms before and after sublayers, and two kinds of layers.
+
+Some layers have sliding-window attention. Of a Gemma 3 with image input, only the text model is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from txport.checkpoints.families import gemma, llama
+from txport.checkpoints.families.llama import GLOBAL, LOCAL
+from txport.checkpoints.family import Family, Published
+from txport.errors import ConfigError, quoted
+from txport.models.rules import Drop, Rename, Rule, Shift
+
+GEMMA2 = {
+    **gemma.DEFAULTS,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 50.0,
+}
+GEMMA3 = {
+    **GEMMA2,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 10000.0,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+}
+TEXT = "text_config"  # of a model with image input
+TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+
+
+def config(values: Published) -> dict[str, Any]:
+    """Return the values of `LlamaConfig`."""
+    if values.type == "gemma3":
+        values = _of_texts(values)
+    pattern = 2 if values.type == "gemma2" else values.get("sliding_window_pattern", 6)
+    kinds = llama.layer_kinds(values, lambda number: (number + 1) % pattern)
+    values = values.changed(layer_types=kinds, hidden_act=values.get("hidden_activation"))
+    own = _local_positions if values.type == "gemma3_text" else _capped
+    values, more = own(values, kinds)
+    return gemma.config(values) | more | {
+        "result_norm": True,
+        "attention_scale": float(values.get("query_pre_attn_scalar") ** -0.5),
+        "logit_cap": _cap(values, "final_logit_softcapping"),
+    }  # fmt: skip
+
+
+def _cap(values: Published, name: str) -> float:
+    """Return a soft cap, 0.0 if there is none; raise `ConfigError` for 0, by which transformers divides."""
+    found = values.get(name)
+    if found is not None and not found:
+        raise ConfigError(f"{name} {quoted(found)} is not supported; it must be null or above 0")
+    return 0.0 if found is None else float(found)
+
+
+def _of_texts(values: Published) -> Published:
+    """Return the config of the text model; special tokens may also be next to it."""
+    tokens = {name: found for name in TOKENS if (found := values.get(name)) is not None}
+    found = Published({**values.get(TEXT, {}), **tokens, "model_type": "gemma3_text"}, GEMMA3, values.special)
+    found.read = values.read
+    return found
+
+
+def _capped(values: Published, _: Sequence[str]) -> tuple[Published, dict[str, Any]]:
+    """Return `values`, and the value of `LlamaConfig` of Gemma 2 alone: the soft cap of attention scores."""
+    return values, {"attention_cap": _cap(values, "attn_logit_softcapping")}
+
+
+def _local_positions(values: Published, kinds: Sequence[str]) -> tuple[Published, dict[str, Any]]:
+    """Return `values` and the values of `LlamaConfig` of Gemma 3 alone: norms of heads, local rotary positions.
+
+    Newer files have `rope_parameters` per kind of layer.
+    """
+    values.require("attn_logit_softcapping", None)  # transformers' attention ignores it
+    base = values.get("rope_local_base_freq")
+    found = values.get("rope_parameters", {})
+    if LOCAL in found or GLOBAL in found:
+        if (kind := found[LOCAL].get("rope_type", "default")) != "default":
+            raise ConfigError(f"rope_parameters of {LOCAL} with the rope_type {quoted(kind)} are not supported")
+        base = found[LOCAL]["rope_theta"]
+        values = values.changed(rope_parameters=found[GLOBAL])
+    local = tuple(number for number, kind in enumerate(kinds) if kind == LOCAL)
+    return values, {"head_norm": True, "rotary_local_layers": local, "rotary_local_base": float(base)}
+
+
+WEIGHTS: tuple[Rule, ...] = (
+    Drop(r"(model\.)?(vision_tower|multi_modal_projector)\."),  # image encoder
+    Rename(r"^(model\.)?language_model\.", ""),
+    Rename(r"\.post_attention_layernorm\.", ".attention_residual.result_norm."),
+    Rename(r"\.pre_feedforward_layernorm\.", ".feed_forward_residual.norm."),
+    Rename(r"\.post_feedforward_layernorm\.", ".feed_forward_residual.result_norm."),
+    *llama.WEIGHTS,
+    Shift(r"norm\.weight$", 1.0),
+)
+IMAGES = "it is of images, which are left out"
+UNUSED = {
+    **llama.UNUSED,
+    **dict.fromkeys(("vision_config", "mm_tokens_per_image", "vision_use_head"), IMAGES),
+    **dict.fromkeys(("boi_token_index", "eoi_token_index", "image_token_index", "image_token_id"), IMAGES),
+    "_sliding_window_pattern": "layer_types says it",
+}
+FAMILY = Family(
+    defaults={"gemma2": GEMMA2, "gemma3_text": GEMMA3, "gemma3": {}},
+    architecture="llama",
+    classes=rf"{llama.CLASSES}|Gemma3ForConditionalGeneration",
+    config=config,
+    weights=WEIGHTS,
+    unused=UNUSED,
+    off=gemma.OFF,
+    part=TEXT,
+)

@@ -1,0 +1,146 @@
+"""Load the original that `--against` names and compare the import of a checkpoint with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from txport.checkpoints.adapters.load import at_home
+from txport.checkpoints.checkpoint import Checkpoint, build_empty, is_large, load_checkpoint
+from txport.checkpoints.places import code_name, find_folder
+from txport.checkpoints.sources.fitting import fitted
+from txport.checkpoints.sources.source import read_source
+from txport.checkpoints.weights.plan import Plan
+from txport.checkpoints.weights.values import Weights
+from txport.errors import CheckpointError, ConfigError, UnsupportedError, quoted
+from txport.models.facts import Facts
+from txport.models.model import Model
+from txport.models.names import CONFIG, TRANSFORMERS
+from txport.models.parts import Attention
+from txport.proof.against.batches import SHORT, least_long
+from txport.proof.against.original import Original, load_module, require_used
+from txport.proof.against.verdict import Verdict, compare
+from txport.system import memory
+from txport.system.places import require_possible
+
+# number of copies in memory at once
+LARGEST_COPIES = 2  # of the largest tensor, while its numbers are followed to the files; later there are, in its place,
+VALUES_COPIES = 8  # of the inputs and outputs of linear layers, in the records of both models
+OUTPUT_COPIES = 8  # of the outputs of the models
+SCORES_COPIES = 2  # of the attention weights, which an original may return
+NAMED = 3  # tensors that an error names
+
+
+def hold_against(name: str, against: str, *, trust_code: bool = False) -> Verdict:
+    """Run the import of the checkpoint `name` and its original, layer by layer.
+
+    `against`: `model.py:NAME` (only with `trust_code`), "transformers" to run the same folder, or another folder that
+    transformers runs. Raises `UnsupportedError` for another `against`, and `CheckpointError` or `ConfigError` if a
+    model can't be loaded or the original has other tensors.
+    """
+    require_original(against, trust_code=trust_code)
+    folder = find_folder(name)
+    outline = build_empty(read_source(folder).config)
+    memory.require(memory_for(outline), f"the comparison of {folder} with {against}")
+    return hold(load_checkpoint(name), folder, against)
+
+
+def hold(checkpoint: Checkpoint, folder: Path, against: str, **how: Any) -> Verdict:
+    """As `hold_against`, for a checkpoint that was loaded from `folder` and stays as it is; `how`: see `compare`."""
+    source = read_source(folder)
+    weights, made = fitted(source, build_empty(source.config))
+    model = checkpoint.model
+    if (code := code_name(against)) is not None:
+        with at_home(code[0]):
+            original = load_module(against, weights, model.facts, source.place)
+            require_used(original, _used(made), source.place)
+            return compare(model, made, original, **how)
+    if against == TRANSFORMERS:
+        names = dict(zip(source.weights().shapes, weights.shapes, strict=True))
+        renamed = {name: new for name, new in names.items() if name != new}
+        original = _by_transformers(folder, weights, model.facts, renamed)
+    else:
+        theirs = find_folder(against)
+        weights, made = _of_other(theirs, source.place, weights, made)
+        original = _by_transformers(theirs, weights, model.facts)
+    return compare(model, made, original, **how)
+
+
+def memory_for(model: Model) -> int:
+    """Return the bytes needed by a model and its original, with the activations of both.
+
+    Weights of a small model are twice in float64; of a large one, in the files and in float32.
+    """
+    sizes = [each.numel() for each in model.parameters()]
+    length = least_long(model)
+    facts = model.facts
+    large = is_large(model)
+    maps = (each for each in model.modules() if isinstance(each, nn.Linear))
+    heads = sum(each.core.heads for each in model.modules() if isinstance(each, Attention))
+    values = VALUES_COPIES * (SHORT if large else length) * sum(each.in_features + each.out_features for each in maps)
+    outputs = OUTPUT_COPIES * length * (facts.writes.size if facts.generates else facts.width)
+    scores = SCORES_COPIES * length * length * heads
+    weights = (4 if large else 2 * 8) * sum(sizes)
+    return weights + 8 * (scores + outputs + max(LARGEST_COPIES * max(sizes), values))
+
+
+def require_original(against: str, *, trust_code: bool) -> None:
+    """Raise `UnsupportedError` if `against` names no original, or if `trust_code` does not fit it.
+
+    Raise `CheckpointError` if the file of code does not exist.
+    """
+    require_possible(against, CheckpointError)
+    code = code_name(against)
+    is_code = code is not None
+    if not is_code and against != TRANSFORMERS and not Path(against).is_dir():
+        ways = "a file and the class or function in it that gives the module, model.py:NAME"
+        raise UnsupportedError(
+            f"there is no original {quoted(against)}; give {ways}, {TRANSFORMERS}, or a folder that it runs"
+        )
+    if is_code and not trust_code:
+        raise UnsupportedError(f"{against} is code, which runs only if you trust it: give trust_code=True")
+    if code is not None and not code[0].is_file():
+        raise CheckpointError(f"there is no file {code[0]}")
+    if trust_code and not is_code:
+        raise UnsupportedError(f"trust_code=True is for an original that is a file of code; {against} is none")
+
+
+def _used(made: Plan) -> list[str]:
+    every = (name for pieces in made.made.values() for piece in pieces for name in piece.value.names())
+    return list(dict.fromkeys(every))
+
+
+def _by_transformers(
+    folder: Path, weights: Weights, facts: Facts, renamed: Mapping[str, str] | None = None
+) -> Original:
+    from txport.proof.against.hugging_face import load_transformers
+
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(f"{folder} has no {CONFIG}, by which transformers would know what it is")
+    return load_transformers(folder, weights, facts, renamed)
+
+
+def _of_other(folder: Path, place: Path, weights: Weights, made: Plan) -> tuple[Weights, Plan]:
+    """Return the tensors of another folder, and the plan that imports them: the given one, or that of its family.
+
+    Raises `CheckpointError` if tensors of the same name have other numbers, and `ConfigError` if the models differ.
+    """
+    source = read_source(folder)
+    theirs = source.weights()
+    used = _used(made)
+    if all(weights.shapes[name] == theirs.shapes.get(name) for name in used):
+        other = [name for name in used if not torch.equal(weights[name].float(), theirs[name].float())]
+        if other:
+            more = f" and {len(other) - NAMED} more" if len(other) > NAMED else ""
+            raise CheckpointError(f"{folder} and {place} have other numbers for {', '.join(other[:NAMED])}{more}")
+        return theirs, made
+    theirs, found = fitted(source, build_empty(source.config))
+    if found.expected != made.expected:
+        strange = sorted(found.expected.items() ^ made.expected.items())
+        told = ", ".join(dict.fromkeys(f"{name} {shape}" for name, shape in strange[:NAMED]))
+        raise ConfigError(f"{folder} is another model than the import of {place}: only one of them has {told}")
+    return theirs, found

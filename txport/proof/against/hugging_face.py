@@ -1,0 +1,164 @@
+"""Load an original with transformers (an optional package), by the class that the folder's config names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from txport.checkpoints.weights.values import Weights
+from txport.errors import CheckpointError, brief
+from txport.models.audio import Features
+from txport.models.config import read_config
+from txport.models.facts import Facts
+from txport.models.names import CONFIG
+from txport.proof.against.batches import Batch
+from txport.proof.against.original import NAMED, Original, Run
+from txport.system.machine import is_out_of_memory
+from txport.system.packages import needed
+
+WHOLE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")  # suffixes of classes that return logits
+GENERIC = {"seq2seq": "AutoModelForSeq2SeqLM", "causal": "AutoModelForCausalLM", "encode": "AutoModel"}
+HEARD = "AutoModelForSpeechSeq2Seq"
+OLDER = {"gamma": "weight", "beta": "bias"}  # names in old files -> current names
+
+
+def load_transformers(
+    folder: Path, weights: Weights, facts: Facts, renamed: Mapping[str, str] | None = None
+) -> Original:
+    """Load the model of a folder in Hugging Face format; code in the folder is never run.
+
+    `renamed` are names in the files and those of `weights`, which lack a prefix that transformers does not remove.
+    Matrices of 4 bits are given to it in float32: it runs those of GPTQ and AWQ only with further packages, on a GPU.
+    Raise `CheckpointError` if transformers can't load it or the folder lacks tensors.
+    """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    with needed("txport[hf]", "a comparison with transformers"):
+        import transformers
+    version = transformers.__version__
+    how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
+    how |= {_dtype_option(version): torch.float32, "attn_implementation": "eager"}
+    if renamed:
+        how["key_mapping"] = {f"^{re.escape(name)}$": new for name, new in renamed.items()}
+    try:
+        kind = _class(transformers, folder, facts)
+        with _without_bar(transformers.utils.logging):
+            place: str | None = str(folder)
+            if weights.grids:
+                place, how["state_dict"] = None, {name: weights[name] for name in weights.shapes}
+                how["config"] = _unquantised(transformers.AutoConfig.from_pretrained(str(folder)))
+            module, told = kind.from_pretrained(place, **how)
+    except MemoryError:
+        raise
+    except Exception as error:  # it has many
+        if is_out_of_memory(error):
+            raise
+        what = f"transformers {version} can't load {folder}: {type(error).__name__}: {brief(error)}"
+        raise CheckpointError(what) from error
+    name = f"transformers {version}'s {type(module).__name__}"
+    if missing := [each for each in told.get("missing_keys", ()) if not _is_unused(each, facts)]:
+        raise CheckpointError(f"{folder} lacks {', '.join(sorted(missing)[:NAMED])}, which {name} has")
+    module = module.cpu().eval()
+    _restore_scales(module)
+    return Original(name, module, _run(facts), _names(module, weights, name, folder), masks=not facts.is_causal)
+
+
+def _unquantised(config: object) -> Any:
+    """Return a config of a folder in 4 bits for its weights in float32."""
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return config
+
+
+def _dtype_option(version: str) -> str:
+    """Return the name of the option for the type of the weights."""
+    return "dtype" if tuple(map(int, version.split(".")[:2])) >= (4, 56) else "torch_dtype"
+
+
+@contextlib.contextmanager
+def _without_bar(logging: Any) -> Iterator[None]:
+    """Turn off the progress bars of transformers, and turn them on again if they were."""
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
+
+
+def _is_unused(name: str, facts: Facts) -> bool:
+    """Return True for the tensors of a pooler, which hidden states do not depend on."""
+    return facts.ability == "embed" and "pooler." in name
+
+
+def _restore_scales(module: nn.Module) -> None:
+    """Replace the scales of Gemma's embeddings, which are buffers rounded to float32, by the exact numbers."""
+    for each in module.modules():
+        if isinstance(scale := getattr(each, "scalar_embed_scale", None), float):
+            each.embed_scale = torch.tensor(scale, dtype=torch.float64)
+
+
+def _class(transformers: Any, folder: Path, facts: Facts) -> Any:
+    """Return the class that the config names, if its outputs match the import's; else the class for the task."""
+    values = read_config(folder / CONFIG)
+    named = values.get("architectures")
+    first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    is_whole = first.endswith(WHOLE) or (not facts.generates and facts.ability != "embed")
+    if is_whole and first.isidentifier():
+        with contextlib.suppress(AttributeError):
+            found = getattr(transformers, first)
+            if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+                return found
+    return getattr(transformers, HEARD if isinstance(facts.source, Features) else GENERIC[facts.task])
+
+
+def _names(module: nn.Module, weights: Weights, what: str, place: Path) -> dict[str, str]:
+    """Return tensor names -> names in the files, which may lack the base model's prefix or use older names."""
+    base = getattr(module, "base_model_prefix", "") + "."
+    found: dict[str, str] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        to = next((each for each in _ways(name, base) if each in weights.shapes), None)
+        if to is None or tuple(tensor.shape) != weights.shapes[to]:
+            continue
+        if not torch.equal(tensor.detach(), weights[to].to(tensor.dtype)):
+            raise CheckpointError(f"{what} has other numbers for {name} than {to} of {place}")
+        found[name] = to
+    return found
+
+
+def _ways(name: str, base: str) -> Iterator[str]:
+    """Yield the possible names of a tensor in a file."""
+    older = [name]
+    for old, new in OLDER.items():
+        if name.endswith(f".{new}"):
+            older.append(name.removesuffix(new) + old)
+    for each in older:
+        yield each
+        yield each.removeprefix(base)
+        yield base + each
+
+
+def _run(facts: Facts) -> Run:
+    """Return a function that calls a transformers model on a batch."""
+
+    def run(module: nn.Module, given: Batch) -> Any:
+        inputs: dict[str, Any] = {"return_dict": True}
+        if isinstance(facts.source, Features):
+            inputs["input_features"] = given.source
+        else:
+            inputs |= {"input_ids": given.source, "attention_mask": given.mask.long()}
+        if facts.is_encoder_decoder:
+            inputs["decoder_input_ids"] = given.target
+        if facts.generates:
+            inputs["use_cache"] = False
+        found: Mapping[str, Any] = module(**inputs)
+        return found
+
+    return run

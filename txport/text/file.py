@@ -1,0 +1,269 @@
+"""Conversion between text and token ids with a `tokenizer.json`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from txport.errors import BundleError, LongTextError, TextError, TokenError, UnknownTextError
+from txport.text.base import Unknown, shorten
+from txport.text.library import (
+    controlled,
+    letter_by_letter,
+    read_tokenizer,
+    recognising,
+    refusals,
+    require_bounded,
+    spells,
+    unknown_of,
+)
+from txport.text.token_bytes import TokenBytes
+
+# A text with more characters per token is too long, and is refused before it is encoded. Texts of up to FEW characters
+# are always encoded. Spaces do not count: tokenizers may drop them.
+LETTERS_PER_TOKEN, FEW = 64, 10_000
+# The vocabulary ends before this token, which occurs in no text: a tokenizer may cut more pieces than its model has.
+OUTSIDE = " outside the vocabulary"
+FOREIGN = " "  # prefix of a token that is no piece, but equals a text that is unknown to the pieces
+SHOWN = 10  # unknown characters that an error names
+NOT_UTF8 = re.compile("[\ud800-\udfff]")
+
+
+class FileTokenizer:
+    """A `tokenizer.json` for encoding and decoding.
+
+    Decoded text leaves out its special tokens, or the `special` ids if it has none.
+    A text is refused before it is encoded if it is too long for `longest` tokens. The token `mask` is recognised in a
+    text; other special tokens are if a method is called with `special`. `content` is the JSON text if it is not to be
+    read from `path`. Ids from `limit` on are not ids of the model: text that is encoded as one of them is outside the
+    vocabulary. Raises `BundleError` for a file that is not a tokenizer.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        special: Collection[int] = (),
+        longest: int | None = None,
+        mask: int | None = None,
+        *,
+        content: str | None = None,
+        limit: int | None = None,
+        clean_up: bool = False,
+    ) -> None:
+        self._path = path
+        self._longest = longest
+        self._clean_up = clean_up
+        with refusals(BundleError, f"{path} is not a tokenizer"):
+            tokenizer = read_tokenizer(path, content)
+            self._tokenizer = tokenizer if mask is None else recognising(tokenizer, mask)
+            self._tokenizer.encode_special_tokens = True  # without `special`, "</s>" in a text is four characters
+            self._tokenizer.no_truncation()  # a text that is too long is refused, not cut
+            self._tokenizer.no_padding()
+            parts = json.loads(self._tokenizer.to_str())
+            marks = any(each["special"] for each in parts["added_tokens"])  # a pad without a mark may be a piece
+            self._special = frozenset(() if marks else special)
+            self._unknown = unknown_of(parts["model"])
+            self._spells = spells(parts)
+            self._reader = letter_by_letter(self._tokenizer, parts)
+        require_bounded(path, parts)
+        outside = self._tokenizer.token_to_id(OUTSIDE)
+        self._limit = min(each for each in (limit, outside, self.size) if each is not None)
+        self._outside = outside
+        self._control: Any = None
+
+    @property
+    def content(self) -> str:
+        """The `tokenizer.json`, as the library writes it."""
+        return str(self._tokenizer.to_str())
+
+    def encode(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
+        """See `Tokenizer.encode`. Raises `TextError` also for text that is not UTF-8 or too long."""
+        return self._encode(text, unknown, around=True, reader=self._parser if special else self._reader)
+
+    def spelled(self, text: str) -> list[str]:
+        """See `Tokenizer.spelled`."""
+        return list(dict.fromkeys(self._spellings.findall(text)))
+
+    @cached_property
+    def _parser(self) -> Any:
+        """A copy of the tokenizer that recognises special tokens in texts, as the library does by default."""
+        return type(self._tokenizer).from_str(self.content)
+
+    @cached_property
+    def _spellings(self) -> re.Pattern[str]:
+        """The pattern of the special tokens, the longest first."""
+        tokens = sorted((token for token, is_special in self.added().items() if is_special), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, tokens)) or "(?!)")
+
+    @property
+    def unknown(self) -> int | None:
+        """See `Tokenizer.unknown`."""
+        return self._unknown if self._unknown is not None and self._unknown < self._limit else None
+
+    def bare(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
+        """Like `encode`, without special tokens around the ids."""
+        return self._encode(text, unknown, around=False, reader=self._parser if special else self._reader)
+
+    def encode_target(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
+        """See `Tokenizer.encode_target`."""
+        if self._spells:
+            return self.ids(text)
+        return self.bare(text, unknown, special) if text.strip() else []
+
+    def with_control(self, text: str, control: Collection[str], mark: str, unknown: Unknown = "auto") -> list[int]:
+        """Like `bare`, but `control` tokens are recognised unless a `mark` breaks them; marks are then removed."""
+        if self._control is None:
+            with refusals(BundleError, f"{self._path} can't read the prompts of a chat"):
+                self._control = controlled(self._tokenizer, control, mark)
+        return self._encode(text, unknown, around=False, reader=self._control)
+
+    def added(self) -> dict[str, bool]:
+        """Return the added tokens, which are matched as a whole, and for each whether it is special."""
+        return {token.content: token.special for token in self._tokenizer.get_added_tokens_decoder().values()}
+
+    def _encode(self, text: str, unknown: Unknown, around: bool, reader: Any) -> list[int]:
+        if not text.strip():
+            raise UnknownTextError("the text is empty; give at least one character")
+        if NOT_UTF8.search(text):
+            raise TextError(f"{shorten(text)} is not UTF-8 text")
+        self._require_length(text)
+        with refusals(TextError, f"{self._path} can't split {shorten(text)}; fix it, or leave that text out"):
+            encoding = reader.encode(text, add_special_tokens=around)
+        takes = unknown == "token" or (unknown == "auto" and not self._spells)
+        ids = [self._known_id(id_, token, takes) for id_, token in zip(encoding.ids, encoding.tokens, strict=True)]
+        strange = [span for id_, span in zip(ids, encoding.offsets, strict=True) if id_ is None]
+        if strange and unknown != "skip":
+            found = _listed(list(dict.fromkeys(text[start:end] for start, end in strange)))
+            fix = "unknown='skip' leaves them out"
+            raise TextError(f"{shorten(text)} has characters outside the vocabulary: {found}; {fix}")
+        known = [id_ for id_ in ids if id_ is not None]
+        if len(known) == sum(encoding.special_tokens_mask):
+            raise UnknownTextError(f"{shorten(text)} has no character of the vocabulary")
+        return known
+
+    def _known_id(self, id_: int, token: str, takes_unknown: bool) -> int | None:
+        """Return the id if the model has it; for a source text unknown to the pieces, return the id of the same token.
+
+        If there is no such id, this may be the unknown token, but not for tokens that were added to the vocabulary and
+        are missing from the model. None: the text is outside the vocabulary.
+        """
+        if id_ != self._unknown and id_ < self._limit:
+            return id_
+        foreign = self._tokenizer.token_to_id(FOREIGN + token) if id_ == self._unknown else None
+        if foreign is not None and foreign < self._limit:
+            return int(foreign)
+        is_piece = id_ == self._unknown or (self._outside is not None and id_ > self._outside)
+        return self.unknown if takes_unknown and is_piece else None
+
+    def require_fit(self, what: str, size: int) -> None:
+        """Raise `BundleError` if tokens that the model lacks may occur in any text: the tokenizer is another model's.
+
+        Tokens that were only added to the vocabulary may exceed the model's `size` (such as a mask that training did
+        not use), unless one of them is added around every text.
+        """
+        if self.size <= size:
+            return
+        added = self._tokenizer.get_added_tokens_decoder()
+        plain = [id_ for id_ in self._tokenizer.get_vocab().values() if id_ >= size and id_ not in added]
+        around = [id_ for id_ in self.around if id_ >= size]
+        if around or (plain and self._outside is None):
+            sizes = f"{self.size} tokens, {what} {size}"
+            raise BundleError(f"{self._path} has {sizes}: it belongs to another model")
+
+    def _require_length(self, text: str) -> None:
+        if self._longest is None or len(text) <= (most := max(FEW, LETTERS_PER_TOKEN * self._longest)):
+            return
+        if (count := sum(map(len, text.split()))) > most:
+            takes = f"the model takes at most {self._longest} tokens"
+            raise LongTextError(f"{shorten(text)} has {count} characters beside spaces, {takes}; split the text")
+
+    @property
+    def joins(self) -> bool:
+        """See `Tokenizer.joins`."""
+        return not self._spells
+
+    def lacks(self, ids: Sequence[int]) -> list[int]:
+        """See `Tokenizer.lacks`."""
+        return [id_ for id_ in ids if self._tokenizer.id_to_token(id_) is None]
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """All tokens with their ids below the limit."""
+        return {token: id_ for token, id_ in self._tokenizer.get_vocab().items() if id_ < self._limit}
+
+    @property
+    def around(self) -> list[int]:
+        """The ids of the special tokens that are added to every text."""
+        return list(self._tokenizer.encode("").ids)
+
+    def id_of(self, token: str) -> int:
+        """Return the id of a token, which must be in the vocabulary."""
+        return int(self._tokenizer.token_to_id(token))
+
+    @property
+    def size(self) -> int:
+        """The largest id plus one."""
+        return 1 + max(self._tokenizer.get_vocab().values(), default=-1)
+
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
+        """See `Tokenizer.decode`."""
+        kept = [id_ for id_ in ids if special or id_ not in self._special]
+        with refusals(BundleError, f"{self._path} can't write tokens as text"):
+            text = str(self._tokenizer.decode(kept, skip_special_tokens=not special))
+        return clean_up(text) if self._clean_up else text
+
+    def continuation(self, before: Sequence[int], ids: Sequence[int], special: bool = False) -> str:
+        """See `Tokenizer.continuation`."""
+        text = self.decode(before, special)
+        whole = self.decode([*before, *ids], special)
+        return whole[len(text) :] if whole.startswith(text) else self.decode(ids, special)
+
+    def spelling(self, id_: int) -> bytes | None:
+        """See `Tokenizer.spelling`."""
+        with refusals(BundleError, f"{self._path} can't write tokens as text"):
+            return self._spell(id_)
+
+    @cached_property
+    def _spell(self) -> TokenBytes:
+        return TokenBytes(self._tokenizer)
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """See `Tokenizer.tokens`."""
+        return [self._token(id_) for id_ in ids]
+
+    def _token(self, id_: int) -> str:
+        token = self._tokenizer.id_to_token(id_) if id_ >= 0 else None
+        if token is None:
+            raise TokenError(f"{self._path} has no token for id {id_}: its ids go up to {self.size - 1}")
+        return str(token)
+
+    def ids(self, tokens: str) -> list[int]:
+        """See `Tokenizer.ids`."""
+        if NOT_UTF8.search(tokens):
+            raise TextError(f"{shorten(tokens)} is not UTF-8 text")
+        found: list[int] = []
+        for token in tokens.split():
+            if (id_ := self._tokenizer.token_to_id(token)) is None or id_ >= self._limit:
+                raise TextError(f"{shorten(token)} is not a token of the vocabulary")
+            found.append(id_)
+        return found
+
+
+def clean_up(text: str) -> str:
+    """Remove spaces before punctuation and English contractions, as older checkpoints require."""
+    for written in (".", "?", "!", ","):
+        text = text.replace(f" {written}", written)
+    text = text.replace(" ' ", "'")
+    for written in ("n't", "'m", "'s", "'ve", "'re"):
+        text = text.replace(f" {written}", written)
+    return text
+
+
+def _listed(texts: Sequence[str]) -> str:
+    """Return the first few of several texts, as an error quotes them."""
+    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return ", ".join(map(shorten, texts[:SHOWN])) + more
