@@ -224,7 +224,7 @@ def test_what_killed_exports_left_in_the_cache_is_removed(
 CACHED = """
     import shutil, sys, time
     from pathlib import Path
-    from txport import locate
+    from txport.api import locate
     from txport.bundles.bundle import load_bundle
     def export(name, out, **options):
         print("export", flush=True)

@@ -37,7 +37,7 @@ SMALLEST = ("tiny", "gpt2-tiny", "bert-tiny", "t5-tiny")
 MEASURE = """
 import os, sys, tempfile
 from pathlib import Path
-from txport.models import checkpoint
+from txport.checkpoints import checkpoint
 from txport.models.architectures import gpt2
 from txport.proof.proven import write
 from txport.system.machine import peak_memory
