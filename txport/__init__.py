@@ -6,15 +6,27 @@ from txport.errors import TxportError
 from txport.version import __version__
 
 __all__ = [
-    "Fill", "Generated", "Hypothesis", "Label", "Model", "Segment", "Tag", "Transcript", "TxportError", "__version__",
-    "export", "load",
+    "Fill", "Generated", "Hypothesis", "Label", "Model", "Ranked", "Segment", "Tag", "Transcript", "TxportError",
+    "__version__", "export", "load",
 ]  # fmt: skip
 
 TYPE_CHECKING = False  # as in typing; importing typing would take most of a command's start time
 if TYPE_CHECKING:
     from typing import Any
 
-    from txport.api.model import Fill, Generated, Hypothesis, Label, Model, Segment, Tag, Transcript, export, load
+    from txport.api.model import (
+        Fill,
+        Generated,
+        Hypothesis,
+        Label,
+        Model,
+        Ranked,
+        Segment,
+        Tag,
+        Transcript,
+        export,
+        load,
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -41,8 +41,14 @@ Numbers encode(Graph& model, Ids ids) {
   std::vector<Ort::Value> given;
   given.push_back(tensor(ids));
   given.push_back(tensor(mask));
+  std::vector<std::string> names{"input_ids", "attention_mask"};
+  Ids types(ids.size(), 0);  // 1 for the tokens of a second text
+  if (model.inputs().size() > names.size()) {
+    names.emplace_back("token_type_ids");
+    given.push_back(tensor(types));
+  }
   const auto found =
-      model.run({"input_ids", "attention_mask"}, given, {ability == "embed" ? "last_hidden_state" : "logits"});
+      model.run(names, given, {ability == "embed" ? "last_hidden_state" : "logits"});
   const auto width = found[0].GetTensorTypeAndShapeInfo().GetShape().back();
   const float* rows = found[0].GetTensorData<float>();
   if (ability == "embed") return embed(model, rows, ids.size(), width);

@@ -9,7 +9,8 @@ const { facts, generation, graphs } = JSON.parse(readFileSync(`${folder}/txport.
 const model = await ort.InferenceSession.create(`${folder}/${graphs.model.file}`);
 const ids = (values) => new ort.Tensor("int64", BigInt64Array.from(values, BigInt), [1, values.length]);
 
-const outputs = await model.run({ input_ids: ids(given), attention_mask: ids(given.map(() => 1)) });
+const types = facts.has_token_types ? { token_type_ids: ids(given.map(() => 0)) } : {}; // 1 in a second text
+const outputs = await model.run({ input_ids: ids(given), attention_mask: ids(given.map(() => 1)), ...types });
 const [output] = facts.outputs;
 const { data, dims } = outputs[output.name];
 const width = dims.at(-1);

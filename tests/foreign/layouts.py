@@ -179,6 +179,8 @@ def unmasked(model: onnx.ModelProto) -> onnx.ModelProto:
 def typed(model: onnx.ModelProto) -> onnx.ModelProto:
     """A graph that asks for `token_type_ids` too."""
     found = copy.deepcopy(model)
+    if any(each.name == "token_type_ids" for each in found.graph.input):
+        return found
     found.graph.input.append(
         helper.make_tensor_value_info("token_type_ids", TensorProto.INT64, ["batch_size", "sequence_length"])
     )

@@ -197,7 +197,7 @@ def test_run_graph_returns_every_output(bundle: Bundle) -> None:
         assert list(outputs) == [port.name for port in graph.outputs]
         assert outputs["logits"].shape == (2, 2, facts.writes.size)
         for each, name in graph.present().items():
-            assert outputs[name].shape == each.shape(2, 2 if each.grows else 3)
+            assert outputs[name].shape == each.shape(2, 2 if each.owner == "row" else 3)
 
 
 def test_threads(bundle: Bundle) -> None:

@@ -19,7 +19,7 @@ Text = TypeVar("Text")
 Item = TypeVar("Item")
 
 
-def many(name: str, texts: str | Iterable[str]) -> Iterable[str]:
+def many(name: str, texts: str | Iterable[Text]) -> Iterable[str | Text]:
     """Return the texts as an iterable; a single string is one text, not an iterable of characters."""
     if isinstance(texts, str):
         return [texts]

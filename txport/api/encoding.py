@@ -11,25 +11,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.api.arguments import many, require_unknown, sizes
-from txport.errors import TextError, UnknownTextError, UnsupportedError, quoted
+from txport.errors import LongTextError, TextError, UnknownTextError, UnsupportedError, quoted
 from txport.models.facts import HIDDEN, LOGITS, Ability, Facts, Function, Pooling
 from txport.runtimes.base import EncoderRuntime, Outputs, Runtime
 from txport.runtimes.inputs import infer
 from txport.search.batching import at_once, in_batches
 from txport.system.arrays import Array
 from txport.system.numbers import switch, whole
-from txport.text.base import Tokenizer, Unknown, encode_within, shorten
+from txport.text.base import PairTokenizer, Tokenizer, Unknown, encode_within, shorten
 
 BATCH_SIZE = 32
-Texts = str | Iterable[str]
+Text = str | tuple[str, str]  # or two texts that are read as one input
+Texts = str | Iterable[Text]
 Floats = NDArray[np.float32]
 Result = TypeVar("Result")
 TINY = 1e-12
 OTHERWISE = {"replaced": "original"}  # the opposite of a model's only label
 
 
-class Batches(TypedDict, total=False):
-    """Options of all methods: how texts are read and put into batches. `Encoder.infer` explains them."""
+class Ranking(TypedDict, total=False):
+    """Options of `Encoder.rank`: how texts are read and put into batches. `Encoder.infer` explains them."""
 
     batch_size: int
     batch_tokens: int | None
@@ -37,11 +38,26 @@ class Batches(TypedDict, total=False):
     special: bool
 
 
+class Batches(Ranking, total=False):
+    """Options of the other methods."""
+
+    truncate: bool
+
+
 @dataclass(frozen=True)
 class Label:
     """A label and its score: its probability, or the logit of a regression model."""
 
     label: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A text, its index among the given ones, and its score for a query."""
+
+    index: int
+    text: str
     score: float
 
 
@@ -101,19 +117,35 @@ class Encoder:
             "a model can't be pickled or copied deeply: pass the bundle's path, and call txport.load in each process"
         )
 
-    def encode(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
-        """Tokenize a text; raise `TextError` if it is longer than the model's maximum.
+    def encode(self, text: Text, unknown: Unknown = "auto", special: bool = False, truncate: bool = False) -> list[int]:
+        """Tokenize a text, or a pair of texts for an encoder-only model; raise `TextError` if it is too long.
 
-        With `special`, the spelling of a special token in the text (`</s>`) is read as the token.
+        With `special`, the spelling of a special token in the text (`</s>`) is read as the token. With `truncate`, the
+        longer text of a pair loses its end until the model takes both, as in transformers. In a model with types of
+        tokens, the ids of the second text are their tokens' ids + the size of the vocabulary.
         """
-        if not isinstance(text, str):
-            raise TextError(f"a text must be a string, got {quoted(text)}")
-        return encode_within(self.tokenizer, self.facts.vocabulary.longest, text, unknown, special)
+        longest = self.facts.vocabulary.longest
+        if isinstance(text, str) and not truncate:
+            return encode_within(self.tokenizer, longest, text, unknown, special)
+        texts: Sequence[str] = (text,) if isinstance(text, str) else text
+        if not isinstance(text, str) and (self.facts.generates or not _is_pair(text)):
+            pair = "" if self.facts.generates else " or a pair of strings"
+            raise TextError(f"a text must be a string{pair}, got {quoted(text)}")
+        if not isinstance(self.tokenizer, PairTokenizer):
+            raise TextError("token ids are not cut, and are no pair of texts; this needs the tokenizer of the model")
+        ids, types, _ = self.tokenizer.encode_texts(texts, unknown, special, truncate)
+        if len(ids) > longest:
+            what = " with ".join(map(shorten, texts))
+            raise LongTextError(
+                f"{what} has {len(ids)} tokens, the model takes at most {longest}; truncate=True cuts it"
+            )
+        size = self.facts.vocabulary.size if self.facts.has_token_types else 0
+        return [id_ + size * type_ for id_, type_ in zip(ids, types, strict=True)]
 
-    def _encode_known(self, text: str, unknown: Unknown, special: bool) -> list[int]:
+    def _encode_known(self, text: Text, unknown: Unknown, special: bool, truncate: bool = False) -> list[int]:
         """Like `encode`, but return [] if "skip" removes the whole text."""
         try:
-            return self.encode(text, unknown, special)
+            return self.encode(text, unknown, special, truncate)
         except UnknownTextError:
             if unknown != "skip":
                 raise
@@ -123,11 +155,12 @@ class Encoder:
         """Yield all outputs of the model for each text in order, by name; outputs per token have shape (T, ...).
 
         A batch has up to `batch_size` texts of similar length (default: 32), and up to `batch_tokens` tokens, padding
-        included; the other texts of a batch do not change a result. `unknown` controls text outside the vocabulary:
-        "token" uses the unknown token, "error" raises, "skip" removes it (a text that becomes empty has the outputs
-        {}), "auto" is "token", or "error" for a tokenizer that has no unknown token or is character-level. With
-        `special`, the spelling of a special token in a text (`</s>`) is read as the token. Raises `TextError` for text
-        that the model can't take.
+        included; the other texts of a batch do not change a result. A tuple of two texts is read as one input.
+        `unknown` controls text outside the vocabulary: "token" uses the unknown token, "error" raises, "skip" removes
+        it (a text that becomes empty has the outputs {}), "auto" is "token", or "error" for a tokenizer that has no
+        unknown token or is character-level. With `special`, the spelling of a special token in a text (`</s>`) is read
+        as the token. With `truncate`, texts that are too long lose their ends, of a pair the longer one first. Raises
+        `TextError` for text that the model can't take.
         """
         require_ability(self.facts, "infer")
         return self._each(texts, lambda _, outputs: outputs, {}, **how)
@@ -197,6 +230,26 @@ class Encoder:
 
         return self._each(texts, finish, [], **how)
 
+    def rank(
+        self, query: str, texts: Iterable[str], *, top: int | None = None, truncate: bool = True, **how: Unpack[Ranking]
+    ) -> list[Ranked]:
+        """Return the `top` texts (default: all) with the highest scores for a query, best first.
+
+        For cross-encoders: models with one label that read a query and a text as a pair. A score is that of `classify`.
+        Long texts are cut at their ends unless `truncate` is false. `how` are the other options of `infer`; a text that
+        "skip" leaves empty is not ranked. Raises `UnsupportedError` for a model with several labels.
+        """
+        require_ability(self.facts, "classify")
+        if len(self.facts.labels) != 1:
+            raise UnsupportedError(
+                f"rank needs a model with one label; this one has {len(self.facts.labels)}: use classify"
+            )
+        listed = list(many("texts", texts))
+        found = self.classify([(query, text) for text in listed], truncate=truncate, **how)
+        known = [Ranked(at, listed[at], labels[0].score) for at, labels in enumerate(found) if labels]
+        ordered = sorted(known, key=lambda each: -each.score)
+        return ordered if top is None else ordered[: whole("top", top, 1)]
+
     def tag(self, texts: Texts, **how: Unpack[Batches]) -> list[list[Tag]]:
         """Return the tokens of each text, except special tokens, with their most probable labels.
 
@@ -239,10 +292,10 @@ class Encoder:
             filled.append([Fill(token, at, float(found[at])) for token, at in zip(tokens, chosen, strict=True)])
         return filled
 
-    def _masked(self, ids: list[int], text: str) -> list[int]:
+    def _masked(self, ids: list[int], text: Text) -> list[int]:
         if (mask := self.facts.vocabulary.mask) not in ids:
             token = "" if mask is None else self.tokenizer.tokens([mask])[0]
-            raise TextError(f"{shorten(text)} has no mask token; insert {token}")
+            raise TextError(f"{quoted(text)} has no mask token; insert {token}")
         return ids
 
     def _each(
@@ -256,6 +309,7 @@ class Encoder:
         batch_tokens: int | None = None,
         unknown: Unknown = "auto",
         special: bool = False,
+        truncate: bool = False,
     ) -> Iterator[Result]:
         """Yield `finish(ids, outputs)` of each text, or `nothing` for a text that "skip" leaves empty.
 
@@ -263,7 +317,7 @@ class Encoder:
         """
         batch_size, batch_tokens = sizes(batch_size, batch_tokens)
         require_unknown(unknown)
-        special = switch("special", special)
+        special, truncate = switch("special", special), switch("truncate", truncate)
 
         def work(batch: list[list[int]]) -> list[Result]:
             assert isinstance(self.runtime, EncoderRuntime)
@@ -271,9 +325,13 @@ class Encoder:
             found = iter(infer(self.runtime, known, self.facts) if known else ())
             return [finish(ids, next(found)) if ids else nothing for ids in batch]
 
-        given = ((text, self._encode_known(text, unknown, special)) for text in many("texts", texts))
+        given = ((text, self._encode_known(text, unknown, special, truncate)) for text in many("texts", texts))
         encoded = (self._masked(ids, text) if masked and ids else ids for text, ids in given)
         return in_batches(encoded, at_once(work), batch_size, len, self.workers, batch_tokens)
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(each, str) for each in value)
 
 
 def pool(vectors: Floats, pooling: Pooling) -> Floats:

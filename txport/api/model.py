@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from txport import runtimes
 from txport.api.arguments import checked_features, listed, many, paired, require_many, require_unknown, sizes, token_ids
-from txport.api.encoding import BATCH_SIZE, Encoder, Fill, Label, Tag, require_ability
+from txport.api.encoding import BATCH_SIZE, Encoder, Fill, Label, Ranked, Tag, require_ability
 from txport.api.generated import Generated, Hypothesis, finish_of, grown, hypothesis
 from txport.api.locate import checkpoint_of, find_bundle, is_on_demand
 from txport.api.pairs import Pair, PairEncoder
@@ -54,7 +54,7 @@ from txport.text.languages import LanguageReader
 from txport.text.load import chat_of, tokenizer_of
 
 __all__ = [
-    "Fill", "Generated", "Hypothesis", "Label", "Model", "Segment", "Tag", "Transcript",
+    "Fill", "Generated", "Hypothesis", "Label", "Model", "Ranked", "Segment", "Tag", "Transcript",
     "export", "load", "load_checkpoint", "parity",
 ]  # fmt: skip
 

@@ -40,7 +40,7 @@ def draw_source(facts: Facts, protocol: Protocol) -> Inputs:
     if isinstance(facts.reads, Features):
         return np.stack([drawn_features(facts.reads, number) for number in range(protocol.batch)])
     special = facts.writes.special
-    size = facts.reads.size
+    size = facts.source_ids
     allowed = [id_ for id_ in range(size) if id_ not in special] or [min((*facts.writes.ends, 0)[0], size - 1)]
     source: Ints = np.random.default_rng(0).choice(allowed, (protocol.batch, protocol.source)).astype(np.int64)
     before = facts.reads.before[: protocol.source]

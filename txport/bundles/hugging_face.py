@@ -93,7 +93,7 @@ def tokenizer_config(file: Path, special: Mapping[str, int], facts: Facts) -> di
         **({"add_prefix_space": True} if splitter.get("add_prefix_space") else {}),  # or version 4 takes the space away
         "tokenizer_class": GENERIC if facts.speech is None else HEARING,
         "model_max_length": facts.vocabulary.longest,
-        "model_input_names": ["input_ids", "attention_mask"],
+        "model_input_names": ["input_ids", "attention_mask", *(["token_type_ids"] if facts.has_token_types else [])],
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": facts.ability != "fill",  # "</s>" in a user's text is four characters
         **{name: token for name, token in named.items() if token is not None},

@@ -37,6 +37,7 @@ MEMORY = (SELECT, SELECT_ROWS, SELECT_SOURCES, GROW_ROWS, GROW_SOURCES, ADMIT_RO
 INPUT_IDS = "input_ids"
 INPUT_FEATURES = "input_features"
 ATTENTION_MASK = "attention_mask"
+TOKEN_TYPE_IDS = "token_type_ids"  # noqa: S105 - a port
 POSITION_IDS = "position_ids"
 LAST_HIDDEN_STATE = "last_hidden_state"
 ENCODER_HIDDEN_STATES = "encoder_hidden_states"
@@ -210,7 +211,8 @@ def _portable_causal(facts: Facts, dtype: str) -> tuple[Graph, ...]:
 
 def _portable_encode(facts: Facts, dtype: str) -> tuple[Graph, ...]:
     tokens = (BATCH, TOKENS)
-    inputs = (Port(INPUT_IDS, "int64", tokens), Port(ATTENTION_MASK, "int64", tokens))
+    names = (INPUT_IDS, ATTENTION_MASK, *([TOKEN_TYPE_IDS] if facts.has_token_types else []))
+    inputs = tuple(Port(name, "int64", tokens) for name in names)
     return (Graph(MODEL, "onnx/model.onnx", inputs, _outputs(facts, dtype)),)
 
 

@@ -11,9 +11,10 @@ import click
 
 from txport.cli.guard import echo
 from txport.cli.options import F, is_given
+from txport.cli.texts import tell_cut
 from txport.errors import NoRoomError, TextError, UnsupportedError
 
-FLAGS = {"errors": "--errors", "truncate": "--truncate"}
+FLAGS = {"errors": "--errors"}  # of generating models alone
 NOT_OF_TEXTS = ("prefixes", "batch_size", "batch_tokens", "continuous")  # options that don't change what a model takes
 
 Place = Callable[[int], str]  # number of a text, from 1 -> where it was read
@@ -26,7 +27,7 @@ def bulk_options(command: F) -> F:
     )
     again = "Go on where an interrupted run with the same texts and options ended: FILE.partial keeps its outputs."
     command = click.option("--resume", is_flag=True, help=again)(command)
-    cut = "Cut texts that are too long: the end of a text, the beginning of a prompt."
+    cut = "Cut texts that are too long: the end of a text, or of the longer one of a pair, the beginning of a prompt."
     command = click.option("--truncate", is_flag=True, help=cut)(command)
     kinds = click.Choice(["fail", "skip", "column"])
     return click.option("--errors", type=kinds, default="fail", show_default=True, help=errors)(command)
@@ -59,7 +60,7 @@ class Bulk:
     def __init__(self, place: Place, errors: str, truncate: bool, done: int = 0) -> None:
         self._place = place
         self.errors = errors
-        self._truncate = truncate
+        self.truncates = truncate
         self._done = done  # texts before the first
         self.truncated = 0
 
@@ -69,7 +70,7 @@ class Bulk:
         """Return the texts to generate for; raise if one is wrong and all are known."""
         model = copy.copy(model)  # not watched: texts are encoded once more here
         options = {name: value for name, value in options.items() if name not in NOT_OF_TEXTS}
-        if self._truncate:
+        if self.truncates:
             source = (self._cut(text, model, options) for text in source)
         if total is None or self.errors != "fail":
             return source
@@ -105,5 +106,4 @@ class Bulk:
     def end(self) -> None:
         """Print on standard error how many texts were cut."""
         if self.truncated:
-            texts = "1 text was" if self.truncated == 1 else f"{self.truncated} texts were"
-            echo(f"txport: {texts} cut to what the model takes", err=True)
+            tell_cut(self.truncated)

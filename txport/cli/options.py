@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def provider_option(command: F) -> F:
     """Add `--provider`, the execution provider; there is no fallback."""
-    text = "Execution provider: cpu, cuda, tensorrt, tensorrt-rtx, or any that ONNX Runtime knows. No fallback."
+    text = "Execution provider: cpu, cuda, tensorrt, or any that ONNX Runtime knows. No fallback."
     return click.option("--provider", default="cpu", show_default=True, shell_complete=providers, help=text)(command)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -13,7 +13,7 @@ from txport.cli.guard import echo
 from txport.cli.options import F, is_given
 from txport.errors import UnsupportedError, brief, quoted
 from txport.models.facts import Facts
-from txport.text.base import Tokenizer, TokenizerPair, Unknown
+from txport.text.base import Encoded, PairTokenizer, Tokenizer, TokenizerPair, Unknown
 from txport.text.chat import ChatReader
 from txport.text.languages import LanguageReader
 
@@ -116,6 +116,7 @@ class Watched:
         self._facts = facts
         self.unknown_pieces = 0
         self.spelling_texts = 0
+        self.cut_texts = 0
         self.spelled_tokens: dict[str, None] = {}
         self.lacking: dict[int, None] = {}
 
@@ -127,6 +128,13 @@ class Watched:
         ids = self._tokenizer.encode(text, unknown, special)
         self._watch(self._tokenizer, text, ids, special)
         return ids
+
+    def encode_texts(self, texts: Sequence[str], *how: Any) -> Encoded:
+        """See `PairTokenizer.encode_texts`."""
+        found = cast(PairTokenizer, self._tokenizer).encode_texts(texts, *how)
+        self.cut_texts += found.is_cut
+        self._watch(self._tokenizer, "\n".join(texts), found.ids, special=how[1])
+        return found
 
     def encode_target(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
         """See `Tokenizer.encode_target`."""
@@ -168,11 +176,18 @@ def told_of_texts(model: Any) -> Iterator[None]:
     if watched.unknown_pieces:
         what = "1 piece is" if watched.unknown_pieces == 1 else f"{watched.unknown_pieces} pieces are"
         echo(f"txport: {what} not in the vocabulary; the model reads the unknown token there", err=True)
+    if watched.cut_texts:
+        tell_cut(watched.cut_texts)
     if watched.lacking:
         which = _listed(sorted(watched.lacking))
         echo(
             f"txport: the tokenizer has no token for ids of the model ({which}); they are written as nothing", err=True
         )
+
+
+def tell_cut(count: int) -> None:
+    """Print on standard error how many texts were cut."""
+    echo(f"txport: {'1 text was' if count == 1 else f'{count} texts were'} cut to what the model takes", err=True)
 
 
 def _listed(values: Iterable[object]) -> str:

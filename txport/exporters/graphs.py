@@ -60,15 +60,18 @@ class CausalGraph(nn.Module):
 
 
 class EncodeGraph(nn.Module):
-    """input_ids, attention_mask -> the outputs of an encoder-only model."""
+    """input_ids, attention_mask, of tokens with types token_type_ids -> the outputs of an encoder-only model."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-        """(B, S) and (B, S) int64 -> one tensor per output."""
-        return self.model.infer(input_ids, attention_mask.bool())
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """(B, S) each, int64 -> one tensor per output."""
+        ids = input_ids if token_type_ids is None else input_ids + token_type_ids * self.model.facts.vocabulary.size
+        return self.model.infer(ids, attention_mask.bool())
 
 
 PORTABLE: dict[Task, dict[str, Callable[[Model], nn.Module]]] = {

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from txport.bundles.bundle import Bundle
@@ -18,13 +19,11 @@ from txport.bundles.comparisons import describe_calibrated, describe_kept, descr
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.graphs import read_outline
 from txport.bundles.manifest import Manifest
-from txport.bundles.readme.notes import notes
 from txport.bundles.readme.settings import start
-from txport.bundles.readme.tables import KINDS, TASKS, dim_rows, parity, port_rows
+from txport.bundles.readme.tables import KINDS, MORE, TASKS, dim_rows, parity, port_rows
 from txport.inspection import foreign
 from txport.inspection.drawings import bar, flow, readable, text_of, treemap
 from txport.inspection.kernels import COLUMNS, audits_or_why, rows, sentence
-from txport.inspection.style import STYLE
 from txport.inspection.weights import Part, by_kind, parts_of
 from txport.models.facts import Facts
 from txport.system.terminal import one_line
@@ -50,6 +49,7 @@ PAGE = """<!doctype html>
 """
 
 Row = Sequence[str]
+STYLE = Path(__file__).with_name("page.css")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Told:
 OURS = Told(
     title=lambda manifest: manifest.target,
     about=lambda manifest: [f"architecture {manifest.architecture}", manifest.made_for.summary],
-    notes=notes,
+    notes=lambda _: [MORE],
     kind=lambda _, role: KINDS[role],
     has_parity=True,
 )
@@ -87,7 +87,7 @@ def page(bundle: Bundle) -> str:
     manifest = bundle.manifest
     told = OTHERS if isinstance(manifest, ForeignManifest) else OURS
     title = text_of(f"{manifest.checkpoint['name']}, {told.title(manifest)} {manifest.precision}")
-    return PAGE.format(title=title, style=STYLE, body="\n".join(_body(bundle, told, title)))
+    return PAGE.format(title=title, style=STYLE.read_text(encoding="utf-8"), body="\n".join(_body(bundle, told, title)))
 
 
 def _body(bundle: Bundle, told: Told, title: str) -> Iterator[str]:

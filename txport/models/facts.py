@@ -36,6 +36,7 @@ RARE: dict[str, Any] = {
     "speech": None,
     "windows": (),
     "function_to_apply": None,
+    "has_token_types": False,
 }  # omitted from JSON if they have these values
 
 
@@ -100,11 +101,6 @@ class StateTensor:
     owner: Owner
     dims: tuple[int | str, ...]  # LENGTH stands for the number of tokens
 
-    @property
-    def grows(self) -> bool:
-        """True if each step appends a token to the tensor."""
-        return self.owner == "row"
-
     def shape(self, rows: int, length: int) -> tuple[int, ...]:
         """Return the shape for this many rows (or sources) of `length` tokens."""
         return rows, *(length if isinstance(dim, str) else dim for dim in self.dims)
@@ -143,7 +139,8 @@ class Facts:
     `target`, and its prompts use the same vocabulary. `has_plain_logits`: logits are one matrix product without bias or
     later operations. `speech` has the special tokens of a speech model. `windows` are the distinct sizes of sliding
     windows, in tokens. `function_to_apply` converts the logits over `labels` to scores: "softmax" for exclusive labels,
-    "sigmoid" for independent labels or a single label, "none" for regression.
+    "sigmoid" for independent labels or a single label, "none" for regression. `has_token_types`: a source may be a pair
+    of texts whose tokens differ in their type; an id of the second text is its token's id + `source.size`.
     """
 
     task: Task
@@ -158,6 +155,7 @@ class Facts:
     speech: Speech | None = None
     windows: tuple[int, ...] = ()
     function_to_apply: Function | None = None
+    has_token_types: bool = False
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -199,6 +197,11 @@ class Facts:
     def vocabulary(self) -> Tokens:
         """Vocabulary of the input text, or of the output if the input is audio."""
         return self.reads if isinstance(self.reads, Tokens) else self.writes
+
+    @property
+    def source_ids(self) -> int:
+        """Number of ids that an input can have: the size of the vocabulary for each type of tokens."""
+        return self.vocabulary.size * (2 if self.has_token_types else 1)
 
     @property
     def masks_source(self) -> bool:
@@ -254,6 +257,7 @@ class Facts:
             speech=None if values["speech"] is None else speech(values["speech"], writes.size if writes else 0),
             windows=_windows(values["windows"]),
             function_to_apply=values["function_to_apply"],
+            has_token_types=switch("has_token_types", values["has_token_types"]),
         )
         for problem in _problems(facts):
             raise ValueError(problem)
@@ -278,6 +282,8 @@ def _problems(facts: Facts) -> Iterator[str]:
         yield "a target needs a start token and an end token"
     if facts.windows and facts.is_encoder_decoder:
         yield f"a model of the task {facts.task} has no windows"
+    if facts.has_token_types and facts.generates:
+        yield f"a model of the task {facts.task} has no types of tokens"
     if bool(facts.outputs) == facts.generates:
         yield f"a model of the task {facts.task} has other outputs"
     if not facts.generates:

@@ -83,7 +83,6 @@ PROVIDERS = {  # ONNX Runtime's full names, by short name
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
-    "tensorrt-rtx": "NvTensorRTRTXExecutionProvider",
     "openvino": "OpenVINOExecutionProvider",
     "dml": "DmlExecutionProvider",
     "coreml": "CoreMLExecutionProvider",

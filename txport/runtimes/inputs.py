@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from txport.bundles.ports import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from txport.errors import RunError
 from txport.models.audio import Features
 from txport.models.facts import Facts
@@ -30,6 +31,18 @@ def batch(sources: Sources, facts: Facts, padding: int = 0) -> tuple[Inputs, Int
     for row, source in zip(ids, sources, strict=True):
         row[: len(source)] = source
     return ids, lengths
+
+
+def text_inputs(ids: Ints, lengths: Ints, facts: Facts) -> dict[str, Ints]:
+    """Return what the graph of an encoder-only model reads of texts (B, S) by port: ids, a mask, and types of tokens.
+
+    `lengths` (B,) are the numbers of tokens that are not padding.
+    """
+    mask = (np.arange(ids.shape[1])[None, :] < lengths[:, None]).astype(np.int64)
+    if not facts.has_token_types:
+        return {INPUT_IDS: ids, ATTENTION_MASK: mask}
+    types, tokens = np.divmod(ids, facts.vocabulary.size)
+    return {INPUT_IDS: tokens, ATTENTION_MASK: mask, TOKEN_TYPE_IDS: types}
 
 
 def lengths_of(sources: Sources | Inputs, facts: Facts) -> Ints:

@@ -26,7 +26,7 @@ from txport.bundles.ports import (
 )
 from txport.errors import RunError
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, scores
-from txport.runtimes.inputs import outputs_of
+from txport.runtimes.inputs import outputs_of, text_inputs
 from txport.system.arrays import Array
 
 T = TypeVar("T")
@@ -155,8 +155,7 @@ class PortableRuntime(Generic[T]):
     def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
         """See `EncoderRuntime.infer`."""
         filled = self._fill_up(source)
-        mask = (np.arange(filled.shape[1])[None, :] < source_lengths[:, None]).astype(np.int64)
-        found = self.run_graph(MODEL, {INPUT_IDS: filled, ATTENTION_MASK: mask})
+        found = self.run_graph(MODEL, text_inputs(filled, source_lengths, self._facts))
         return outputs_of(self._facts, found, len(source), source.shape[1], filled.shape[1])
 
     def select(self, state: PortableState[T], rows: Ints) -> PortableState[T]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from txport.errors import LongTextError
 
@@ -71,6 +71,29 @@ class Tokenizer(Protocol):
 
     def ids(self, tokens: str) -> list[int]:
         """Return the target ids of vocabulary tokens separated by spaces; `TextError` names a token that is missing."""
+        ...
+
+
+class Encoded(NamedTuple):
+    """Ids of one text or two, the type of each token (0 or 1), and whether the end of a text was left out."""
+
+    ids: list[int]
+    types: list[int]
+    is_cut: bool
+
+
+@runtime_checkable
+class PairTokenizer(Protocol):
+    """The part of a tokenizer of encoder-only models that reads one text, or two as one input."""
+
+    def encode_texts(
+        self, texts: Sequence[str], unknown: Unknown = "auto", special: bool = False, truncate: bool = False
+    ) -> Encoded:
+        """Return the ids of one text or two, with special tokens around them.
+
+        With `truncate`, the longer text loses its end until the model takes both. Raises the errors of
+        `Tokenizer.encode`.
+        """
         ...
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from txport.errors import BundleError, LongTextError, TextError, TokenError, UnknownTextError
-from txport.text.base import Unknown, shorten
+from txport.text.base import Encoded, Unknown, shorten
 from txport.text.library import (
     controlled,
     letter_by_letter,
@@ -84,6 +84,29 @@ class FileTokenizer:
         """See `Tokenizer.encode`. Raises `TextError` also for text that is not UTF-8 or too long."""
         return self._encode(text, unknown, around=True, reader=self._parser if special else self._reader)
 
+    def encode_texts(
+        self, texts: Sequence[str], unknown: Unknown = "auto", special: bool = False, truncate: bool = False
+    ) -> Encoded:
+        """See `PairTokenizer.encode_texts`."""
+        if not truncate:
+            reader = self._parser if special else self._reader
+            return Encoded(*self._read(texts, unknown, around=True, reader=reader), is_cut=False)
+        short = [text[: max(FEW, LETTERS_PER_TOKEN * (self._longest or 0))] for text in texts]
+        reader = self._cutting[special]
+        with refusals(TextError, f"{self._path} can't split {_told(texts)}; fix it, or leave that text out"):
+            is_cut = short != list(texts) or bool(reader.encode(*short).overflowing)
+        return Encoded(*self._read(short, unknown, around=True, reader=reader), is_cut)
+
+    @cached_property
+    def _cutting(self) -> dict[bool, Any]:
+        """Copies of the tokenizer that cut the longer of the texts until they fit, without and with special tokens."""
+        copies = {}
+        for special, reader in ((False, self._reader), (True, self._parser)):
+            copies[special] = type(reader).from_str(reader.to_str())
+            copies[special].encode_special_tokens = reader.encode_special_tokens
+            copies[special].enable_truncation(self._longest)
+        return copies
+
     def spelled(self, text: str) -> list[str]:
         """See `Tokenizer.spelled`."""
         return list(dict.fromkeys(self._spellings.findall(text)))
@@ -126,24 +149,32 @@ class FileTokenizer:
         return {token.content: token.special for token in self._tokenizer.get_added_tokens_decoder().values()}
 
     def _encode(self, text: str, unknown: Unknown, around: bool, reader: Any) -> list[int]:
-        if not text.strip():
-            raise UnknownTextError("the text is empty; give at least one character")
-        if NOT_UTF8.search(text):
-            raise TextError(f"{shorten(text)} is not UTF-8 text")
-        self._require_length(text)
-        with refusals(TextError, f"{self._path} can't split {shorten(text)}; fix it, or leave that text out"):
-            encoding = reader.encode(text, add_special_tokens=around)
+        return self._read((text,), unknown, around=around, reader=reader)[0]
+
+    def _read(
+        self, texts: Sequence[str], unknown: Unknown, *, around: bool, reader: Any
+    ) -> tuple[list[int], list[int]]:
+        """Return the ids of one text or two, and the type of each token."""
+        for text in texts:
+            if not text.strip():
+                raise UnknownTextError("the text is empty; give at least one character")
+            if NOT_UTF8.search(text):
+                raise TextError(f"{shorten(text)} is not UTF-8 text")
+            self._require_length(text)
+        with refusals(TextError, f"{self._path} can't split {_told(texts)}; fix it, or leave that text out"):
+            encoding = reader.encode(*texts, add_special_tokens=around)
         takes = unknown == "token" or (unknown == "auto" and not self._spells)
         ids = [self._known_id(id_, token, takes) for id_, token in zip(encoding.ids, encoding.tokens, strict=True)]
-        strange = [span for id_, span in zip(ids, encoding.offsets, strict=True) if id_ is None]
+        places = zip(ids, encoding.offsets, encoding.sequence_ids, strict=True)
+        strange = [texts[number or 0][slice(*span)] for id_, span, number in places if id_ is None]
         if strange and unknown != "skip":
-            found = _listed(list(dict.fromkeys(text[start:end] for start, end in strange)))
+            found = _listed(list(dict.fromkeys(strange)))
             fix = "unknown='skip' leaves them out"
-            raise TextError(f"{shorten(text)} has characters outside the vocabulary: {found}; {fix}")
-        known = [id_ for id_ in ids if id_ is not None]
+            raise TextError(f"{_told(texts)} has characters outside the vocabulary: {found}; {fix}")
+        known = [(id_, type_) for id_, type_ in zip(ids, encoding.type_ids, strict=True) if id_ is not None]
         if len(known) == sum(encoding.special_tokens_mask):
-            raise UnknownTextError(f"{shorten(text)} has no character of the vocabulary")
-        return known
+            raise UnknownTextError(f"{_told(texts)} has no character of the vocabulary")
+        return [id_ for id_, _ in known], [type_ for _, type_ in known]
 
     def _known_id(self, id_: int, token: str, takes_unknown: bool) -> int | None:
         """Return the id if the model has it; for a source text unknown to the pieces, return the id of the same token.
@@ -251,6 +282,10 @@ class FileTokenizer:
                 raise TextError(f"{shorten(token)} is not a token of the vocabulary")
             found.append(id_)
         return found
+
+
+def _told(texts: Sequence[str]) -> str:
+    return " with ".join(map(shorten, texts))
 
 
 def clean_up(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import sys
 from collections.abc import Iterable
@@ -20,10 +19,10 @@ from txport.bundles.ports import DECODER, ENCODER
 from txport.errors import OutOfMemoryError, OutputError, RunError, UnavailableError, UnsupportedError
 from txport.runtimes.base import running
 from txport.runtimes.ort import placement, providers, sessions
-from txport.runtimes.ort.nvidia import fit, options, problems, rtx
+from txport.runtimes.ort.nvidia import fit, options, problems
 from txport.runtimes.ort.nvidia.driver import Device
 from txport.runtimes.ort.nvidia.failures import explain
-from txport.runtimes.ort.nvidia.options import CUDA, RTX, TENSORRT
+from txport.runtimes.ort.nvidia.options import CUDA, TENSORRT
 
 CPU = "CPUExecutionProvider"
 H100 = Device("NVIDIA H100", (9, 0), 80 << 30, 79 << 30)
@@ -132,7 +131,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(problems, "problem_of_cudnn", lambda: None)
     monkeypatch.setattr(providers, "device_of", lambda name: "cpu")
     monkeypatch.setattr(sessions, "first_device", lambda: H100)
-    monkeypatch.setattr(rtx, "is_plugged", lambda: False)
     monkeypatch.setattr(onnxruntime, "InferenceSession", OnProvider)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [TENSORRT, CUDA, CPU])
     monkeypatch.delenv(fit.TF32, raising=False)
@@ -149,7 +147,7 @@ def test_cuda_starts_with_fp32_that_is_fp32_and_repeats_itself(bundle: Bundle, g
     assert not sessions.start_sessions(bundle, "cpu", 1)[ENCODER].deterministic
 
 
-@pytest.mark.parametrize("name", ["cuda", "tensorrt", "tensorrt-rtx"])
+@pytest.mark.parametrize("name", ["cuda", "tensorrt"])
 def test_a_part_of_the_model_that_a_provider_did_not_take(
     name: str, bundle: Bundle, gpu: pytest.MonkeyPatch, cache: Path
 ) -> None:
@@ -164,7 +162,7 @@ def test_a_part_of_the_model_that_a_provider_did_not_take(
     assert placed[DECODER][CPU] > 0, "it is counted, and `parity` reports it"
 
 
-@pytest.mark.parametrize("provider", ["cuda", "tensorrt", "tensorrt-rtx"])
+@pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
 @pytest.mark.parametrize("value", ["1", "", "yes"])
 def test_tf32_that_is_switched_on_from_outside_is_refused(
     provider: str, value: str, bundle: Bundle, gpu: pytest.MonkeyPatch
@@ -196,25 +194,6 @@ def test_tensorrt_keeps_fp32_and_its_engines(
         assert stat.S_IMODE(engines.stat().st_mode) == 0o700, "engines are code"
 
 
-class Started:
-    """What a session was started with."""
-
-    def __init__(self, *given: Any, **how: Any) -> None:
-        self.given = given
-        self.how = how
-
-
-def test_tensorrt_rtx_from_its_package_gets_its_devices_and_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
-    asked = SimpleNamespace(add_provider_for_devices=lambda *each: given.append(each))
-    monkeypatch.setattr(rtx, "is_plugged", lambda: True)
-    monkeypatch.setattr(rtx, "devices", lambda: ("the GPU",))
-    monkeypatch.setattr(onnxruntime, "InferenceSession", Started)
-    started: Any = providers.open_session("model", asked, RTX, {"device_id": "0"})
-    assert given == [(["the GPU"], {"device_id": "0"})]
-    assert (started.given, started.how) == (("model", asked), {"enable_fallback": 0})
-
-
 def test_half_precision_only_where_the_bundle_has_it(tmp_path: Path) -> None:
     half = options.tensorrt_options("fp16", tmp_path, tmp_path)
     assert (half["trt_fp16_enable"], half["trt_bf16_enable"]) == ("True", "False")
@@ -232,7 +211,7 @@ def test_engines_are_good_for_one_bundle_one_gpu_and_one_version(bundle: Bundle)
     files = {name: dict(entry) for name, entry in bundle.manifest.files.items()}
     next(iter(files.values()))["sha256"] = "0" * 64
     object.__setattr__(altered, "manifest", SimpleNamespace(files=files, precision="fp32"))
-    others = [key(provider=RTX), key(device=T4), key(device=None), key(runtime="1.32.0-101300"), key(bundle=altered)]
+    others = [key(provider=CUDA), key(device=T4), key(device=None), key(runtime="1.32.0-101300"), key(bundle=altered)]
     assert len({key(), *others}) == 6
     assert key() == key(bundle=Bundle(Path("elsewhere"), bundle.manifest))
     assert not set("/\\ :") & set("".join(others)), "they are names of folders"
@@ -354,60 +333,3 @@ def test_an_error_while_a_session_starts(bundle: Bundle, gpu: pytest.MonkeyPatch
     gpu.setattr(onnxruntime, "InferenceSession", fail)
     with pytest.raises(UnavailableError, match=f"{CUDA}: the NVIDIA driver is older than the CUDA of ONNX Runtime"):
         sessions.start_sessions(bundle, "cuda", 1)
-
-
-class Plugin:
-    """NVIDIA's package for TensorRT-RTX."""
-
-    def __init__(self, devices: int, error: str = "") -> None:
-        self.devices = devices
-        self.error = error
-        self.registered = ""
-
-    def get_library_path(self) -> str:
-        return "/x/libonnxruntime_providers_nv_tensorrt_rtx.so"
-
-    def register(self, name: str, path: str) -> None:
-        if self.error:
-            raise RuntimeError(self.error)
-        self.registered = f"{name} {path}"
-
-    def found(self) -> list[Any]:
-        return [SimpleNamespace(ep_name=RTX)] * self.devices + [SimpleNamespace(ep_name=CPU)]
-
-
-@pytest.mark.parametrize(
-    ("plugin", "line"),
-    [
-        (Plugin(1), None),
-        (Plugin(1, "already registered"), None),
-        (Plugin(0), "found no GPU that TensorRT-RTX takes, needs an RTX of compute capability 8.0 or newer; use"),
-        (
-            Plugin(1, "needs\nAPI 99"),
-            r"which does not load in ONNX Runtime .* \(needs API 99\), needs one that was made",
-        ),
-        (
-            None,
-            "found no TensorRT-RTX, needs NVIDIA's package for it; pip install onnxruntime-ep-nv-tensorrt-rtx; it goes",
-        ),
-    ],
-)
-def test_tensorrt_rtx_is_a_package_of_its_own(
-    plugin: Plugin | None, line: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CPU])
-    if plugin:
-        monkeypatch.setattr(rtx, "is_installed", lambda: True)
-        monkeypatch.setitem(sys.modules, rtx.PACKAGE, plugin)  # type: ignore[arg-type]
-        monkeypatch.setattr(onnxruntime, "register_execution_provider_library", plugin.register)
-        monkeypatch.setattr(onnxruntime, "get_ep_devices", plugin.found)
-    rtx.devices.cache_clear()
-    try:
-        reason = rtx.missing()
-    finally:
-        rtx.devices.cache_clear()
-    if line is None:
-        assert reason is None
-    else:
-        assert reason is not None
-        assert re.search(line, reason)

@@ -23,6 +23,7 @@ from txport.bundles.ports import (
     POSITION_IDS,
     SOURCE,
     TARGET,
+    TOKEN_TYPE_IDS,
     TOKENS,
     Dim,
     Port,
@@ -30,7 +31,6 @@ from txport.bundles.ports import (
 from txport.models.config import MOST_LAYERS
 from txport.models.facts import LENGTH, Owner, Role, StateTensor
 
-TOKEN_TYPE_IDS = "token_type_ids"  # noqa: S105 - a port
 USE_CACHE_BRANCH = "use_cache_branch"  # whether a merged decoder continues from caches, (1,)
 CACHE_POSITION = "cache_position"  # the positions of the tokens of a step, (T,)
 LOGITS_TO_KEEP = "num_logits_to_keep"  # the number of last tokens to compute logits for, ()

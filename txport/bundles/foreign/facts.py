@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from txport.bundles.foreign.contracts import HIDDEN, POOLED, TOKEN_EMBEDDINGS, VOCABULARY
 from txport.bundles.foreign.values import Values
-from txport.bundles.ports import LAST_HIDDEN_STATE, LOGITS, Port
+from txport.bundles.ports import LAST_HIDDEN_STATE, LOGITS, TOKEN_TYPE_IDS, Port
 from txport.checkpoints.pooling import longest_sentence
 from txport.errors import BundleError, UnsupportedError, quoted
 from txport.models.audio import Features, Speech, features, speech
@@ -80,15 +81,19 @@ def causal_facts(values: Values, width: int, size: int, state: tuple[StateTensor
     return Facts(task="causal", width=width, target=_tokens(values, size), state=state)
 
 
-def encoder_facts(values: Values, outputs: Sequence[Port], width: int, size: int) -> Facts:
+def encoder_facts(values: Values, inputs: Sequence[Port], outputs: Sequence[Port], width: int, size: int) -> Facts:
     """Return the facts of an encoder-only model; its outputs determine what it can do.
+
+    If texts have labels and tokens have types, pairs of texts do too.
 
     Raises `BundleError` for a masked language model without a mask token and for invalid labels, `UnsupportedError`
     for unknown outputs.
     """
     there = {port.name: port for port in outputs}
     if LOGITS in there:
-        return _with_logits(values, there[LOGITS], width, size)
+        found = _with_logits(values, there[LOGITS], width, size)
+        has_types = found.ability == "classify" and any(port.name == TOKEN_TYPE_IDS for port in inputs)
+        return replace(found, has_token_types=has_types)
     if not there.keys() & {LAST_HIDDEN_STATE, TOKEN_EMBEDDINGS}:
         gives = ", ".join(there) or "none"
         raise UnsupportedError(f"{values.folder} has the outputs {gives}; supported: {LAST_HIDDEN_STATE}, {LOGITS}")

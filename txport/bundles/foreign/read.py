@@ -148,7 +148,7 @@ def _causal(values: Values, graphs: Mapping[str, File]) -> tuple[Facts, dict[str
 
 def _encoder(values: Values, file: File) -> tuple[Facts, dict[str, Graph]]:
     sizes = _sizes(values, {MODEL: file})
-    model = facts.encoder_facts(values, file.outputs, sizes[HIDDEN], sizes[VOCABULARY])
+    model = facts.encoder_facts(values, file.inputs, file.outputs, sizes[HIDDEN], sizes[VOCABULARY])
     sizes[LABELS] = facts.labels_size(values, sizes[VOCABULARY])
     names = {port.name for port in file.outputs}
     if LOGITS in names:

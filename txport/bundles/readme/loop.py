@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from string import Template
 from textwrap import fill, indent
 
-from txport.bundles import ports
 from txport.bundles.manifest import Manifest
 from txport.bundles.readme import settings
-from txport.bundles.readme.settings import ability_of, pooling_of, reads_features
+from txport.bundles.readme.settings import pooling_of, reads_features
 
 WIDTH = 100
 CHOOSE = '''
@@ -133,7 +132,7 @@ DOCS = {
 }
 ENCODER = '''
 
-def $ability(ids):
+def $ability(ids$types):
     """$doc"""
     given = {"input_ids": np.array([ids]), $second}
     (found,) = model.run(["$output"], given)
@@ -143,22 +142,7 @@ SECOND = {
     "portable": '"attention_mask": np.ones((1, len(ids)), np.int64)',
     "cpu": '"source_lengths": np.array([len(ids)], np.int32)',
 }
-
-ONE_RUN = Template('''\
-import numpy as np
-import onnxruntime
-
-session = onnxruntime.InferenceSession("$file")
-
-
-def generate(source, beams=$beams, most=$most):
-    """$reads -> the ids of the best target, the end token counted."""
-    given = {
-$inputs
-    }
-    sequences, scores, lengths = session.run(None, given)
-    return sequences[0, 0, : lengths[0, 0]].tolist()  # the best hypothesis
-''')
+TYPES = ', "token_type_ids": np.array([types or [0] * len(ids)])'  # 1 for the tokens of a second text
 
 
 def loop(manifest: Manifest) -> str:
@@ -189,7 +173,7 @@ def _generator(manifest: Manifest) -> str:
 
 def _encoder(manifest: Manifest) -> str:
     facts = manifest.facts
-    ability = ability_of(manifest)
+    ability = str(facts.ability)
     pooling, normalize = pooling_of(manifest)
     vector = "found[0, 0].astype(np.float32)" if pooling == "first" else "found[0].astype(np.float32).mean(axis=0)"
     vectors = f"vector = {vector}\n    return vector" + (" / np.linalg.norm(vector)" if normalize else "")
@@ -206,10 +190,12 @@ def _encoder(manifest: Manifest) -> str:
         "fill": ("the likeliest id for each MASK", "return found[0].argmax(axis=1)[np.array(ids) == MASK].tolist()"),
     }
     makes, result = kinds[ability]
+    has_types = facts.has_token_types and manifest.made_for.is_standard
     return Template(ENCODER).substitute(
         ability=ability,
         doc=f"The ids of a text, special ones included -> {makes}.",
-        second=SECOND[manifest.target],
+        types=", types=None" if has_types else "",
+        second=SECOND[manifest.target] + (TYPES if has_types else ""),
         output="last_hidden_state" if ability == "embed" else "logits",
         result=result,
     )
@@ -245,25 +231,3 @@ def _sessions(manifest: Manifest) -> Iterator[str]:
         yield f'outputs = ["logits", *{present}]'
     elif manifest.facts.is_encoder_decoder:
         yield "cross = [port.name for port in encoder.get_outputs()]"
-
-
-def one_run(manifest: Manifest) -> str:
-    """Return the program that runs the graph of a whole search once; it defines `generate`."""
-    graph = manifest.graphs[ports.GENERATE]
-    prefix = list(settings.start(manifest)[1:])
-    values = {
-        ports.INPUT_IDS: "np.array([source])",
-        ports.INPUT_FEATURES: "np.array([source], np.float32)",
-        ports.ATTENTION_MASK: "np.ones((1, len(source)), np.int64)",
-        ports.PREFIX_IDS: f"np.array([{prefix}], np.int64)" if prefix else "np.zeros((1, 0), np.int64)",
-        ports.MAX_NEW_TOKENS: "np.array([most])",
-        ports.NUM_BEAMS: "np.array([beams])",
-        ports.LENGTH_PENALTY: f"np.array([{float(manifest.generation.get('length_penalty') or 1)}], np.float32)",
-    }
-    return ONE_RUN.substitute(
-        file=graph.file,
-        beams=manifest.generation.get("beams") or 1,
-        most=max(1, settings.most(manifest)),
-        reads="Log-mel features" if settings.reads_features(manifest) else "The ids of a source or prompt",
-        inputs="\n".join(f'        "{port.name}": {values[port.name]},' for port in graph.inputs),
-    )

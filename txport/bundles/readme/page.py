@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from txport.bundles.comparisons import describe_calibrated, describe_loss, describe_original
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import GENERATE
 from txport.bundles.readme import settings, tables
-from txport.bundles.readme.loop import loop, one_run
-from txport.bundles.readme.notes import around, notes, numbers
+from txport.bundles.readme.loop import loop
 from txport.models.audio import Features
-from txport.models.facts import Facts
+from txport.models.facts import Facts, Tokens
 from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER
 from txport.system.markdown import code, plain
 
@@ -31,11 +30,7 @@ QUANTISED = (
     "on x86 processors without VNNI, set the session's config entry `session.x64quantprecision` to `1`: otherwise sums "
     "of 8-bit products may overflow"
 )
-READERS = (
-    "The `tokenizers` library reads such files in Python, Rust and JavaScript (`@huggingface/tokenizers`); there are "
-    "ports to other languages. The one in JavaScript gives other ids to special tokens in a text and to a few rare "
-    "characters, which docs/tokenizers.md of txport lists."
-)
+READERS = "docs/tokenizers.md of txport says which libraries read it, and where that in JavaScript differs."
 
 
 def readme(manifest: Manifest, files: Collection[str]) -> str:
@@ -58,7 +53,7 @@ def _parts(manifest: Manifest, files: Collection[str]) -> Iterator[str]:
         yield plain(f"Calibration at export: {calibrated}.")
     yield "## How to run it"
     yield from _how(manifest)
-    yield "\n".join(f"- {note}" for note in notes(manifest))
+    yield tables.MORE
     yield "## Ids and limits"
     yield "\n".join(f"- {line}" for line in _limits(manifest))
     if (manifest.generation or manifest.not_followed) and facts.generates:
@@ -71,8 +66,6 @@ def _parts(manifest: Manifest, files: Collection[str]) -> Iterator[str]:
     yield from _text(manifest, files)
     yield "## The graphs"
     yield from _graphs(manifest)
-    yield "## Files"
-    yield tables.files(manifest, files)
 
 
 def _how(manifest: Manifest) -> Iterator[str]:
@@ -100,9 +93,9 @@ def _how(manifest: Manifest) -> Iterator[str]:
     if manifest.single:
         yield (
             f"`{manifest.graphs[GENERATE].file}` is the whole of a search in one run, greedy or with beams, with the "
-            "checkpoint's other settings built in. It reads the weights from the files of the other graphs beside it."
+            "checkpoint's other settings built in: docs/single-graph.md of txport runs it. It reads the weights from "
+            "the files of the other graphs beside it."
         )
-        yield f"```python\n{one_run(manifest)}```"
 
 
 def _graphs(manifest: Manifest) -> Iterator[str]:
@@ -128,12 +121,15 @@ def _limits(manifest: Manifest) -> Iterator[str]:
             "transformers' `WhisperFeatureExtractor` makes them"
         )
     elif source is not None:
-        special = f"; {around(source.before, source.after)}" if source.before or source.after else ""
-        yield f"source: ids 0 to {source.size - 1}, at most {source.longest} tokens; padding {source.pad}{special}"
+        special = f"; {_around(source)}" if source.before or source.after else ""
+        has_second = facts.has_token_types and not manifest.made_for.is_standard
+        second = f", an id of a second text + {source.size}" if has_second else ""
+        most = f"at most {source.longest} tokens; padding {source.pad}"
+        yield f"source: ids 0 to {source.size - 1}{second}, {most}{special}"
     if target is not None:
-        start = "" if facts.is_causal else f"; it starts with {numbers(settings.start(manifest))}"
+        start = "" if facts.is_causal else f"; it starts with {_listed(settings.start(manifest))}"
         most = f"at most {target.longest} tokens; padding {target.pad}"
-        yield f"target: ids 0 to {target.size - 1}, {most}; end tokens {numbers(target.ends) or 'none'}{start}"
+        yield f"target: ids 0 to {target.size - 1}, {most}; end tokens {_listed(target.ends) or 'none'}{start}"
     if facts.windows:
         where = "the last" if facts.is_causal else "themselves and to each side less than"
         yield f"some layers see {where} {' or '.join(map(str, facts.windows))} tokens"
@@ -150,6 +146,15 @@ def _limits(manifest: Manifest) -> Iterator[str]:
         yield QUANTISED_CUDA.format(manifest.precision.removeprefix("int")) if on_gpu else QUANTISED
     if manifest.rows:
         yield f"its kernels are the fastest for {manifest.rows} rows, and results may depend on the batch"
+
+
+def _around(tokens: Tokens) -> str:
+    """Return the special ids before and after the ids of a text, as words."""
+    return ", then ".join(filter(None, (_listed(tokens.before), "the ids of the text", _listed(tokens.after))))
+
+
+def _listed(ids: Sequence[int]) -> str:
+    return ", ".join(map(str, ids))
 
 
 def _generation(manifest: Manifest) -> Iterator[str]:
@@ -188,7 +193,4 @@ def _text(manifest: Manifest, files: Collection[str]) -> Iterator[str]:
         ids = f'ids = Tokenizer.from_file("{TOKENIZER}").encode("TEXT").ids'
         yield f"```python\nfrom tokenizers import Tokenizer\n\n{ids}\n```"
     if TEXT in files:
-        yield (
-            f"`{TEXT}` says more: which tokens of languages stand around a source and how the target's language is "
-            "told (`languages`), and the template of a chat (`chat`)."
-        )
+        yield f"`{TEXT}` has the tokens of languages (`languages`) and the template of a chat (`chat`)."

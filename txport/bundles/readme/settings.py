@@ -7,7 +7,6 @@ from typing import Any
 from txport.bundles.manifest import Manifest
 from txport.bundles.metadata import target_start
 from txport.models.audio import Features
-from txport.models.facts import Ability
 
 RULES = (  # settings that forbid or force tokens, in transformers' words; the loop of the README obeys them
     "forced_bos_token_id",
@@ -60,9 +59,3 @@ def left_out(manifest: Manifest) -> list[str]:
 def pooling_of(manifest: Manifest) -> tuple[str, bool]:
     """Return the default pooling of an encoder-only model, and whether vectors are normalised to length 1."""
     return manifest.generation.get("pooling", "mean"), manifest.generation.get("normalize", False)
-
-
-def ability_of(manifest: Manifest) -> Ability:
-    """Return what an encoder-only model can do."""
-    assert manifest.facts.ability is not None
-    return manifest.facts.ability

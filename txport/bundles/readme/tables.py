@@ -9,7 +9,6 @@ from txport.bundles import ports as names
 from txport.bundles.manifest import STAND_IN, STOOD_IN, Manifest
 from txport.bundles.ports import Dim, Graph, Port
 from txport.models.facts import Facts
-from txport.models.names import GOLDEN, MANIFEST, SAMPLES, TARGET_TOKENIZER, TEXT, TOKENIZER
 from txport.system.markdown import code, plain
 
 README = "README.md"
@@ -39,6 +38,7 @@ PORTS = {
     names.INPUT_IDS: "ids of tokens",
     names.INPUT_FEATURES: "log-mel features",
     names.ATTENTION_MASK: "1 for a token, 0 for padding",
+    names.TOKEN_TYPE_IDS: "1 for a token of the second of two texts, else 0",
     names.POSITION_IDS: "the place of each token in its row",
     names.LAST_HIDDEN_STATE: "a vector for each place",
     names.ENCODER_HIDDEN_STATES: "what the encoder gives as `last_hidden_state`",
@@ -73,20 +73,7 @@ MOVED_TO = {
     "admitted": "the same with others in some rows; may be bound to the input",
 }
 MOVED = tuple(f"{each}." for each in MOVED_TO)
-FILES = {
-    MANIFEST: "the manifest: all that is known of the bundle, and the SHA-256 of each file",
-    README: "this page",
-    TOKENIZER: "the tokenizer, of the `tokenizers` library",
-    TARGET_TOKENIZER: "the target's tokenizer",
-    TEXT: "how texts become ids beside the tokenizer: languages, templates of chats",
-    SAMPLES: "real inputs of the checkpoint",
-    GOLDEN: "what PyTorch gave for some inputs, for `txport verify`",
-    "config.json": "for Optimum and transformers.js",
-    "generation_config.json": "for Optimum and transformers.js",
-    "tokenizer_config.json": "for `AutoTokenizer`",
-    "preprocessor_config.json": "for `AutoFeatureExtractor`",
-    "onnx/weights.bin": "the weights of all graphs, each once",
-}
+MORE = "docs/embedding.md of txport says how batches, beams, the best tokens and alignment are computed."
 TASKS = {"seq2seq": "sequence to sequence", "causal": "causal language model", "encode": "encoder"}
 KINDS = {
     "encoder": "the source, once",
@@ -109,18 +96,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of cells that are Markdown already; bars in code are escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(BAR.sub(ESCAPED, cell) for cell in cells)} |" for cells in lines)
-
-
-def files(manifest: Manifest, found: Iterable[str]) -> str:
-    """Return a table of the files and their purposes."""
-    graphs = {graph.file: KINDS[role] for role, graph in manifest.graphs.items()}
-    kinds = {**FILES, **graphs}
-    rows = []
-    for name in sorted({*found, MANIFEST, README}):
-        kind = kinds.get(name) or kinds.get(name.rpartition("/")[2])
-        kind = kind or ("weights of the graph of that name" if name.endswith("_data") else "")
-        rows.append((code(name), kind))
-    return table(["file", "what"], rows)
 
 
 def ports(graph: Graph, facts: Facts) -> str:

@@ -7,13 +7,13 @@ labels of texts or tokens.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from txport.checkpoints.family import ACTIVATIONS, BARE, Family, Published
 from txport.checkpoints.keys import IN_FILE, NOTHING, OTHER_HEAD, STARTING, TRAINING
-from txport.errors import ConfigError
-from txport.models.rules import Drop, Rename, Rule, Spare, Take
+from txport.errors import ConfigError, quoted
+from txport.models.rules import Drop, Rename, Rule, Settle, Spare, Take
 
 BERT: dict[str, Any] = {
     "vocab_size": 30522,
@@ -96,11 +96,12 @@ def kin(
         "max_length": values.get("max_position_embeddings") - offset,
         "position_offset": offset,
         "segment": segment,
+        "token_types": types_of(values) if head == "labels" and segment else 0,
         "norm_epsilon": 1e-12 if values.type == "distilbert" else values.get("layer_norm_eps", 1e-12),
         "activation": activation,
         "head": head,
         "labels": labels,
-        "problem_type": values.get("problem_type", PROBLEM_TYPES[0]) if head == "labels" else PROBLEM_TYPES[0],
+        "problem_type": problem_of(values, labels) if head == "labels" else PROBLEM_TYPES[0],
         "pooler": pooler,
         "pad_id": pad,
         "cls_id": special(values, "cls", ends[0], usual),
@@ -153,6 +154,27 @@ def head_of(values: Published, heads: Mapping[str, str] = HEADS) -> str:
     return next(head for end, head in heads.items() if re.search(f"{end}$", name))
 
 
+def types_of(values: Published) -> int:
+    """Return the number of types of tokens that tell two texts apart; 0 if there is one, or the tokenizer uses one."""
+    types = 1 if values.type in ROBERTAS else values.get("type_vocab_size", 2)
+    return types if types > 1 else 0
+
+
+def problem_of(values: Published, labels: Sequence[str]) -> str:
+    """Return the problem type; a cross-encoder of sentence-transformers names the function of its scores instead."""
+    beside = values.beside("sentence_transformers")
+    named = values.get("sbert_ce_default_activation_function", beside.get("activation_fn"))
+    function = str(named).rpartition(".")[2]
+    if strange := [key for key in beside if key not in ("activation_fn", "version")]:
+        raise ConfigError(f"the key {quoted(strange[0])} of sentence_transformers is not supported")
+    if named is not None and function not in SCORED:
+        raise ConfigError(
+            f"the activation {quoted(named)} of a cross-encoder is not supported; supported: {', '.join(SCORED)}"
+        )
+    by_default = values.get("problem_type", PROBLEM_TYPES[0])
+    return SCORED[function] if len(labels) == 1 and named is not None else by_default
+
+
 def labels_of(values: Published) -> tuple[str, ...]:
     """Return the names of the labels, in the order of their numbers."""
     count = values.get("num_labels", 2)
@@ -172,6 +194,8 @@ UNUSED = {
 OFF = {"position_embedding_type": ("absolute",), "use_task_id": (False,)}
 
 
+# function of the scores of a cross-encoder with one label -> problem type; with several, labels are exclusive
+SCORED = {"Identity": "regression", "Sigmoid": "single_label_classification"}
 LAYER = r"^(encoder\.\d+)\."
 BEFORE: tuple[Rule, ...] = (
     Drop(r"(roberta|mpnet|data2vec_text)\.pooler\."),  # classes with a head replace the pooler
@@ -184,8 +208,6 @@ WEIGHTS: tuple[Rule, ...] = (
     Rename(r"^(cls\.predictions\.decoder|lm_head\.decoder|vocab_projector)\.", "projection."),
     Rename(r"^embeddings\.word_embeddings\.", "source_embedding.tokens."),
     Rename(r"^embeddings\.position_embeddings\.weight$", "source_embedding.positions"),
-    Take(r"^embeddings\.token_type_embeddings\.weight$"),
-    Rename(r"^embeddings\.token_type_embeddings\.weight$", "source_embedding.segment"),
     Rename(r"^embeddings\.LayerNorm\.", "source_embedding.norm."),
     Rename(r"^(encoder|transformer)\.layer\.", "encoder."),
     Rename(LAYER + r"attention\.self\.", r"\1.attention."),
@@ -204,6 +226,10 @@ WEIGHTS: tuple[Rule, ...] = (
     Rename(r"^(cls\.predictions|lm_head)\.bias$", "projection.bias"),
     Rename(r"\.gamma$", ".weight"),  # in old files
     Rename(r"\.beta$", ".bias"),
+    Rename(r"^embeddings\.token_type_embeddings\.weight$", "source_embedding.segments"),
+    Settle(),  # a model without types of tokens takes that of the first
+    Take(r"^source_embedding\.segments$"),
+    Rename(r"^source_embedding\.segments$", "source_embedding.segment"),
     Spare(r"(pooler|transform|transform_norm|projection)\."),
 )
 FAMILY = Family(

@@ -23,6 +23,7 @@ for command in (
     bundles.export,
     generation.run,
     generation.score,
+    generation.rank,
     proofs.parity,
     proofs.matrix,
     bundles.verify,

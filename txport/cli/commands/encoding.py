@@ -18,8 +18,8 @@ from txport.models.facts import Facts, Pooling
 
 ARRAY = ".npy"
 TRUE = 0.5  # minimum probability of a printed label, if labels are independent
-FLAGS = {"pooling": "--pooling", "normalize": "--normalize", "top": "--top"}
-OF = {"embed": ("pooling", "normalize"), "classify": ("top",), "tag": (), "fill": ("top",)}  # a model's options
+FLAGS = {"pooling": "--pooling", "normalize": "--normalize", "top": "--top", "pairs": "--pairs"}
+OF = {"embed": ("pooling", "normalize"), "classify": ("top", "pairs"), "tag": (), "fill": ("top",)}  # a model's options
 Rows = Iterator[tuple[str, ...]]
 
 
@@ -28,7 +28,9 @@ def encoding_options(command: F) -> F:
     normalize = "Vectors: normalise to L2 norm 1." + _otherwise("no")
     top = "Number of labels, or of tokens per mask, to print, one per line.  [default of tokens: 5]"
     pooling = "Vectors: mean of all token vectors, the first token's vector, or all token vectors." + _otherwise("mean")
+    pairs = "A line is two texts separated by a tab, which the model reads as a pair."
     for option in (
+        click.option("--pairs", is_flag=True, help=pairs),
         click.option("--top", type=click.IntRange(1), help=top),
         click.option("--normalize/--no-normalize", default=None, help=normalize),
         click.option("--pooling", type=click.Choice(get_args(Pooling)), help=pooling),
@@ -73,7 +75,8 @@ def run(
     """
     if is_array(output) and as_json:
         raise UnsupportedError(f"--json writes text and --output {output} writes an array; remove one of them")
-    texts, told = itertools.tee(texts)
+    given: Iterable[Any] = textio.split_pairs(texts) if shown["pairs"] else texts
+    texts, told = itertools.tee(given)
     found, rows = WAYS[model.facts.ability](model, texts, shown, how)
     results = textio.with_progress(found, total, out.stream)
     if is_array(output):

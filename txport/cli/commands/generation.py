@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -168,6 +168,7 @@ def _carry_out(
     heard = {name: options.pop(name) for name in speech.FLAGS}
     if model.facts.ability:
         how = {name: options[name] for name in ("batch_size", "batch_tokens", "unknown", "special")}
+        how["truncate"] = faults.truncates
         with texts.told_of_texts(model):
             encoding.run(model, source, total, output, out, as_json, shown, how)
         return
@@ -348,6 +349,49 @@ def score(
             values["token_scores"] = found.token_scores
             row = (textio.to_json(values),) if as_json else (f"{found.score:.4f}", text, target)
             textio.print_row(row, results())
+
+
+@command(arguments=FLAGS)
+@click.argument("bundle", shell_complete=completion.models)
+@click.argument("query")
+@click.argument("text", nargs=-1)
+@click.option("--top", type=click.IntRange(1), help="Number of texts to print.  [default: all]")
+@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Batch size, in pairs.")
+@click.option("--input", "inputs", type=INPUT, multiple=True, help="Read texts, one a line, from a file.  [repeatable]")
+@runtime_option
+@provider_option
+@threads_option
+@variant_option
+@unknown_option
+@texts.parse_option
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
+def rank(
+    bundle: str,
+    query: str,
+    text: tuple[str, ...],
+    inputs: tuple[Path, ...],
+    runtime: str,
+    provider: str,
+    threads: int | None,
+    variant: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Order each TEXT, or lines of files or standard input, by its score for QUERY, best first.
+
+    For rerankers (cross-encoders): classifiers with one label that read two texts as a pair. Texts that are too long
+    are cut at their ends. It prints rows of score and text.
+    """
+    from txport.api import model as api
+
+    if text and inputs:
+        raise UnsupportedError("give TEXT or --input, not both")
+    model = api.load(bundle, runtime=runtime, provider=provider, threads=threads, variant=variant, progress=progress)
+    with texts.told_of_texts(model):
+        found = model.rank(query, textio.open_texts(text, inputs)[0], **options)
+    for each in found:
+        row = textio.to_json(asdict(each)) if as_json else (f"{each.score:.4f}", each.text)
+        textio.print_row((row,) if isinstance(row, str) else row, results())
 
 
 def _rows(result: Any, as_json: bool, nbest: int) -> Iterator[tuple[str, ...]]:

@@ -47,8 +47,9 @@ class BertConfig(Config):
     ELECTRA's discriminator). `problem_type` is for the head "labels": labels are exclusive
     ("single_label_classification"), independent ("multi_label_classification") or numbers ("regression"). The table of
     positions begins with `position_offset` unused rows; RoBERTa has `pad_id` + 1. Texts have up to `max_length` tokens,
-    or up to `text_length` if it is not 0. `segment`: add the embedding of token type 0 to each token. `pooler` is the
-    activation after the pooler's linear layer. Texts begin with `cls_id` and end with `sep_id`.
+    or up to `text_length` if it is not 0. `segment`: add the embedding of token type 0 to each token; if `token_types`,
+    the number of types, is not 0, that of the token's type, 0 or 1. `pooler` is the activation after the pooler's
+    linear layer. Texts begin with `cls_id` and end with `sep_id`.
 
     If `embedding_size` is not 0, embeddings have this size, and a linear layer projects them to `d_model`. If
     `distinct_layers` is not 0, only so many of the `encoder_layers` have separate weights, and the others repeat them:
@@ -76,6 +77,7 @@ class BertConfig(Config):
             "windows",
             "head_norm",
             "pooling",
+            "token_types",
         }
     )
     vocab_size: int = size(30522)
@@ -92,6 +94,7 @@ class BertConfig(Config):
     text_length: int = size(0, least=0)
     position_offset: int = size(0, least=0)
     segment: bool = True
+    token_types: int = size(0, least=0, most=1 << 10)
     norm_first: bool = False
     first_norm: bool = True
     embedding_norm: bool = True
@@ -150,6 +153,8 @@ class BertConfig(Config):
             yield f"rotary positions need an even head size, got {self.d_model // self.heads}"
         if not self.first_norm and not self.norm_first:
             yield "first_norm false needs norm_first true, got false"
+        if self.token_types and (self.token_types == 1 or not self.segment):
+            yield f"token_types must be 0, or 2 or more with segment, got {self.token_types}"
         yield from _window_problems(self)
         for name in ("pad_id", "cls_id", "sep_id", "mask_id"):
             yield from require_token(name, getattr(self, name), "source", self.vocab_size)
@@ -206,6 +211,7 @@ def facts(config: BertConfig) -> Facts:
         outputs=outputs[config.head],
         labels=config.labels,
         function_to_apply=function_of(config.problem_type, config.labels),
+        has_token_types=config.token_types > 0,
         windows=tuple(sorted({each for each in config.windows if each})),
     )
 
@@ -224,6 +230,7 @@ class Bert(Model):
             longest=config.max_length,
             offset=config.position_offset,
             segment=config.segment,
+            types=config.token_types,
             norm=self._norm(config.width) if config.embedding_norm else None,
             dropout=config.dropout,
         )
@@ -369,6 +376,7 @@ def draw(rng: np.random.Generator) -> BertConfig:
     encoder_layers = distinct * int(rng.integers(1, 3)) or int(rng.integers(1, 4))
     embedding_size = int(rng.choice([0, 8, 12]))
     farthest = buckets // 2 + int(rng.integers(1, 20))
+    types = int(rng.choice([0, 2, 3])) if values["head"] == "labels" else 0
     return BertConfig(
         **values,
         vocab_size=vocab_size,
@@ -382,7 +390,8 @@ def draw(rng: np.random.Generator) -> BertConfig:
         farthest=farthest if buckets else BertConfig.farthest,
         max_length=int(rng.integers(4, 40)),
         position_offset=int(rng.integers(3)),
-        segment=bool(rng.integers(2)),
+        segment=bool(rng.integers(2)) or bool(types),
+        token_types=types,
         norm_epsilon=float(rng.choice([1e-12, 1e-5])),
         pad_id=0,
         cls_id=1,

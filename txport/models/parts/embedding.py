@@ -18,8 +18,9 @@ class Embedding(nn.Module):
     """Token embeddings times `scale`, plus position embeddings, then an optional norm.
 
     `positions` is "sinusoidal" or "learned"; anything else means none. The first token has position `offset`. With
-    `segment`, the embedding of token type 0 is added to each token. `inner` is the size of the token embeddings if it
-    is not `width`; a linear layer then projects them to `width`.
+    `segment`, the embedding of token type 0 is added to each token. If `types`, the number of types, is not 0, that of
+    the token's type is added: an id from `size` on is that of a token of type 1. `inner` is the size of the token
+    embeddings if it is not `width`; a linear layer then projects them to `width`.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Embedding(nn.Module):
         offset: int = 0,
         layout: Layout = "interleaved",
         segment: bool = False,
+        types: int = 0,
         inner: int | None = None,
         norm: nn.Module | None = None,
         dropout: float = 0.0,
@@ -50,21 +52,29 @@ class Embedding(nn.Module):
             self.register_buffer("positions", table, persistent=False)
         else:
             self.positions = None
-        self.segment = nn.Parameter(torch.empty(width)) if segment else None
+        self.segment = nn.Parameter(torch.empty(width)) if segment and not types else None
+        self.segments = nn.Parameter(torch.empty(types, width)) if types else None
         self.norm = norm
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, ids: Tensor, ops: Ops) -> Tensor:
         """Token ids (B, T) -> embeddings (..., D)."""
-        x = self.tokens(ops.lay_out(ids))
+        ids = ops.lay_out(ids)
+        segment: Tensor | None = self.segment
+        if self.segments is not None:
+            size = self.tokens.num_embeddings
+            is_second = ids >= size
+            ids = torch.where(is_second, ids - size, ids)
+            segment = torch.where(is_second[..., None], self.segments[1], self.segments[0])
+        x = self.tokens(ids)
         if self.scale != 1:
             x = x * self.scale
         if self.widen is not None:
             x = self.widen(x)
         if self.positions is not None:
             x = ops.add_positions(x, self.positions, self.offset)
-        if self.segment is not None:
-            x = x + self.segment
+        if segment is not None:
+            x = x + segment
         return cast(Tensor, self.dropout(x if self.norm is None else self.norm(x)))
 
 

@@ -154,6 +154,9 @@ def _run(facts: Facts) -> Run:
             inputs["input_features"] = given.source
         else:
             inputs |= {"input_ids": given.source, "attention_mask": given.mask.long()}
+        if facts.has_token_types:
+            size = facts.vocabulary.size
+            inputs |= {"input_ids": given.source % size, "token_type_ids": given.source // size}
         if facts.is_encoder_decoder:
             inputs["decoder_input_ids"] = given.target
         if facts.generates:

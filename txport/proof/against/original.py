@@ -169,6 +169,9 @@ def load_module(name: str, weights: Weights, facts: Facts, place: object) -> Ori
         raise CheckpointError(f"{RUN} of {path} must be a function, got {quoted(run)}")
     module = module.cpu().float().eval()
     names = fill(module, weights, f"{variable} of {path}", place)
+    if run is None and facts.has_token_types:
+        what = f"{path} needs a function {RUN}(module, ids, mask, types)"
+        raise CheckpointError(f"{what}: tokens of the import have types")
     how = PLAIN[facts.task] if run is None else _told(run, facts)
     return Original(f"{path.name}:{variable}", module, how, names, masks=run is not None and not facts.is_causal)
 
@@ -260,6 +263,9 @@ def _told(run: Callable[..., object], facts: Facts) -> Run:
     """Return a function that calls `run` of the user's file with the arguments of the task."""
     if facts.is_encoder_decoder:
         return lambda module, given: run(module, given.source, given.mask, given.target)
+    if facts.has_token_types:
+        size = facts.vocabulary.size
+        return lambda module, given: run(module, given.source % size, given.mask, given.source // size)
     if not facts.generates:
         return lambda module, given: run(module, given.source, given.mask)
     return lambda module, given: run(module, given.source)

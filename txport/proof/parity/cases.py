@@ -85,7 +85,7 @@ class Draw:
             shape = (min(len(lengths), most_rows(self.facts)), tokens.size, tokens.frames)
             return list(self.rng.random(shape, dtype=np.float32) * 2 - 1)
         special = len(tokens.with_special([]))
-        drawn = [self._tokens(tokens.size, length - special) for length in lengths]
+        drawn = [self._tokens(self.facts.source_ids, length - special) for length in lengths]
         return [tokens.with_special(each)[-length:] for each, length in zip(drawn, lengths, strict=True)]
 
     def targets(self, *lengths: int) -> tuple[tuple[int, ...], ...]:

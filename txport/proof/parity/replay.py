@@ -41,7 +41,7 @@ from txport.models.model import Model
 from txport.proof.parity.cases import Case
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.replays import cuda
-from txport.runtimes.inputs import batch
+from txport.runtimes.inputs import batch, text_inputs
 from txport.system.arrays import Array
 
 TOP_COUNT, LIKELIEST = 5, 2
@@ -231,8 +231,7 @@ def replay_portable_causal(reference: Reference, case: Case, rng: np.random.Gene
 def replay_portable_encode(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """Yield the only graph, over all sources."""
     ids, lengths = batch(case.sources, reference.facts, case.padding)
-    mask = (np.arange(ids.shape[1])[None, :] < lengths[:, None]).astype(np.int64)
-    yield reference.call(MODEL, 0, {INPUT_IDS: ids, ATTENTION_MASK: mask})
+    yield reference.call(MODEL, 0, text_inputs(ids, lengths, reference.facts))
 
 
 def replay_cpu(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:

@@ -113,7 +113,7 @@ def load_golden(bundle: Bundle) -> EncoderGolden:
 
 def _unpack(arrays: Arrays, facts: Facts) -> EncoderGolden:
     sources = lists_of(arrays, "sources")
-    require_tokens(sources, facts.vocabulary.size, facts.vocabulary.longest)
+    require_tokens(sources, facts.source_ids, facts.vocabulary.longest)
     outputs = {}
     for each in facts.outputs:
         own = {name: arrays[f"{each.name}.{name}"] for name in MEMBERS}

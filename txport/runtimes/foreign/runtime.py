@@ -17,7 +17,6 @@ from txport.bundles.foreign.contracts import (
     CACHE_POSITION,
     LOGITS_TO_KEEP,
     TOKEN_EMBEDDINGS,
-    TOKEN_TYPE_IDS,
     USE_CACHE_BRANCH,
 )
 from txport.bundles.foreign.files import LATER
@@ -34,11 +33,13 @@ from txport.bundles.ports import (
     LOGITS,
     MODEL,
     POSITION_IDS,
+    TOKEN_TYPE_IDS,
     Graph,
 )
 from txport.errors import RunError
 from txport.models.facts import StateTensor
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, scores
+from txport.runtimes.inputs import text_inputs
 from txport.runtimes.portable import Engine
 from txport.system.arrays import Array
 
@@ -187,14 +188,9 @@ class ForeignRuntime(Generic[T]):
     def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
         """See `EncoderRuntime.infer`."""
         graph = self._manifest.graphs[MODEL]
-        mask = (np.arange(source.shape[1])[None, :] < source_lengths[:, None]).astype(np.int64)
-        places = np.broadcast_to(np.arange(source.shape[1]), source.shape)
-        given = {
-            INPUT_IDS: source,
-            ATTENTION_MASK: mask,
-            TOKEN_TYPE_IDS: np.zeros_like(source),
-            POSITION_IDS: np.ascontiguousarray(places),
-        }
+        places = np.ascontiguousarray(np.broadcast_to(np.arange(source.shape[1]), source.shape))
+        given = {TOKEN_TYPE_IDS: np.zeros_like(source), POSITION_IDS: places}
+        given |= text_inputs(source, source_lengths, self._manifest.facts)
         names = {ALIASES.get(port.name, port.name): port.name for port in graph.outputs}
         found = self._run(graph, given, list(names.values()))
         outputs: Outputs = {}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import importlib.metadata
 import os
 from typing import Any
 from weakref import WeakSet
@@ -14,14 +12,14 @@ import numpy as np
 
 from txport.errors import UnavailableError, UnsupportedError
 from txport.runtimes import PROVIDERS
-from txport.runtimes.ort.nvidia import problems, rtx
+from txport.runtimes.ort.nvidia import problems
 from txport.runtimes.ort.nvidia.driver import Device, query_driver
 from txport.runtimes.ort.nvidia.failures import explain
-from txport.runtimes.ort.nvidia.options import CUDA, NVIDIA, RTX, TENSORRT, cuda_options
+from txport.runtimes.ort.nvidia.options import CUDA, NVIDIA, TENSORRT, cuda_options
 from txport.runtimes.ort.onnx_runtime import ort
 
 CPU = PROVIDERS["cpu"]
-ON_CUDA = (CUDA, TENSORRT)  # tensors of TensorRT-RTX are copied: ONNX Runtime without CUDA can't allocate them
+ON_CUDA = (CUDA, TENSORRT)
 # An ONNX model of one Add node, x float[1] + x -> y, so that a provider can be tried without the onnx package.
 DOUBLE = bytes.fromhex(
     "08083a350a0e0a01780a017812017922034164641201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a0808"
@@ -81,8 +79,7 @@ def _not_built(name: str) -> str:
 @functools.cache
 def _nvidia(name: str) -> str | None:
     """Return the first problem of an NVIDIA provider, which must be solved first, and the number of the others."""
-    driver = query_driver()
-    found = list(problems.problems_of_driver(driver) if name == RTX else problems.problems_of_cuda(driver))
+    found = list(problems.problems_of_cuda(query_driver()))
     if name == TENSORRT:
         found += filter(None, [problems.problem_of_cudnn()])
     if name == TENSORRT and not found:
@@ -90,8 +87,6 @@ def _nvidia(name: str) -> str | None:
     if found:
         more = f" (and {len(found) - 1} more, which `txport doctor` lists)" if len(found) > 1 else ""
         return f"{found[0]}{more}"
-    if name == RTX:  # its package contains CUDA's libraries
-        return rtx.missing()
     return None if name in ort.get_available_providers() else _not_built(name)
 
 
@@ -102,9 +97,6 @@ def first_device() -> Device | None:
 
 def builder(provider: str) -> str:
     """Return the versions of the software that builds a provider's engines, as one string."""
-    if provider == RTX and rtx.is_plugged():
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return f"{ort.__version__}-{importlib.metadata.version(rtx.INSTALL)}"
     if provider == TENSORRT:
         return f"{ort.__version__}-{problems.version_of_tensorrt()}".rstrip("-")
     return str(ort.__version__)
@@ -112,16 +104,12 @@ def builder(provider: str) -> str:
 
 def candidates() -> list[str]:
     """Return the providers to check: CPU, CUDA, and all others that are installed."""
-    plugged = [RTX] if rtx.is_installed() else []
-    return list(dict.fromkeys([CPU, CUDA, *ort.get_available_providers(), *plugged]))
+    return list(dict.fromkeys([CPU, CUDA, *ort.get_available_providers()]))
 
 
 def open_session(model: str | bytes, options: Any, name: str, settings: dict[str, str]) -> Any:
     """Open a session of a graph on a provider; nodes that TensorRT does not support run on CUDA."""
-    if name == RTX and rtx.is_plugged():
-        options.add_provider_for_devices(list(rtx.devices()), settings)
-        return watched(ort.InferenceSession(model, options, enable_fallback=0))
-    besides = [(CUDA, cuda_options())] if name in (TENSORRT, RTX) and CUDA in ort.get_available_providers() else []
+    besides = [(CUDA, cuda_options())] if name == TENSORRT and CUDA in ort.get_available_providers() else []
     providers = [CPU] if name == CPU else [(name, settings), *besides, CPU]
     return watched(ort.InferenceSession(model, options, providers=providers, enable_fallback=0))
 

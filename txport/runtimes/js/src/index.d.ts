@@ -192,6 +192,8 @@ export interface Facts {
   labels: string[];
   /** What makes scores of the logits over labels; absent where there are no labels. */
   function_to_apply?: "softmax" | "sigmoid" | "none";
+  /** Two texts may be read as one input: an id of the second is its token's id + `source.size`. */
+  has_token_types?: boolean;
 }
 
 export interface FileEntry {

@@ -142,7 +142,14 @@ export class PortableRuntime {
   async infer(source) {
     const { ids, mask } = padded(source, this.facts, TOGETHER[this.sessions.type]);
     const dims = [1, ids.length];
-    const given = { input_ids: this.sessions.int64(ids, dims), attention_mask: this.sessions.int64(mask, dims) };
+    const size = Number(this.facts.source?.size);
+    const tokens = this.facts.has_token_types ? ids.map((id) => id % size) : ids;
+    /** @type {Tensors} */
+    const given = { input_ids: this.sessions.int64(tokens, dims), attention_mask: this.sessions.int64(mask, dims) };
+    if (this.facts.has_token_types) {
+      const types = ids.map((id) => (id < size ? 0 : 1));
+      given.token_type_ids = this.sessions.int64(types, dims);
+    }
     return {
       found: await this.sessions.run(
         "model",

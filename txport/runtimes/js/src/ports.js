@@ -73,7 +73,10 @@ const PORTABLE = {
     };
   },
   encode: (facts) => ({
-    model: { inputs: ["input_ids", "attention_mask"], outputs: facts.outputs.map((each) => each.name) },
+    model: {
+      inputs: ["input_ids", "attention_mask", ...(facts.has_token_types ? ["token_type_ids"] : [])],
+      outputs: facts.outputs.map((each) => each.name),
+    },
   }),
 };
 

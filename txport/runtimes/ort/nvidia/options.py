@@ -12,8 +12,8 @@ from txport.runtimes import PROVIDERS
 from txport.runtimes.ort.nvidia.driver import Device
 from txport.system.places import told
 
-CUDA, TENSORRT, RTX = (PROVIDERS[name] for name in ("cuda", "tensorrt", "tensorrt-rtx"))
-NVIDIA = (CUDA, TENSORRT, RTX)
+CUDA, TENSORRT = PROVIDERS["cuda"], PROVIDERS["tensorrt"]
+NVIDIA = (CUDA, TENSORRT)
 FIRST = "0"  # the first GPU that the process sees: CUDA_VISIBLE_DEVICES chooses
 HALF = {"fp16": "trt_fp16_enable", "bf16": "trt_bf16_enable"}
 ENGINES = "engines"
@@ -49,11 +49,6 @@ def tensorrt_options(precision: str, engines: Path, timings: Path) -> dict[str, 
     return options
 
 
-def rtx_options(engines: Path) -> dict[str, str]:
-    """Return the options of TensorRT-RTX, which keeps the precision of each tensor by default."""
-    return {"device_id": FIRST, "nv_runtime_cache_path": str(engines)}
-
-
 def bundle_options(
     provider: str, bundle: Bundle, role: str, device: Device | None, runtime: str, cache: Path | None = None
 ) -> dict[str, str]:
@@ -66,8 +61,6 @@ def bundle_options(
         return cuda_options()
     cache = cache or _cache()
     engines = _folder(cache / engine_key(provider, bundle, device, runtime) / role)
-    if provider == RTX:
-        return rtx_options(engines)
     timings = _folder(cache / f"timings-{_name(device)}-{_word(runtime)}")
     return tensorrt_options(bundle.manifest.precision, engines, timings)
 

@@ -1,0 +1,88 @@
+"""Scores of pairs of texts are transformers', also of pairs that are cut: each model with its own tokenizer's types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from txport.api.encoding import Encoder
+from txport.bundles.comparisons import describe_original
+from txport.checkpoints.checkpoint import load_checkpoint
+from txport.proof.against.recorded import compare_original
+from txport.runtimes.pytorch import TorchRuntime
+from txport.text.load import load_tokenizer
+
+WORDS = {token: number for number, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"])}
+LONGEST = 16
+PAIRS = [("a b", "c"), ("c", "a b"), ("a", "z"), ("a b c d e f g h", "h g f e d c b a"), ("a b c", "d " * 40)]
+SIZES = {"vocab_size": len(WORDS), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"intermediate_size": 40, "num_labels": 1, "initializer_range": 0.5}
+TYPED = "[CLS] $A [SEP] $B:1 [SEP]:1"
+CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert": ("Bert", TYPED, {}),
+    "four types": ("Bert", TYPED, {"type_vocab_size": 4}),
+    "electra": ("Electra", TYPED, {"embedding_size": 24}),
+    "albert": ("Albert", TYPED, {"embedding_size": 24}),
+    "roberta": ("Roberta", "[CLS] $A [SEP] [SEP] $B [SEP]", {"pad_token_id": 0, "type_vocab_size": 1}),
+    "xlm-roberta": ("XLMRoberta", "[CLS] $A [SEP] [SEP] $B [SEP]", {"pad_token_id": 0, "type_vocab_size": 1}),
+}
+
+
+def saved(name: str, folder: Path) -> tuple[Any, Any]:
+    """Save a seeded classifier with a tokenizer; return both."""
+    kind, pair, more = CLASSES[name]
+    torch.manual_seed(3)
+    ids = {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
+    config = getattr(transformers, f"{kind}Config")(**SIZES, **ids, **more, max_position_embeddings=LONGEST + 2)
+    model = getattr(transformers, f"{kind}ForSequenceClassification")(config).eval()
+    model.save_pretrained(folder)
+    made = Tokenizer(models.WordLevel(WORDS, unk_token="[UNK]"))  # noqa: S106 - no password
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    around = [("[CLS]", 2), ("[SEP]", 3)]
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=around)
+    names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"] if pair == TYPED else ["input_ids", "attention_mask"]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **names, mask_token="[MASK]", model_input_names=inputs)  # noqa: S106
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_scores_of_pairs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    model, tokenizer = saved(name, tmp_path)
+    checkpoint = load_checkpoint(str(tmp_path))
+    assert describe_original(compare_original(checkpoint, None)).startswith("equal to transformers")
+    ours = Encoder(TorchRuntime(checkpoint.model), load_tokenizer(tmp_path, checkpoint.facts), checkpoint.facts)
+    longest = ours.facts.vocabulary.longest
+    found = [labels[0].score for labels in ours.classify(PAIRS, truncate=True)]
+    for (text, other), score in zip(PAIRS, found, strict=True):
+        given = tokenizer(text, other, truncation="longest_first", max_length=longest, return_tensors="pt")
+        with torch.inference_mode():
+            expected = torch.sigmoid(model(**given).logits)[0, 0]
+        assert score == pytest.approx(float(expected), abs=1e-5)
+    assert len({round(score, 4) for score in found}) == len(PAIRS)  # which text is which matters, and so does each one
+    ranked = ours.rank("a b", ["c", "z", "h g f"])
+    assert [each.score for each in ranked] == sorted((each.score for each in ranked), reverse=True)
+    assert next(each.score for each in ranked if each.text == "c") == pytest.approx(found[0], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("named", "function"),
+    [
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "none"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.1.0"}}, "none"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, "sigmoid"),
+    ],
+)
+def test_a_cross_encoder_names_the_function_of_its_scores(named: dict[str, Any], function: str, tmp_path: Path) -> None:
+    kind, _, _ = CLASSES["bert"]
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{kind}Config")(**SIZES, cls_token_id=2, sep_token_id=3, **named)
+    getattr(transformers, f"{kind}ForSequenceClassification")(config).save_pretrained(tmp_path)
+    assert load_checkpoint(str(tmp_path)).facts.function_to_apply == function

@@ -1,0 +1,141 @@
+"""Pairs of texts are read as one input, in every target; rerankers order texts by their scores for a query."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from click.testing import CliRunner
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+import txport
+from tests.architectures.seeded import bundle_of, saved
+from txport.api.encoding import Ranked, Text
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
+from txport.cli import cli
+from txport.errors import ConfigError, LongTextError, TextError, UnsupportedError
+from txport.models.architectures.bert import BertConfig
+
+WORDS = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdefgh"]
+SIZES = {"vocab_size": len(WORDS), "d_model": 16, "heads": 2, "feed_forward": 24, "encoder_layers": 2, "max_length": 12}
+IDS = {"cls_id": 1, "sep_id": 2, "mask_id": 3}
+QUERY, TEXTS = "a b", ["c", "a b", "h g f e d c b a", "b"]
+KINDS = [("portable", "fp32"), ("portable", "fp16"), ("cpu", "fp32"), ("cpu", "int8"), ("cpu", "int4")]
+
+
+def reranker(folder: Path, labels: tuple[str, ...] = ("score",), types: int = 2) -> Checkpoint:
+    config = BertConfig(**SIZES, **IDS, head="labels", labels=labels, token_types=types)
+    checkpoint = saved(config, folder)
+    made = Tokenizer(models.WordLevel({word: id_ for id_, word in enumerate(WORDS)}, unk_token="[UNK]"))  # noqa: S106
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    pair = "[CLS] $A [SEP] $B:1 [SEP]:1"
+    special = [("[CLS]", 1), ("[SEP]", 2)]
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=special)
+    made.save(str(folder / "tokenizer.json"))
+    return checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reranker")
+    reranker(folder)
+    return folder
+
+
+def ids_of(text: str, other: str) -> tuple[list[int], list[int]]:
+    """The ids of a pair and their types, by hand."""
+    first, second = (["[CLS]", *text.split(), "[SEP]"], [*other.split(), "[SEP]"])
+    return [WORDS.index(word) for word in (*first, *second)], [0] * len(first) + [1] * len(second)
+
+
+@pytest.mark.parametrize(("target", "precision"), KINDS)
+def test_scores_of_pairs_are_those_of_the_checkpoint(target: str, precision: str, folder: Path, tmp_path: Path) -> None:
+    bundle = txport.export(folder, tmp_path / "out", target=target, precision=precision)
+    assert bundle.manifest.parity["verdict"] == "pass"
+    model = txport.load(bundle.path)
+    torch_model = txport.load(bundle.path, runtime="torch", checkpoint=str(folder))
+    pairs: list[Text] = [(QUERY, text) for text in TEXTS]
+    found, expected = (
+        [labels[0].score for labels in each.classify(pairs, truncate=True)] for each in (model, torch_model)
+    )
+    assert found == pytest.approx(expected, abs=1e-5 if precision == "fp32" else 0.1)
+    swapped = [labels[0].score for labels in model.classify([("a b", QUERY), (QUERY, "c"), ("c", QUERY)])]
+    assert swapped[1] != pytest.approx(swapped[2], abs=1e-3)
+    ranked = model.rank(QUERY, TEXTS)
+    assert ranked == sorted((Ranked(at, TEXTS[at], found[at]) for at in range(len(TEXTS))), key=lambda one: -one.score)
+    assert model.rank(QUERY, TEXTS, top=2) == ranked[:2]
+    assert model.rank(QUERY, iter([])) == []
+
+
+def test_other_programs_give_types_by_the_port_of_transformers(folder: Path, tmp_path: Path) -> None:
+    bundle = txport.export(folder, tmp_path / "out")
+    session = onnxruntime.InferenceSession(str(bundle.path / "onnx" / "model.onnx"))
+    ids, types = ids_of(QUERY, "c d")
+    given = {"input_ids": ids, "attention_mask": [1] * len(ids), "token_type_ids": types}
+    assert {port.name for port in session.get_inputs()} == given.keys()
+    (logits,) = session.run(["logits"], {name: np.array([each]) for name, each in given.items()})
+    (score,) = txport.load(bundle.path).classify([(QUERY, "c d")])[0]
+    assert float(torch.sigmoid(torch.from_numpy(logits))[0, 0]) == pytest.approx(score.score, abs=1e-6)
+    settings = json.loads((bundle.path / "tokenizer_config.json").read_text())
+    assert "token_type_ids" in settings["model_input_names"]
+
+
+def test_the_ids_of_a_second_text_are_above_the_vocabulary(folder: Path) -> None:
+    model = txport.load(bundle_of(load_checkpoint(str(folder)), folder.with_name("out"), "cpu").path)
+    ids, types = ids_of("a", "b c")
+    combined = [id_ + len(WORDS) * type_ for id_, type_ in zip(ids, types, strict=True)]
+    assert model.encode(("a", "b c")) == combined
+    assert model.encode("a b") == [1, 5, 6, 2]
+    assert model.encode(("a", "b " * 50), truncate=True) == model.encode(("a", " ".join("b" * 8)))
+    assert model.encode("a " * 50, truncate=True) == model.encode(" ".join("a" * 10))
+    with pytest.raises(LongTextError, match=r"'a' with 'b b b.* tokens, the model takes at most 12; truncate=True"):
+        model.encode(("a", "b " * 50))
+    wrong: list[Any] = [("a",), ("a", "b", "c"), ("a", 5), 5, None, {"a": "b"}]
+    for each in wrong:
+        with pytest.raises(TextError, match="a text must be a string or a pair of strings, got"):
+            model.encode(each)
+    with pytest.raises(TextError, match="the text is empty"):
+        model.classify([("a", " ")])
+    assert model.classify([("a", "b"), ("a", " ")], unknown="skip")[1] == []
+    assert [each.index for each in model.rank("a", ["b", " ", "c"], unknown="skip")].count(1) == 0
+
+
+def test_a_model_of_several_labels_ranks_nothing(tmp_path: Path) -> None:
+    reranker(tmp_path / "folder", ("no", "yes"))
+    model = txport.load(bundle_of(load_checkpoint(str(tmp_path / "folder")), tmp_path / "out", "portable").path)
+    assert len(model.classify([("a", "b")])[0]) == 2
+    with pytest.raises(UnsupportedError, match="rank needs a model with one label; this one has 2: use classify"):
+        model.rank("a", ["b"])
+
+
+@pytest.mark.parametrize(("types", "segment"), [(1, True), (2, False)])
+def test_types_need_an_embedding(types: int, segment: bool) -> None:
+    with pytest.raises(ConfigError, match="token_types must be 0, or 2 or more with segment"):
+        BertConfig(**SIZES, **IDS, head="labels", labels=("a",), token_types=types, segment=segment)
+
+
+def test_the_commands(folder: Path, tmp_path: Path) -> None:
+    bundle = bundle_of(load_checkpoint(str(folder)), tmp_path / "out", "cpu").path
+    ranked = txport.load(bundle).rank(QUERY, TEXTS)
+
+    def call(*arguments: str, text: str | None = None) -> tuple[int, str, str]:
+        done = CliRunner().invoke(cli, arguments, input=text)
+        return done.exit_code, done.stdout, done.stderr
+
+    rows = "".join(f"{each.score:.4f}\t{each.text}\n" for each in ranked)
+    cut = "txport: 1 text was cut to what the model takes\n"
+    assert call("rank", str(bundle), QUERY, *TEXTS) == (0, rows, cut)
+    assert call("rank", str(bundle), QUERY, text="\n".join(TEXTS)) == (0, rows, cut)
+    code, out, _ = call("rank", str(bundle), QUERY, *TEXTS, "--top", "1", "--json")
+    assert (code, json.loads(out)) == (0, vars(ranked[0]))
+    by_index = {each.index: each for each in ranked}
+    lines = "".join(f"{QUERY}\t{text}\n" for text in TEXTS)
+    expected = "".join(f"{by_index[at].score:.4f}\tscore\n" for at in range(len(TEXTS)))
+    assert call("run", str(bundle), "--pairs", "--truncate", text=lines) == (0, expected, cut)
+    assert call("run", str(bundle), "--pairs", text=lines)[0] != 0
+    assert call("run", str(bundle), "--pairs", "a b")[0] != 0
