@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import txport
 from tests.architectures.seeded import bundle_of, saved
-from txport.api.encoding import Ranked, Text
+from txport.api.encoding import Ranked
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from txport.cli import cli
 from txport.errors import ConfigError, LongTextError, TextError, UnsupportedError
@@ -59,10 +59,7 @@ def test_scores_of_pairs_are_those_of_the_checkpoint(target: str, precision: str
     assert bundle.manifest.parity["verdict"] == "pass"
     model = txport.load(bundle.path)
     torch_model = txport.load(bundle.path, runtime="torch", checkpoint=str(folder))
-    pairs: list[Text] = [(QUERY, text) for text in TEXTS]
-    found, expected = (
-        [labels[0].score for labels in each.classify(pairs, truncate=True)] for each in (model, torch_model)
-    )
+    found, expected = scores_of(model), scores_of(torch_model)
     assert found == pytest.approx(expected, abs=1e-5 if precision == "fp32" else 0.1)
     swapped = [labels[0].score for labels in model.classify([("a b", QUERY), (QUERY, "c"), ("c", QUERY)])]
     assert swapped[1] != pytest.approx(swapped[2], abs=1e-3)
@@ -83,6 +80,18 @@ def test_other_programs_give_types_by_the_port_of_transformers(folder: Path, tmp
     assert float(torch.sigmoid(torch.from_numpy(logits))[0, 0]) == pytest.approx(score.score, abs=1e-6)
     settings = json.loads((bundle.path / "tokenizer_config.json").read_text())
     assert "token_type_ids" in settings["model_input_names"]
+
+
+def test_a_folder_that_others_exported_reads_pairs_too(folder: Path, tmp_path: Path) -> None:
+    bundle = txport.export(folder, tmp_path / "out")
+    for name in ("txport.json", "golden.npz", "README.md"):
+        (bundle.path / name).unlink()
+    ours = txport.load(bundle_of(load_checkpoint(str(folder)), tmp_path / "cpu").path)
+    assert scores_of(txport.load(bundle.path)) == pytest.approx(scores_of(ours), abs=1e-6)
+
+
+def scores_of(model: txport.Model) -> list[float]:
+    return [labels[0].score for labels in model.classify([(QUERY, text) for text in TEXTS], truncate=True)]
 
 
 def test_the_ids_of_a_second_text_are_above_the_vocabulary(folder: Path) -> None:

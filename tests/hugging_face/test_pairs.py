@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from txport.api.encoding import Encoder
 from txport.bundles.comparisons import describe_original
 from txport.checkpoints.checkpoint import load_checkpoint
+from txport.errors import ConfigError
 from txport.proof.against.recorded import compare_original
 from txport.runtimes.pytorch import TorchRuntime
 from txport.text.load import load_tokenizer
@@ -70,6 +72,45 @@ def test_scores_of_pairs_are_those_of_transformers(name: str, tmp_path: Path) ->
     ranked = ours.rank("a b", ["c", "z", "h g f"])
     assert [each.score for each in ranked] == sorted((each.score for each in ranked), reverse=True)
     assert next(each.score for each in ranked if each.text == "c") == pytest.approx(found[0], abs=1e-6)
+
+
+SETTINGS = {
+    "config_sentence_transformers.json": {"model_type": "CrossEncoder", "prompts": {}, "default_prompt_name": None},
+    "sentence_bert_config.json": {
+        "transformer_task": "sequence-classification",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+        "module_output_name": "scores",
+        "max_seq_length": 9,
+    },
+}
+TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
+FUNCTIONS = {"torch.nn.modules.linear.Identity": "none", "torch.nn.modules.activation.Sigmoid": "sigmoid"}
+
+
+@pytest.mark.parametrize("named", FUNCTIONS)
+def test_a_cross_encoder_of_sentence_transformers_6(named: str, tmp_path: Path) -> None:
+    saved("bert", tmp_path)
+    for name, values in SETTINGS.items():
+        (tmp_path / name).write_text(json.dumps(values | ({"activation_fn": named} if "prompts" in values else {})))
+    (tmp_path / "modules.json").write_text(json.dumps([TRANSFORMER]))
+    facts = load_checkpoint(str(tmp_path)).facts
+    assert (facts.function_to_apply, facts.vocabulary.longest) == (FUNCTIONS[named], 9)
+    (tmp_path / "modules.json").write_text(json.dumps([TRANSFORMER, TRANSFORMER | {"path": "1_Dense"}]))
+    with pytest.raises(ConfigError, match="a CrossEncoder of 'Transformer and Transformer' is not supported"):
+        load_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["sentence_transformers", "sbert_ce_default_activation_function"])
+def test_another_function_of_scores_is_refused(name: str, tmp_path: Path) -> None:
+    saved("bert", tmp_path)
+    path = tmp_path / "config.json"
+    function = "torch.nn.modules.activation.Tanh"
+    value = {"activation_fn": function} if name == "sentence_transformers" else function
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises(
+        ConfigError, match=r"the activation 'torch\.nn\.modules\.activation\.Tanh' of a cross-encoder is not"
+    ):
+        load_checkpoint(str(tmp_path))
 
 
 @pytest.mark.parametrize(

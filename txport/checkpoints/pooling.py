@@ -1,4 +1,4 @@
-"""Pooling of published sentence encoders, read from the folders that sentence-transformers writes."""
+"""What the folders of sentence-transformers say: pooling of sentence encoders, and scores of cross-encoders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from txport.system.documents import DocumentError, read_json_list
 PACKAGE = "sentence_transformers."
 FLAG = "pooling_mode_"
 MODES = {"cls": "first", "cls_token": "first", "mean": "mean", "mean_tokens": "mean"}
-TASK = "feature-extraction"
 LISTED = ("idx", "name", "path", "type")
 UNLIMITED = 10**9  # tokenizers without a maximum length have a much larger number
 LOADING = (  # keys of sentence_bert_config.json that say how Python loads and calls the model
@@ -24,10 +23,11 @@ LOADING = (  # keys of sentence_bert_config.json that say how Python loads and c
     "trust_remote_code",
     "unpad_inputs",
 )
-USUAL = {  # keys of sentence_bert_config.json that select the output of the model which is pooled
-    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
-    "module_output_name": "token_embeddings",
+OUTPUTS = {  # whether a folder has a cross-encoder -> the task, and the names of the output that is used
+    False: ("feature-extraction", "last_hidden_state", "token_embeddings"),
+    True: ("sequence-classification", "logits", "scores"),
 }
+OF_CROSS, ACTIVATION, CROSS = "sentence_transformers", "activation_fn", "CrossEncoder"  # the first is in config.json
 OTHERS = ("__version__", "model_type", "prompts", "similarity_fn_name")  # prompts are added if a call names one
 UNPOOLED = ("include_prompt",)  # for prompts, which are never added
 NORMALIZED, VECTOR = ("module_input_name", "module_output_name"), "sentence_embedding"
@@ -58,28 +58,50 @@ def pooling_defaults(folder: Path, facts: Facts) -> dict[str, Any]:
     return {"pooling": _pooling(folder / pooling / CONFIG, facts), "normalize": len(kinds) > 2}
 
 
+def activation_of(folder: Path) -> str | None:
+    """Return the name of the function of a cross-encoder's scores, "" if its folder names none; None for others.
+
+    Raises `ConfigError` for modules beside the transformer.
+    """
+    if not _is_cross(folder):
+        return None
+    if (folder / MODULES).is_file() and (modules := _modules(folder / MODULES)) != [("Transformer", "")]:
+        told = " and ".join(kind for kind, _ in modules)
+        raise ConfigError(f"{folder / MODULES}: a {CROSS} of {quoted(told)} is not supported; it must be a Transformer")
+    return str(read_config(folder / SENTENCES_TOO).get(ACTIVATION) or "")
+
+
+def _is_cross(folder: Path) -> bool:
+    path = folder / SENTENCES_TOO
+    return path.is_file() and read_config(path).get("model_type") == CROSS
+
+
 def longest_sentence(folder: Path) -> int | None:
-    """Return the maximum number of tokens of a text for a sentence encoder; None if its folder does not set it.
+    """Return the maximum number of tokens of a text, or of a pair; None if sentence-transformers does not set it.
 
     Raises `ConfigError` for settings that are not supported.
     """
     path = folder / SENTENCES_TOO
     more = read_config(path) if path.is_file() else {}
-    _require_known(more, ("default_prompt_name", *OTHERS), path)
+    is_cross = _is_cross(folder)
+    _require_known(more, ("default_prompt_name", *OTHERS, *([ACTIVATION] if is_cross else [])), path)
     if name := more.get("default_prompt_name"):
         raise ConfigError(f"{path}: default_prompt_name {quoted(name)} is not supported")
     if not (folder / SENTENCES).is_file():
         return None
     path = folder / SENTENCES
     values = read_config(folder / SENTENCES)
-    _require_known(values, ("do_lower_case", "max_seq_length", *LOADING, *USUAL), path)
-    for name, usual in USUAL.items():
+    wanted, output, own = OUTPUTS[is_cross]
+    modality = {"text": {"method": "forward", "method_output_name": output}}
+    selecting = {"modality_config": modality, "module_output_name": own}
+    _require_known(values, ("do_lower_case", "max_seq_length", *LOADING, *selecting), path)
+    for name, usual in selecting.items():
         if (found := values.get(name, usual)) != usual:
             raise ConfigError(f"{path}: {name} {quoted(found)} is not supported; it must be {usual}")
     if values.get("do_lower_case"):
         raise ConfigError(f"{path}: do_lower_case is not supported; set it in the tokenizer")
-    if (task := values.get("transformer_task", TASK)) != TASK:
-        raise ConfigError(f"{path}: transformer_task {quoted(task)} is not supported; it must be {TASK!r}")
+    if (task := values.get("transformer_task", wanted)) != wanted:
+        raise ConfigError(f"{path}: transformer_task {quoted(task)} is not supported; it must be {wanted!r}")
     longest = values.get("max_seq_length", _longest_of_tokenizer(folder))
     if longest is not None and (type(longest) is not int or longest < 1):
         raise ConfigError(f"{path}: max_seq_length must be a whole number of tokens, got {quoted(longest)}")
@@ -102,8 +124,8 @@ def _require_known(values: Mapping[str, object], known: Sequence[str], path: Pat
 
 
 def is_of_sentences(folder: Path) -> bool:
-    """Return True if sentence-transformers wrote the folder."""
-    return (folder / MODULES).is_file()
+    """Return True if sentence-transformers wrote the folder of a sentence encoder."""
+    return (folder / MODULES).is_file() and not _is_cross(folder)
 
 
 def require_pooling(values: Mapping[str, object], facts: Facts) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from txport.checkpoints.family import ACTIVATIONS, BARE, Family, Published
 from txport.checkpoints.keys import IN_FILE, NOTHING, OTHER_HEAD, STARTING, TRAINING
+from txport.checkpoints.pooling import ACTIVATION, OF_CROSS
 from txport.errors import ConfigError, quoted
 from txport.models.rules import Drop, Rename, Rule, Settle, Spare, Take
 
@@ -162,10 +163,10 @@ def types_of(values: Published) -> int:
 
 def problem_of(values: Published, labels: Sequence[str]) -> str:
     """Return the problem type; a cross-encoder of sentence-transformers names the function of its scores instead."""
-    beside = values.beside("sentence_transformers")
-    named = values.get("sbert_ce_default_activation_function", beside.get("activation_fn"))
+    beside = values.beside(OF_CROSS)
+    named = values.get("sbert_ce_default_activation_function", beside.get(ACTIVATION) or None)
     function = str(named).rpartition(".")[2]
-    if strange := [key for key in beside if key not in ("activation_fn", "version")]:
+    if strange := [key for key in beside if key not in (ACTIVATION, "version")]:
         raise ConfigError(f"the key {quoted(strange[0])} of sentence_transformers is not supported")
     if named is not None and function not in SCORED:
         raise ConfigError(

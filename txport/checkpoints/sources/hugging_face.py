@@ -10,7 +10,14 @@ from functools import partial
 from pathlib import Path
 
 from txport.checkpoints import family
-from txport.checkpoints.pooling import is_of_sentences, longest_sentence, pooling_defaults
+from txport.checkpoints.pooling import (
+    ACTIVATION,
+    OF_CROSS,
+    activation_of,
+    is_of_sentences,
+    longest_sentence,
+    pooling_defaults,
+)
 from txport.checkpoints.sources.packed import CONFIG_KEY, Layout, read_layout, unpacked
 from txport.checkpoints.sources.source import Format, Source, place_of, read_weights
 from txport.checkpoints.weights.values import Weights
@@ -66,6 +73,7 @@ def _weights(folder: Path, layout: Layout | None) -> Weights | None:
 def config_as(folder: Path, values: Mapping[str, object]) -> Config:
     """Return the config of the architecture, from the values of a `config.json` and the other files of its folder."""
     of_sentences = is_of_sentences(folder)
+    activation = activation_of(folder)
     longest = longest_sentence(folder)
     try:
         kind = family.find(values[family.TYPE])
@@ -75,11 +83,13 @@ def config_as(folder: Path, values: Mapping[str, object]) -> Config:
             raise ConfigError(f"{family.TYPE} {quoted(values[family.TYPE])} is not supported with {MODULES}")
         if of_sentences:
             values = {**values, "architectures": [HEADLESS]}  # regardless of the class that saved the weights
+        if activation is not None:
+            values = {**values, OF_CROSS: {ACTIVATION: activation}}
         beside = family.read_beside(folder)
         tokens = beside[Path(GENERATION).stem]
         values = {**values, **{name: tokens[name] for name in GENERATED if tokens.get(name) is not None}, **beside}
         made = kind.read(values, _special_tokens(folder), partial(_weights, folder, layout))
-        if of_sentences and longest is not None:
+        if longest is not None and (of_sentences or activation is not None):
             made["text_length"] = min(longest, made["max_length"])
         return architecture.find(kind.architecture).config.from_dict(made)
     except ConfigError as error:

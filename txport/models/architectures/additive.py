@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from txport.models.architecture import Architecture
-from txport.models.architectures.transformer import Transformer, TransformerConfig, drawn_values, hugging_face
+from txport.models.architectures.transformer import SMALL, Transformer, TransformerConfig, drawn_values, hugging_face
 from txport.models.model import Model
 from txport.models.parts import Additive
 
@@ -37,16 +37,7 @@ def draw(rng: np.random.Generator) -> AdditiveConfig:
 
 # `additive-tiny` is for tests and first tries; `additive-base` has the sizes of `base`.
 PRESETS = {
-    "additive-tiny": AdditiveConfig(
-        source_vocab_size=64,
-        target_vocab_size=64,
-        d_model=32,
-        heads=4,
-        feed_forward=64,
-        encoder_layers=2,
-        decoder_layers=2,
-        max_length=64,
-    ),
+    "additive-tiny": AdditiveConfig(**SMALL),
     "additive-base": AdditiveConfig(source_vocab_size=32000, target_vocab_size=32000),
 }
 ARCHITECTURE = Architecture(config=AdditiveConfig, build=build, presets=PRESETS, hugging_face=hugging_face, draw=draw)

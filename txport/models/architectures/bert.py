@@ -422,35 +422,19 @@ _MODERN: dict[str, Any] = {
     "norm_epsilon": 1e-5,
     "head": "tokens",
 }
+_TINY: dict[str, Any] = {
+    **dict.fromkeys(("vocab_size", "feed_forward", "max_length"), 64),
+    "d_model": 32,
+    "cls_id": 1,
+    "sep_id": 2,
+    "mask_id": 3,
+}
 # `bert-base` is the smaller model of Devlin et al. 2019, and `modernbert-base` that of Warner et al. 2024, with the
 # heads of their training; the tiny ones are for tests and first tries.
 PRESETS = {
-    "bert-tiny": BertConfig(
-        vocab_size=64,
-        d_model=32,
-        heads=4,
-        feed_forward=64,
-        encoder_layers=2,
-        max_length=64,
-        head="tokens",
-        cls_id=1,
-        sep_id=2,
-        mask_id=3,
-    ),
+    "bert-tiny": BertConfig(**_TINY, heads=4, encoder_layers=2, head="tokens"),
     "bert-base": BertConfig(head="tokens"),
-    "modernbert-tiny": BertConfig(
-        **_MODERN,
-        vocab_size=64,
-        d_model=32,
-        heads=2,
-        feed_forward=64,
-        encoder_layers=3,
-        max_length=64,
-        windows=(0, 30, 3),
-        cls_id=1,
-        sep_id=2,
-        mask_id=3,
-    ),
+    "modernbert-tiny": BertConfig(**_MODERN, **_TINY, heads=2, encoder_layers=3, windows=(0, 30, 3)),
     "modernbert-base": BertConfig(
         **_MODERN,
         vocab_size=50368,

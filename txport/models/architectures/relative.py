@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from txport.models.architecture import Architecture
-from txport.models.architectures.transformer import Transformer, TransformerConfig, drawn_values, hugging_face
+from txport.models.architectures.transformer import SMALL, Transformer, TransformerConfig, drawn_values, hugging_face
 from txport.models.config import choice, size
 from txport.models.model import Model
 from txport.models.parts import DotProduct, RelativeVectors
@@ -56,17 +56,7 @@ def draw(rng: np.random.Generator) -> RelativeConfig:
 
 # `relative-base` has the sizes of the paper's base model; `relative-tiny` is for tests and first tries.
 PRESETS = {
-    "relative-tiny": RelativeConfig(
-        source_vocab_size=64,
-        target_vocab_size=64,
-        d_model=32,
-        heads=4,
-        feed_forward=64,
-        encoder_layers=2,
-        decoder_layers=2,
-        max_length=64,
-        farthest=8,
-    ),
+    "relative-tiny": RelativeConfig(**SMALL, farthest=8),
     "relative-base": RelativeConfig(source_vocab_size=32000, target_vocab_size=32000),
 }
 ARCHITECTURE = Architecture(config=RelativeConfig, build=build, presets=PRESETS, hugging_face=hugging_face, draw=draw)

@@ -241,17 +241,15 @@ def drawn_values(rng: np.random.Generator, choices: Mapping[str, Sequence[str]])
 
 # Sizes are from table 3 of Vaswani et al. 2017, with the shared 32,000-token vocabulary of its English-French model;
 # `tiny` is for tests and first tries.
+SMALL: dict[str, Any] = {
+    **dict.fromkeys(("source_vocab_size", "target_vocab_size", "feed_forward", "max_length"), 64),
+    "d_model": 32,
+    "heads": 4,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+}
 PRESETS = {
-    "tiny": TransformerConfig(
-        source_vocab_size=64,
-        target_vocab_size=64,
-        d_model=32,
-        heads=4,
-        feed_forward=64,
-        encoder_layers=2,
-        decoder_layers=2,
-        max_length=64,
-    ),
+    "tiny": TransformerConfig(**SMALL),
     "base": TransformerConfig(source_vocab_size=32000, target_vocab_size=32000),
     "big": TransformerConfig(
         source_vocab_size=32000, target_vocab_size=32000, d_model=1024, heads=16, feed_forward=4096, dropout=0.3
