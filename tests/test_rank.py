@@ -20,6 +20,7 @@ from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from txport.cli import cli
 from txport.errors import ConfigError, LongTextError, TextError, UnsupportedError
 from txport.models.architectures.bert import BertConfig
+from txport.text.load import load_tokenizer
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdefgh"]
 SIZES = {"vocab_size": len(WORDS), "d_model": 16, "heads": 2, "feed_forward": 24, "encoder_layers": 2, "max_length": 12}
@@ -112,6 +113,18 @@ def test_the_ids_of_a_second_text_are_above_the_vocabulary(folder: Path) -> None
         model.classify([("a", " ")])
     assert model.classify([("a", "b"), ("a", " ")], unknown="skip")[1] == []
     assert [each.index for each in model.rank("a", ["b", " ", "c"], unknown="skip")].count(1) == 0
+
+
+def test_a_tokenizer_of_more_types_is_refused(folder: Path, tmp_path: Path) -> None:
+    bundle = bundle_of(load_checkpoint(str(folder)), tmp_path / "out", "cpu")
+    model = txport.load(bundle.path)
+    made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    special = [("[CLS]", 1), ("[SEP]", 2)]
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A", pair="$A $B:2", special_tokens=special)
+    made.save(str(tmp_path / "tokenizer.json"))
+    model.tokenizer = load_tokenizer(tmp_path, model.facts)
+    with pytest.raises(TextError, match="the tokenizer gives tokens the type 2; the model has the types 0 and 1"):
+        model.encode(("a", "b"))
 
 
 def test_a_model_of_several_labels_ranks_nothing(tmp_path: Path) -> None:

@@ -118,6 +118,19 @@ def test_without_a_tokenizer_texts_are_token_ids(tmp_path: Path) -> None:
     assert as_ids == as_text
 
 
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_ids_above_the_vocabulary_are_of_a_second_text(target: str, tmp_path: Path) -> None:
+    bundle = made(tmp_path, "labels", target, None, segment=True, token_types=2)
+    model = txport.load(bundle)
+    size = model.facts.vocabulary.size
+    texts = ["5 3 7", f"5 3 {7 + size}"]
+    found = on_node(bundle, [*(("classify", model.encode(text)) for text in texts), ("classify", [2 * size])])
+    for text, theirs in zip(texts, found, strict=False):
+        require_same(theirs, python_says(bundle, "classify", text, {}))
+    assert found[0] != found[1]
+    assert f"token ids in 0 to {2 * size - 1}" in found[2]["message"]
+
+
 def test_a_single_label_has_an_opposite(tmp_path: Path) -> None:
     bundle = made(tmp_path, "token_labels", "portable", None, seed=26, labels=("replaced",))
     texts = [f"{one} {other} 4" for one in range(5, 15) for other in (4, 6)]

@@ -140,6 +140,8 @@ class Encoder:
                 f"{what} has {len(ids)} tokens, the model takes at most {longest}; truncate=True cuts it"
             )
         size = self.facts.vocabulary.size if self.facts.has_token_types else 0
+        if size and max(types) > 1:
+            raise TextError(f"the tokenizer gives tokens the type {max(types)}; the model has the types 0 and 1")
         return [id_ + size * type_ for id_, type_ in zip(ids, types, strict=True)]
 
     def _encode_known(self, text: Text, unknown: Unknown, special: bool, truncate: bool = False) -> list[int]:

@@ -26,7 +26,7 @@ class NumberTokenizer:
         """See `Tokenizer.encode`; the start and end tokens that the model expects are added, unless `exact`."""
         if not text.strip():
             raise UnknownTextError(f"the text is empty; {self._why} token ids such as '5 17 3'")
-        size = self._facts.vocabulary.size
+        size = self._facts.source_ids
         ids = []
         wrong = []
         for word in text.split():

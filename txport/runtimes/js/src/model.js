@@ -375,8 +375,9 @@ export class Model {
     const { size, longest } = /** @type {import("./index.js").Tokens} */ (
       isCausal ? this.facts.target : this.facts.source
     );
-    if (!Array.isArray(source) || !source.every((id) => Number.isInteger(id) && id >= 0 && id < size)) {
-      throw new TextError(`${what} must be a list of token ids in 0 to ${size - 1}, got ${quoted(source)}`);
+    const most = this.facts.has_token_types ? 2 * size : size;
+    if (!Array.isArray(source) || !source.every((id) => Number.isInteger(id) && id >= 0 && id < most)) {
+      throw new TextError(`${what} must be a list of token ids in 0 to ${most - 1}, got ${quoted(source)}`);
     }
     if (source.length < 1 || source.length > longest) {
       throw new TextError(`${what} must have 1 to ${longest} tokens, got ${source.length}; split the text`);
