@@ -6,6 +6,7 @@ PEERS := .venv-peers
 ENGINES := $(foreach each,genai openvino llama-cpp,$(PEERS)-$(each))
 HF := .venv-hf
 HF4 := .venv-hf4
+DOCS := .venv-docs
 JS := tests/transformers_js
 PACKAGE := txport/runtimes/js
 HEADERS := build/headers
@@ -16,7 +17,7 @@ WORDS := transformer attention onnx pronunciation
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test check format agreement bench bench-peers peers examples hostile gpu clean no-npm
+.PHONY: run test check docs format agreement bench bench-peers peers examples hostile gpu clean no-npm
 
 run: $(INSTALLED)
 	$(BIN)/txport run g2p-en $(WORDS)
@@ -36,7 +37,12 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m tests.house
+	$(MAKE) docs
 	$(MAKE) test
+
+# The site of the documents, in build/site; a broken link is an error.
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .
@@ -68,7 +74,7 @@ gpu:
 	$(if $(wildcard $(INSTALLED)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(ENGINES) $(HF) $(HF4) $(JS)/node_modules $(PACKAGE)/node_modules examples/node/node_modules build examples/build examples/browser/build *.egg-info
+	rm -rf $(VENV) $(PEERS) $(ENGINES) $(HF) $(HF4) $(DOCS) $(JS)/node_modules $(PACKAGE)/node_modules examples/node/node_modules build examples/build examples/browser/build *.egg-info
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "txport needs Python 3.11 or newer, found " + sys.version)'
@@ -79,6 +85,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 $(HF)/.installed: tests/hugging_face/requirements.txt
 	test -x $(HF)/bin/python || $(PYTHON) -m venv $(HF)
 	$(HF)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
+$(DOCS)/.installed: docs/requirements.txt
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
 
 $(HF4)/.installed: tests/agreement/requirements.txt
