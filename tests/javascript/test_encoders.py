@@ -131,6 +131,40 @@ def test_ids_above_the_vocabulary_are_of_a_second_text(target: str, tmp_path: Pa
     assert f"token ids in 0 to {2 * size - 1}" in found[2]["message"]
 
 
+@pytest.mark.parametrize("types", [2, 0])
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_pairs_of_texts_are_classified_and_ranked(target: str, types: int, tmp_path: Path) -> None:
+    """With the types of BERT, or without them and with two tokens between the texts, as in RoBERTa."""
+    library = transformers_js.HERE / "node_modules" / "@huggingface" / "tokenizers"
+    if not library.is_dir():
+        pytest.skip("needs @huggingface/tokenizers: `make test` installs it where there is npm")
+    parts = json.loads(word_pieces())
+    between, second = ([], 1) if types else ([sequence("[SEP]", 0)], 0)
+    parts["post_processor"]["pair"] = [
+        *parts["post_processor"]["single"],
+        *between,
+        {"Sequence": {"id": "B", "type_id": second}},
+        sequence("[SEP]", second),
+    ]
+    bundle = made(tmp_path, "labels", target, json.dumps(parts), labels=("score",), segment=True, token_types=types)
+    model = txport.load(bundle)
+    pairs = [("good b", "bad a"), ("bad a", "good b"), ("a", "zz")]
+    query, texts = "good", ["badly a", "b", "good b ."]
+    requests = [*(("classify", pair) for pair in pairs), ("rank", query, texts), ("rank", query, texts, {"top": 1})]
+    *labels, ranked, best = on_node(bundle, requests, library=str(library / "dist" / "tokenizers.min.mjs"))
+    for theirs, ours in zip(labels, model.classify(pairs), strict=True):
+        require_same(theirs, [asdict(each) for each in ours])
+    require_same(ranked, [asdict(each) for each in model.rank(query, texts)])
+    assert best == ranked[:1]
+    assert labels[0] != labels[1]
+    (refusal,) = on_node(bundle, [("classify", pairs[0])])
+    assert "a pair of texts needs load(bundle, { tokenizer })" in refusal["message"]
+
+
+def sequence(token: str, type_id: int) -> dict[str, Any]:
+    return {"SpecialToken": {"id": token, "type_id": type_id}}
+
+
 def test_a_single_label_has_an_opposite(tmp_path: Path) -> None:
     bundle = made(tmp_path, "token_labels", "portable", None, seed=26, labels=("replaced",))
     texts = [f"{one} {other} 4" for one in range(5, 15) for other in (4, 6)]

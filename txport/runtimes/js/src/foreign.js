@@ -76,6 +76,17 @@ export function foreign({ source, target }, facts, cleansUp, files) {
       if (unknown === "auto" || unknown === "token") return idsIn(source.encode(text, {}));
       throw new UnsupportedError(`unknown ${quoted(unknown)} needs the bundle's tokenizer.json, and it has none`);
     },
+    encodePair(text, other, unknown) {
+      if (known === null)
+        throw new UnsupportedError("a pair of texts needs the bundle's tokenizer.json, and it has none");
+      const first = piecesOf(source, text);
+      const both = piecesOf(source, text, other);
+      if (!first.every(({ id }, place) => both[place]?.id === id))
+        throw new UnsupportedError("the tokenizer's encode must read text_pair, as those of transformers.js do");
+      const read = (/** @type {Piece[]} */ pieces) => known(`${text} with ${other}`, pieces, unknown);
+      const ids = [first, both.slice(first.length)].map(read);
+      return facts.has_token_types ? [...ids[0], ...ids[1].map((id) => id + reads.size)] : ids.flat();
+    },
     decode(ids) {
       const kept = ids.filter((id) => !special.has(id) && (words === null || words.has(id)));
       return kept.length ? String(target.decode(kept, how)) : "";
@@ -100,11 +111,13 @@ function idsIn(found) {
  *
  * @param {ForeignTokenizer} tokenizer
  * @param {string} text
+ * @param {string} [other] the second of two texts that are read as one input
  * @returns {Piece[]}
  */
-function piecesOf(tokenizer, text) {
-  const found = tokenizer.encode(text, {});
-  const tokens = found.tokens ?? tokenizer.tokenize?.(text, { add_special_tokens: true });
+function piecesOf(tokenizer, text, other) {
+  const how = other === undefined ? {} : { text_pair: other };
+  const found = tokenizer.encode(text, how);
+  const tokens = found.tokens ?? tokenizer.tokenize?.(text, { add_special_tokens: true, ...how });
   const ids = idsIn(found);
   return ids.map((id, place) => ({ id, token: tokens?.length === ids.length ? tokens[place] : undefined }));
 }

@@ -227,7 +227,7 @@ export interface Model {
   readonly provider: Provider;
   /** What is slower here than it could be, and why; generation options of the checkpoint that are not followed. */
   readonly notes: string[];
-  encode(text: string, unknown?: Unknown, special?: boolean): number[];
+  encode(text: string | [string, string], unknown?: Unknown, special?: boolean): number[];
   decode(ids: number[]): string;
   tokens(ids: number[]): string[];
   generate(text: string, options?: GenerateOptions): Promise<Generated>;
@@ -236,7 +236,10 @@ export interface Model {
   // Of models that only encode; a text may be given as its token ids, special ones included.
   infer(text: string | number[], options?: TextOptions): Promise<Record<string, Output>>;
   embed(text: string | number[], options?: EmbedOptions): Promise<Float32Array>;
-  classify(text: string | number[], options?: TopOptions): Promise<Label[]>;
+  /** A pair of texts is read as one input. */
+  classify(text: string | number[] | [string, string], options?: TopOptions): Promise<Label[]>;
+  /** Texts with their scores for a query, the highest first; of a reranker, a classifier with one label. */
+  rank(query: string, texts: string[], options?: TopOptions): Promise<{ index: number; text: string; score: number }[]>;
   tag(text: string | number[], options?: TextOptions): Promise<Tag[]>;
   /** The likeliest tokens for each mask of a text. */
   fill(text: string | number[], options?: TopOptions): Promise<Fill[][]>;

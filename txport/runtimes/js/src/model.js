@@ -98,19 +98,27 @@ export class Model {
 
   /**
    * Token ids of a text, special tokens included. What the text spells as a special token is read as it with `special`.
+   * A pair of texts, of a model that only encodes, is read as one input.
    *
-   * @param {string} text
+   * @param {string | [string, string]} text
    * @param {Unknown} [unknown]
    * @param {boolean} [special]
    */
   encode(text, unknown = "auto", special = false) {
-    if (typeof text !== "string") throw new TextError(`a text must be a string, got ${quoted(text)}`);
+    const texts = isPair(text) && this.facts.task === "encode" ? text : [text];
+    const strange = texts.find((each) => typeof each !== "string");
+    if (strange !== undefined) throw new TextError(`a text must be a string, got ${quoted(strange)}`);
     if (!UNKNOWN.includes(unknown))
       throw new UnsupportedError(`unknown must be one of ${UNKNOWN.join(", ")}, got ${quoted(unknown)}`);
     if (typeof special !== "boolean") throw new UnsupportedError(`special must be a boolean, got ${quoted(special)}`);
-    if (text.trim() === "") throw new UnknownTextError("the text is empty; give at least one character");
-    if (/\p{Surrogate}/u.test(text)) throw new TextError(`${quoted(text)} is not UTF-8 text`);
-    return this.#checked(this.#reader.encode(text, unknown, special));
+    for (const each of /** @type {string[]} */ (texts)) {
+      if (each.trim() === "") throw new UnknownTextError("the text is empty; give at least one character");
+      if (/\p{Surrogate}/u.test(each)) throw new TextError(`${quoted(each)} is not UTF-8 text`);
+    }
+    if (!isPair(text)) return this.#checked(this.#reader.encode(text, unknown, special));
+    if (this.#reader.encodePair === undefined || special)
+      throw new UnsupportedError("a pair of texts needs load(bundle, { tokenizer }), and is not read with special");
+    return this.#checked(this.#reader.encodePair(text[0], text[1], unknown));
   }
 
   /** Text of target ids, special tokens left out. @param {number[]} ids */
@@ -239,7 +247,7 @@ export class Model {
    * The labels of a text with their scores, the highest first: a softmax, a sigmoid of each, or the logits themselves,
    * as the bundle says.
    *
-   * @param {string | number[]} text
+   * @param {string | number[] | [string, string]} text a pair is read as one input
    * @param {import("./index.js").TopOptions} [options]
    */
   async classify(text, options = {}) {
@@ -252,6 +260,29 @@ export class Model {
     if (ids.length === 0) return [];
     const found = scores(outputs.logits.data, kind);
     return best(found, top).map((at) => ({ label: labels[at], score: found[at] }));
+  }
+
+  /**
+   * Texts with their scores for a query, the highest first; of a reranker, a classifier with one label.
+   *
+   * @param {string} query
+   * @param {string[]} texts
+   * @param {import("./index.js").TopOptions} [options]
+   */
+  async rank(query, texts, options = {}) {
+    requireKnown(options, ["unknown", "special", "top"]);
+    requireAbility(this.facts, "classify");
+    const { top = texts.length, ...others } = options;
+    requireTop(top);
+    if (this.facts.labels.length !== 1) {
+      throw new UnsupportedError(`rank needs a model with one label; this one has ${this.facts.labels.length}`);
+    }
+    const found = [];
+    for (const [index, text] of texts.entries()) {
+      const [label] = await this.classify([query, text], others);
+      if (label !== undefined) found.push({ index, text, score: label.score });
+    }
+    return found.sort((one, other) => other.score - one.score).slice(0, top);
   }
 
   /**
@@ -308,7 +339,7 @@ export class Model {
   /**
    * A text, or its token ids -> the ids, and every output by name; none of a text of which nothing is left.
    *
-   * @param {string | number[]} text
+   * @param {string | number[] | [string, string]} text
    * @param {import("./index.js").TextOptions} [options]
    */
   async #infer(text, options) {
@@ -331,11 +362,11 @@ export class Model {
   /**
    * No ids of a text of which nothing is known, if what is unknown is to be left out.
    *
-   * @param {string | number[]} text
+   * @param {string | number[] | [string, string]} text
    * @param {import("./index.js").TextOptions} [options]
    */
   #ids(text, { unknown, special } = {}) {
-    if (Array.isArray(text)) return this.#checked(text);
+    if (Array.isArray(text) && !isPair(text)) return this.#checked(text);
     try {
       return this.encode(text, unknown, special);
     } catch (error) {
@@ -422,4 +453,9 @@ function notFollowed({ not_followed: options = {} }) {
 /** The numbers of one token of all (T, C). @param {import("./index.js").Output} output @param {number} place */
 function rowOf({ dims, data }, place) {
   return data.subarray(place * dims[1], (place + 1) * dims[1]);
+}
+
+/** Whether two texts were given. @param {unknown} text @returns {text is [string, string]} */
+function isPair(text) {
+  return Array.isArray(text) && text.length === 2 && text.every((each) => typeof each === "string");
 }
