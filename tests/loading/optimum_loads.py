@@ -44,7 +44,11 @@ def generate(model: Any, inputs: torch.Tensor, start: int, count: int) -> list[i
 
 
 def encode(model: Any, ids: torch.Tensor) -> dict[str, Any]:
-    found = model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    names = {"token_type_ids"} & set(
+        model.input_names
+    )  # as the bundle's tokenizer_config.json tells a tokenizer to give
+    types = dict.fromkeys(names, torch.zeros_like(ids))
+    found = model(input_ids=ids, attention_mask=torch.ones_like(ids), **types)
     arrays = {name: torch.as_tensor(value) for name, value in found.items() if value is not None}
     return {name: {"dims": list(each.shape), "data": each.flatten().tolist()} for name, each in arrays.items()}
 

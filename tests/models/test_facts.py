@@ -264,6 +264,6 @@ def test_the_state_lies_by_layers_and_has_shapes() -> None:
     assert [each.layer for each in CACHES] == [0] * 4 + [1] * 4
     own = StateTensor(0, "key", "row", (3, LENGTH, 8))
     shared = StateTensor(0, "key", "source", (3, LENGTH, 8))
-    assert (own.grows, shared.grows) == (True, False)
+    assert (own.owner, shared.owner) == ("row", "source")
     assert own.shape(5, 7) == (5, 3, 7, 8)
     assert numbers_of(own, 7) == 3 * 7 * 8

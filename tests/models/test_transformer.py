@@ -91,8 +91,8 @@ def test_cache_grows_by_target_and_holds_source_once() -> None:
     dims = (config.heads, "length", config.head_size)
     assert list(second) == [StateTensor(layer, role, owner, dims) for layer, owner, role in kinds]
     for each, after in second.items():
-        assert after.shape == each.shape(2, 7 if each.grows else 5)
-        assert torch.equal(after[:, :, :3] if each.grows else after, first[each])
+        assert after.shape == each.shape(2, 7 if each.owner == "row" else 5)
+        assert torch.equal(after[:, :, :3] if each.owner == "row" else after, first[each])
 
 
 @pytest.mark.parametrize("norm", CHOICES["norm"])

@@ -94,16 +94,20 @@ def test_a_runtime_that_steps_does_not_look_at_it(engine: str, single: Bundle) -
     assert GENERATE not in runtimes.load(engine, single).placement()
 
 
-def test_the_example_of_its_readme_finds_what_it_finds(
-    single: Bundle, at_once: txport.Model, monkeypatch: pytest.MonkeyPatch
+def test_the_example_of_the_docs_finds_what_it_finds(
+    single: Bundle,
+    at_once: txport.Model,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(single.path)
-    code = re.findall(r"```python\n(.*?)```", (single.path / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
-    found: dict[str, Any] = {}
-    exec(code, found)  # noqa: S102
-    for beams in (1, 3):
-        expected = at_once.search([[4, 5, 2]], beams=beams)[0][0].tokens
-        assert found["generate"]([4, 5, 2], beams=beams) == list(expected)
+    (tmp_path / "bundle").symlink_to(single.path)
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[2] / "docs" / "single-graph.md"
+    code = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[0]
+    exec(code, {})  # noqa: S102
+    expected = at_once.search([[4, 5, 6, 2], [7, 2]], beams=4, max_new_tokens=20)
+    assert capsys.readouterr().out == "".join(f"{list(row[0].tokens)}\n" for row in expected)
 
 
 def test_its_weights_lie_in_the_files_of_the_other_graphs(single: Bundle) -> None:

@@ -562,7 +562,7 @@ class Jumbled(TorchRuntime):
 
     def step(self, tokens: Ints, state: State, **options: Any) -> tuple[Scores, State]:
         found, after = super().step(tokens, state, **options)
-        place = next(tensor.shape[2] for each, tensor in state.state.items() if each.grows)
+        place = next(tensor.shape[2] for each, tensor in state.state.items() if each.owner == "row")
         noise = np.random.default_rng(place).standard_normal(found.values.shape).astype(np.float32)
         values = found.values + self.off * noise * np.sqrt(np.mean(np.square(found.values)))
         return Scores(np.roll(values, 1, axis=1) if place == self.wrong_at else values, None), after

@@ -1,4 +1,4 @@
-/** What models that only encode give for a text, as `txport/api/encoding.py` finds it: vectors, labels, missing tokens. */
+/** What models that only encode give for a text, as txport finds it in Python: vectors, labels, missing tokens. */
 
 import { UnsupportedError, quoted } from "./errors.js";
 import { best, largest } from "./search/numbers.js";
