@@ -11,6 +11,8 @@ import onnxruntime
 import pytest
 import torch
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import txport
@@ -20,6 +22,7 @@ from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from txport.cli import cli
 from txport.errors import ConfigError, LongTextError, TextError, UnsupportedError
 from txport.models.architectures.bert import BertConfig
+from txport.text.file import fitting
 from txport.text.load import load_tokenizer
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdefgh"]
@@ -113,6 +116,26 @@ def test_the_ids_of_a_second_text_are_above_the_vocabulary(folder: Path) -> None
         model.classify([("a", " ")])
     assert model.classify([("a", "b"), ("a", " ")], unknown="skip")[1] == []
     assert [each.index for each in model.rank("a", ["b", " ", "c"], unknown="skip")].count(1) == 0
+
+
+WORDS_OF = st.lists(st.sampled_from("abc"), min_size=1, max_size=30).map(" ".join)
+PAIRS_OF = ["[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS] $A [SEP] [SEP] $B [SEP]", "$A $B:1"]
+
+
+@given(WORDS_OF, st.none() | WORDS_OF, st.integers(5, 40), st.sampled_from(PAIRS_OF))
+def test_texts_are_cut_as_the_tokenizers_library_cuts_them(text: str, other: str | None, most: int, pair: str) -> None:
+    made = Tokenizer(models.WordLevel({word: id_ for id_, word in enumerate(WORDS)}, unk_token="[UNK]"))  # noqa: S106
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = [("[CLS]", 1), ("[SEP]", 2)]
+    single = pair.partition(" [SEP]")[0] if "[" in pair else "$A"
+    made.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+    texts = [text] if other is None else [text, other]
+    whole = made.encode(*texts)
+    kept = fitting(whole.sequence_ids, most)
+    made.enable_truncation(most)
+    cut = made.encode(*texts)
+    assert [whole.ids[at] for at in kept] == cut.ids
+    assert [whole.type_ids[at] for at in kept] == cut.type_ids
 
 
 def test_a_tokenizer_of_more_types_is_refused(folder: Path, tmp_path: Path) -> None:

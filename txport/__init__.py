@@ -14,19 +14,9 @@ TYPE_CHECKING = False  # as in typing; importing typing would take most of a com
 if TYPE_CHECKING:
     from typing import Any
 
-    from txport.api.model import (
-        Fill,
-        Generated,
-        Hypothesis,
-        Label,
-        Model,
-        Ranked,
-        Segment,
-        Tag,
-        Transcript,
-        export,
-        load,
-    )
+    from txport.api.encoding import Fill, Label, Ranked, Tag
+    from txport.api.generated import Generated, Hypothesis
+    from txport.api.model import Model, Segment, Transcript, export, load
 
 
 def __getattr__(name: str) -> Any:

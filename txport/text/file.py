@@ -88,24 +88,12 @@ class FileTokenizer:
         self, texts: Sequence[str], unknown: Unknown = "auto", special: bool = False, truncate: bool = False
     ) -> Encoded:
         """See `PairTokenizer.encode_texts`."""
-        if not truncate:
-            reader = self._parser if special else self._reader
-            return Encoded(*self._read(texts, unknown, around=True, reader=reader), is_cut=False)
-        short = [text[: max(FEW, LETTERS_PER_TOKEN * (self._longest or 0))] for text in texts]
-        reader = self._cutting[special]
-        with refusals(TextError, f"{self._path} can't split {_told(texts)}; fix it, or leave that text out"):
-            is_cut = short != list(texts) or bool(reader.encode(*short).overflowing)
-        return Encoded(*self._read(short, unknown, around=True, reader=reader), is_cut)
-
-    @cached_property
-    def _cutting(self) -> dict[bool, Any]:
-        """Copies of the tokenizer that cut the longer of the texts until they fit, without and with special tokens."""
-        copies = {}
-        for special, reader in ((False, self._reader), (True, self._parser)):
-            copies[special] = type(reader).from_str(reader.to_str())
-            copies[special].encode_special_tokens = reader.encode_special_tokens
-            copies[special].enable_truncation(self._longest)
-        return copies
+        reader = self._parser if special else self._reader
+        if not truncate or self._longest is None:
+            return self._read(texts, unknown, around=True, reader=reader)
+        short = [text[: max(FEW, LETTERS_PER_TOKEN * self._longest)] for text in texts]
+        found = self._read(short, unknown, around=True, reader=reader, longest=self._longest)
+        return found._replace(is_cut=found.is_cut or short != list(texts))
 
     def spelled(self, text: str) -> list[str]:
         """See `Tokenizer.spelled`."""
@@ -149,12 +137,12 @@ class FileTokenizer:
         return {token.content: token.special for token in self._tokenizer.get_added_tokens_decoder().values()}
 
     def _encode(self, text: str, unknown: Unknown, around: bool, reader: Any) -> list[int]:
-        return self._read((text,), unknown, around=around, reader=reader)[0]
+        return self._read((text,), unknown, around=around, reader=reader).ids
 
     def _read(
-        self, texts: Sequence[str], unknown: Unknown, *, around: bool, reader: Any
-    ) -> tuple[list[int], list[int]]:
-        """Return the ids of one text or two, and the type of each token."""
+        self, texts: Sequence[str], unknown: Unknown, *, around: bool, reader: Any, longest: int | None = None
+    ) -> Encoded:
+        """Return the ids of one text or two, and the type of each token; with `longest`, of at most so many tokens."""
         for text in texts:
             if not text.strip():
                 raise UnknownTextError("the text is empty; give at least one character")
@@ -164,17 +152,19 @@ class FileTokenizer:
         with refusals(TextError, f"{self._path} can't split {_told(texts)}; fix it, or leave that text out"):
             encoding = reader.encode(*texts, add_special_tokens=around)
         takes = unknown == "token" or (unknown == "auto" and not self._spells)
-        ids = [self._known_id(id_, token, takes) for id_, token in zip(encoding.ids, encoding.tokens, strict=True)]
-        places = zip(ids, encoding.offsets, encoding.sequence_ids, strict=True)
-        strange = [texts[number or 0][slice(*span)] for id_, span, number in places if id_ is None]
+        numbers = encoding.sequence_ids
+        kept = range(len(numbers)) if longest is None else fitting(numbers, longest)
+        ids = [self._known_id(encoding.ids[at], encoding.tokens[at], takes) for at in kept]
+        places = zip(ids, kept, strict=True)
+        strange = [texts[numbers[at] or 0][slice(*encoding.offsets[at])] for id_, at in places if id_ is None]
         if strange and unknown != "skip":
             found = _listed(list(dict.fromkeys(strange)))
             fix = "unknown='skip' leaves them out"
             raise TextError(f"{_told(texts)} has characters outside the vocabulary: {found}; {fix}")
-        known = [(id_, type_) for id_, type_ in zip(ids, encoding.type_ids, strict=True) if id_ is not None]
+        known = [(id_, encoding.type_ids[at]) for id_, at in zip(ids, kept, strict=True) if id_ is not None]
         if len(known) == sum(encoding.special_tokens_mask):
             raise UnknownTextError(f"{_told(texts)} has no character of the vocabulary")
-        return [id_ for id_, _ in known], [type_ for _, type_ in known]
+        return Encoded([id_ for id_, _ in known], [type_ for _, type_ in known], len(kept) < len(numbers))
 
     def _known_id(self, id_: int, token: str, takes_unknown: bool) -> int | None:
         """Return the id if the model has it; for a source text unknown to the pieces, return the id of the same token.
@@ -282,6 +272,24 @@ class FileTokenizer:
                 raise TextError(f"{shorten(token)} is not a token of the vocabulary")
             found.append(id_)
         return found
+
+
+def fitting(numbers: Sequence[int | None], longest: int) -> list[int]:
+    """Return the places of the tokens that remain of one text or two: the longer one loses its end first.
+
+    `numbers` are those of the tokens' texts, 0 or 1; None for special tokens, which remain. What remains is that of the
+    `tokenizers` library ("longest_first"), which would also make all other parts of the texts.
+    """
+    room = max(0, longest - numbers.count(None))
+    sizes = [numbers.count(0), numbers.count(1)]
+    if sum(sizes) > room:
+        less = min(sizes)
+        more = less if less > room else max(less, room - less)
+        if less + more > room:
+            less, more = room // 2, room - room // 2
+        sizes = [more, less] if sizes[0] > sizes[1] else [less, more]
+    places = [[at for at, number in enumerate(numbers) if number == each] for each in (None, 0, 1)]
+    return sorted([*places[0], *places[1][: sizes[0]], *places[2][: sizes[1]]])
 
 
 def _told(texts: Sequence[str]) -> str:
