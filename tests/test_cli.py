@@ -258,7 +258,7 @@ def test_score_tells_how_likely_a_target_is(call: Cli, bundle: Bundle, model: tx
         ("bad AA --input {tmp}/x", "give TEXT and TARGET, or --input"),
         ("bad 'AA QQ'", "'QQ' is not a token of the vocabulary"),
         ("bad AA --length-penalty nan", "txport: --length-penalty must lie in -20 to 20, got nan"),
-        ("--input {bundle}/config.json", "line 1: expected a text, a tab and a target, got '{{'"),
+        ("--input {bundle}/config.json", "line 1: expected two texts with a tab between them, got '{{'"),
     ],
 )
 def test_score_refuses(call: Cli, place: Place, command: str, message: str) -> None:
@@ -730,7 +730,7 @@ def test_a_bundle_that_is_not_there(call: Cli, place: Place, command: str) -> No
         ("{bundle} --checkpoint {checkpoint} --quality {tmp}/missing", "{tmp}/missing can't be read"),
         (
             "{bundle} --checkpoint {checkpoint} --quality {checkpoint}/samples.txt",
-            "expected a text, a tab and a target",
+            "expected two texts with a tab between them",
         ),
     ],
 )

@@ -24,6 +24,7 @@ from txport.errors import ConfigError, LongTextError, TextError, UnsupportedErro
 from txport.models.architectures.bert import BertConfig
 from txport.text.file import fitting
 from txport.text.load import load_tokenizer
+from txport.text.numbers import NumberTokenizer
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdefgh"]
 SIZES = {"vocab_size": len(WORDS), "d_model": 16, "heads": 2, "feed_forward": 24, "encoder_layers": 2, "max_length": 12}
@@ -106,7 +107,7 @@ def test_the_ids_of_a_second_text_are_above_the_vocabulary(folder: Path) -> None
     assert model.encode("a b") == [1, 5, 6, 2]
     assert model.encode(("a", "b " * 50), truncate=True) == model.encode(("a", " ".join("b" * 8)))
     assert model.encode("a " * 50, truncate=True) == model.encode(" ".join("a" * 10))
-    with pytest.raises(LongTextError, match=r"'a' with 'b b b.* tokens, the model takes at most 12; truncate=True"):
+    with pytest.raises(LongTextError, match=r"'a' with 'b b b.* tokens, the most is 12; truncate=True"):
         model.encode(("a", "b " * 50))
     wrong: list[Any] = [("a",), ("a", "b", "c"), ("a", 5), 5, None, {"a": "b"}]
     for each in wrong:
@@ -115,7 +116,27 @@ def test_the_ids_of_a_second_text_are_above_the_vocabulary(folder: Path) -> None
     with pytest.raises(TextError, match="the text is empty"):
         model.classify([("a", " ")])
     assert model.classify([("a", "b"), ("a", " ")], unknown="skip")[1] == []
-    assert [each.index for each in model.rank("a", ["b", " ", "c"], unknown="skip")].count(1) == 0
+    assert {each.index for each in model.rank("a", ["b", " ", "c"], unknown="skip")} == {0, 2}
+    assert model.classify([("a", "\N{SNOWMAN}"), ("\N{SNOWMAN}", "a")], unknown="skip") == [[], []]
+    assert model.encode(("a", " " * 200_000 + "b"), truncate=True) == model.encode(("a", "b"))
+    with pytest.raises(TextError, match="a query must be a string, got 3"):
+        model.rank(3, [])  # type: ignore[arg-type]
+    with pytest.raises(TextError, match="is not UTF-8 text"):
+        model.rank("\ud800", ["a"])
+    with pytest.raises(TextError, match="token ids are not cut, and are no pair of texts"):
+        reading(NumberTokenizer(model.facts), model).encode(("5", "6"))
+
+
+def reading(tokenizer: Any, model: txport.Model) -> txport.Model:
+    model.tokenizer = tokenizer
+    return model
+
+
+def test_pairs_are_for_classifiers(tmp_path: Path) -> None:
+    config = BertConfig(**SIZES, **IDS, head="hidden")
+    model = txport.load(bundle_of(saved(config, tmp_path / "folder"), tmp_path / "out").path)
+    with pytest.raises(TextError, match=r"a text must be a string, got \('a', 'b'\)"):
+        model.embed([("a", "b")])
 
 
 WORDS_OF = st.lists(st.sampled_from("abc"), min_size=1, max_size=30).map(" ".join)
@@ -154,7 +175,7 @@ def test_a_model_of_several_labels_ranks_nothing(tmp_path: Path) -> None:
     reranker(tmp_path / "folder", ("no", "yes"))
     model = txport.load(bundle_of(load_checkpoint(str(tmp_path / "folder")), tmp_path / "out", "portable").path)
     assert len(model.classify([("a", "b")])[0]) == 2
-    with pytest.raises(UnsupportedError, match="rank needs a model with one label; this one has 2: use classify"):
+    with pytest.raises(UnsupportedError, match="rank needs a model with one label, not 2: use classify"):
         model.rank("a", ["b"])
 
 
@@ -182,5 +203,5 @@ def test_the_commands(folder: Path, tmp_path: Path) -> None:
     lines = "".join(f"{QUERY}\t{text}\n" for text in TEXTS)
     expected = "".join(f"{by_index[at].score:.4f}\tscore\n" for at in range(len(TEXTS)))
     assert call("run", str(bundle), "--pairs", "--truncate", text=lines) == (0, expected, cut)
-    assert call("run", str(bundle), "--pairs", text=lines)[0] != 0
-    assert call("run", str(bundle), "--pairs", "a b")[0] != 0
+    for flags in (["--pairs", *[lines.splitlines()[2]]], ["--pairs", "a b"], ["--ids", "--pairs", "5\t6"]):
+        assert isinstance(CliRunner().invoke(cli, ["run", str(bundle), *flags]).exception, TextError)

@@ -157,6 +157,11 @@ def test_pairs_of_texts_are_classified_and_ranked(target: str, types: int, tmp_p
     require_same(ranked, [asdict(each) for each in model.rank(query, texts)])
     assert best == ranked[:1]
     assert labels[0] != labels[1]
+    nothing, *wrong = on_node(
+        bundle, [("rank", query, []), ("rank", 5, texts), ("rank", query, "a"), ("rank", query, [5])]
+    )
+    assert nothing == []
+    assert {each["message"] for each in wrong} == {"rank needs a query and an array of texts, all strings"}
     (refusal,) = on_node(bundle, [("classify", pairs[0])])
     assert "a pair of texts needs load(bundle, { tokenizer })" in refusal["message"]
 

@@ -18,7 +18,7 @@ from txport.runtimes.inputs import infer
 from txport.search.batching import at_once, in_batches
 from txport.system.arrays import Array
 from txport.system.numbers import switch, whole
-from txport.text.base import PairTokenizer, Tokenizer, Unknown, encode_within, shorten
+from txport.text.base import Tokenizer, Unknown, encode_within, reading_pairs, shorten
 
 BATCH_SIZE = 32
 Text = str | tuple[str, str]  # or two texts that are read as one input
@@ -29,18 +29,13 @@ TINY = 1e-12
 OTHERWISE = {"replaced": "original"}  # the opposite of a model's only label
 
 
-class Ranking(TypedDict, total=False):
-    """Options of `Encoder.rank`: how texts are read and put into batches. `Encoder.infer` explains them."""
+class Batches(TypedDict, total=False):
+    """Options of all methods: how texts are read and put into batches. `Encoder.infer` explains them."""
 
     batch_size: int
     batch_tokens: int | None
     unknown: Unknown
     special: bool
-
-
-class Batches(Ranking, total=False):
-    """Options of the other methods."""
-
     truncate: bool
 
 
@@ -118,7 +113,7 @@ class Encoder:
         )
 
     def encode(self, text: Text, unknown: Unknown = "auto", special: bool = False, truncate: bool = False) -> list[int]:
-        """Tokenize a text, or a pair of texts for an encoder-only model; raise `TextError` if it is too long.
+        """Tokenize a text, or a pair of texts for a classifier; raise `TextError` if it is too long.
 
         With `special`, the spelling of a special token in the text (`</s>`) is read as the token. With `truncate`, the
         longer text of a pair loses its end until the model takes both, as in transformers. In a model with types of
@@ -128,17 +123,14 @@ class Encoder:
         if isinstance(text, str) and not truncate:
             return encode_within(self.tokenizer, longest, text, unknown, special)
         texts: Sequence[str] = (text,) if isinstance(text, str) else text
-        if not isinstance(text, str) and (self.facts.generates or not _is_pair(text)):
-            pair = "" if self.facts.generates else " or a pair of strings"
+        reads_pairs = self.facts.ability == "classify"
+        if not isinstance(text, str) and not (reads_pairs and _is_pair(text)):
+            pair = " or a pair of strings" if reads_pairs else ""
             raise TextError(f"a text must be a string{pair}, got {quoted(text)}")
-        if not isinstance(self.tokenizer, PairTokenizer):
-            raise TextError("token ids are not cut, and are no pair of texts; this needs the tokenizer of the model")
-        ids, types, _ = self.tokenizer.encode_texts(texts, unknown, special, truncate)
+        ids, types, _ = reading_pairs(self.tokenizer).encode_texts(texts, unknown, special, truncate)
         if len(ids) > longest:
             what = " with ".join(map(shorten, texts))
-            raise LongTextError(
-                f"{what} has {len(ids)} tokens, the model takes at most {longest}; truncate=True cuts it"
-            )
+            raise LongTextError(f"{what} has {len(ids)} tokens, the most is {longest}; truncate=True cuts it")
         size = self.facts.vocabulary.size if self.facts.has_token_types else 0
         if size and max(types) > 1:
             raise TextError(f"the tokenizer gives tokens the type {max(types)}; the model has the types 0 and 1")
@@ -157,7 +149,7 @@ class Encoder:
         """Yield all outputs of the model for each text in order, by name; outputs per token have shape (T, ...).
 
         A batch has up to `batch_size` texts of similar length (default: 32), and up to `batch_tokens` tokens, padding
-        included; the other texts of a batch do not change a result. A tuple of two texts is read as one input.
+        included; the other texts of a batch do not change a result. A classifier reads a tuple in `texts` as one input.
         `unknown` controls text outside the vocabulary: "token" uses the unknown token, "error" raises, "skip" removes
         it (a text that becomes empty has the outputs {}), "auto" is "token", or "error" for a tokenizer that has no
         unknown token or is character-level. With `special`, the spelling of a special token in a text (`</s>`) is read
@@ -232,25 +224,24 @@ class Encoder:
 
         return self._each(texts, finish, [], **how)
 
-    def rank(
-        self, query: str, texts: Iterable[str], *, top: int | None = None, truncate: bool = True, **how: Unpack[Ranking]
-    ) -> list[Ranked]:
+    def rank(self, query: str, texts: Iterable[str], *, top: int | None = None, **how: Unpack[Batches]) -> list[Ranked]:
         """Return the `top` texts (default: all) with the highest scores for a query, best first.
 
         For cross-encoders: models with one label that read a query and a text as a pair. A score is that of `classify`.
-        Long texts are cut at their ends unless `truncate` is false. `how` are the other options of `infer`; a text that
-        "skip" leaves empty is not ranked. Raises `UnsupportedError` for a model with several labels.
+        `how` are the options of `infer`, but `truncate` is true by default; a text that "skip" leaves empty is not
+        ranked. Raises `UnsupportedError` for a model with several labels.
         """
         require_ability(self.facts, "classify")
         if len(self.facts.labels) != 1:
-            raise UnsupportedError(
-                f"rank needs a model with one label; this one has {len(self.facts.labels)}: use classify"
-            )
+            raise UnsupportedError(f"rank needs a model with one label, not {len(self.facts.labels)}: use classify")
+        count = None if top is None else whole("top", top, 1)
+        if not isinstance(query, str):
+            raise TextError(f"a query must be a string, got {quoted(query)}")
         listed = list(many("texts", texts))
-        found = self.classify([(query, text) for text in listed], truncate=truncate, **how)
+        how.setdefault("truncate", True)
+        found = self.classify([(query, text) for text in listed], **how)
         known = [Ranked(at, listed[at], labels[0].score) for at, labels in enumerate(found) if labels]
-        ordered = sorted(known, key=lambda each: -each.score)
-        return ordered if top is None else ordered[: whole("top", top, 1)]
+        return sorted(known, key=lambda each: -each.score)[:count]
 
     def tag(self, texts: Texts, **how: Unpack[Batches]) -> list[list[Tag]]:
         """Return the tokens of each text, except special tokens, with their most probable labels.

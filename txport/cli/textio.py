@@ -81,7 +81,7 @@ def split_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(lines, 1):
         parts = line.split("\t")
         if len(parts) != 2:
-            raise TextError(f"line {number}: expected a text, a tab and a target, got {line[:60]!r}")
+            raise TextError(f"line {number}: expected two texts with a tab between them, got {line[:60]!r}")
         yield parts[0], parts[1]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import click
 
@@ -13,7 +13,7 @@ from txport.cli.guard import echo
 from txport.cli.options import F, is_given
 from txport.errors import UnsupportedError, brief, quoted
 from txport.models.facts import Facts
-from txport.text.base import Encoded, PairTokenizer, Tokenizer, TokenizerPair, Unknown
+from txport.text.base import Encoded, Tokenizer, TokenizerPair, Unknown, reading_pairs
 from txport.text.chat import ChatReader
 from txport.text.languages import LanguageReader
 
@@ -131,7 +131,7 @@ class Watched:
 
     def encode_texts(self, texts: Sequence[str], *how: Any) -> Encoded:
         """See `PairTokenizer.encode_texts`."""
-        found = cast(PairTokenizer, self._tokenizer).encode_texts(texts, *how)
+        found = reading_pairs(self._tokenizer).encode_texts(texts, *how)
         self.cut_texts += found.is_cut
         self._watch(self._tokenizer, "\n".join(texts), found.ids, special=how[1])
         return found

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
-from txport.errors import LongTextError
+from txport.errors import LongTextError, TextError
 
 # What to do with text outside the vocabulary. "token": use the unknown token; "error": refuse the text; "skip": leave
 # it out; "auto": "token" if the tokenizer has an unknown token and is not character-level, otherwise "error".
@@ -95,6 +95,13 @@ class PairTokenizer(Protocol):
         `Tokenizer.encode`.
         """
         ...
+
+
+def reading_pairs(tokenizer: object) -> PairTokenizer:
+    """Return a tokenizer that reads pairs of texts; raise `TextError` if it is none."""
+    if not isinstance(tokenizer, PairTokenizer):
+        raise TextError("token ids are not cut, and are no pair of texts; this needs the tokenizer of the model")
+    return tokenizer
 
 
 class Reader(Protocol):

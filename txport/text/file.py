@@ -91,7 +91,8 @@ class FileTokenizer:
         reader = self._parser if special else self._reader
         if not truncate or self._longest is None:
             return self._read(texts, unknown, around=True, reader=reader)
-        short = [text[: max(FEW, LETTERS_PER_TOKEN * self._longest)] for text in texts]
+        most = max(FEW, LETTERS_PER_TOKEN * self._longest)
+        short = [text[:most] if sum(map(len, text.split())) > most else text for text in texts]
         found = self._read(short, unknown, around=True, reader=reader, longest=self._longest)
         return found._replace(is_cut=found.is_cut or short != list(texts))
 
@@ -162,7 +163,8 @@ class FileTokenizer:
             fix = "unknown='skip' leaves them out"
             raise TextError(f"{_told(texts)} has characters outside the vocabulary: {found}; {fix}")
         known = [(id_, encoding.type_ids[at]) for id_, at in zip(ids, kept, strict=True) if id_ is not None]
-        if len(known) == sum(encoding.special_tokens_mask):
+        read = {numbers[at] for id_, at in zip(ids, kept, strict=True) if id_ is not None}
+        if not {*range(len(texts))} <= read:
             raise UnknownTextError(f"{_told(texts)} has no character of the vocabulary")
         return Encoded([id_ for id_, _ in known], [type_ for _, type_ in known], len(kept) < len(numbers))
 

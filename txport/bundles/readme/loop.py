@@ -134,7 +134,7 @@ ENCODER = '''
 
 def $ability(ids$types):
     """$doc"""
-    given = {"input_ids": np.array([ids]), $second}
+    given = {"input_ids": np.array([ids]), $second}$typed
     (found,) = model.run(["$output"], given)
     $result
 '''
@@ -142,7 +142,8 @@ SECOND = {
     "portable": '"attention_mask": np.ones((1, len(ids)), np.int64)',
     "cpu": '"source_lengths": np.array([len(ids)], np.int32)',
 }
-TYPES = ', "token_type_ids": np.array([types or [0] * len(ids)])'  # 1 for the tokens of a second text
+TYPES = """
+    given["token_type_ids"] = np.array([[0] * len(ids) if types is None else types])  # 1 in a second text"""
 
 
 def loop(manifest: Manifest) -> str:
@@ -195,7 +196,8 @@ def _encoder(manifest: Manifest) -> str:
         ability=ability,
         doc=f"The ids of a text, special ones included -> {makes}.",
         types=", types=None" if has_types else "",
-        second=SECOND[manifest.target] + (TYPES if has_types else ""),
+        second=SECOND[manifest.target],
+        typed=TYPES if has_types else "",
         output="last_hidden_state" if ability == "embed" else "logits",
         result=result,
     )

@@ -192,5 +192,7 @@ def _text(manifest: Manifest, files: Collection[str]) -> Iterator[str]:
     if not is_heard:
         ids = f'ids = Tokenizer.from_file("{TOKENIZER}").encode("TEXT").ids'
         yield f"```python\nfrom tokenizers import Tokenizer\n\n{ids}\n```"
+        if manifest.facts.has_token_types:
+            yield 'A pair of texts is `encode("TEXT", "OTHER")`: its `type_ids` are 1 for the tokens of the second.'
     if TEXT in files:
         yield f"`{TEXT}` has the tokens of languages (`languages`) and the template of a chat (`chat`)."

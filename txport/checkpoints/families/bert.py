@@ -169,11 +169,8 @@ def problem_of(values: Published, labels: Sequence[str]) -> str:
     if strange := [key for key in beside if key not in (ACTIVATION, "version")]:
         raise ConfigError(f"the key {quoted(strange[0])} of sentence_transformers is not supported")
     if named is not None and function not in SCORED:
-        raise ConfigError(
-            f"the activation {quoted(named)} of a cross-encoder is not supported; supported: {', '.join(SCORED)}"
-        )
-    by_default = values.get("problem_type", PROBLEM_TYPES[0])
-    return SCORED[function] if len(labels) == 1 and named is not None else by_default
+        raise ConfigError(f"the activation {quoted(named)} of a cross-encoder is not supported: {', '.join(SCORED)}")
+    return SCORED[function] if named and len(labels) == 1 else str(values.get("problem_type", PROBLEM_TYPES[0]))
 
 
 def labels_of(values: Published) -> tuple[str, ...]:

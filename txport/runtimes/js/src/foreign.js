@@ -81,7 +81,7 @@ export function foreign({ source, target }, facts, cleansUp, files) {
         throw new UnsupportedError("a pair of texts needs the bundle's tokenizer.json, and it has none");
       const first = piecesOf(source, text);
       const both = piecesOf(source, text, other);
-      if (!first.every(({ id }, place) => both[place]?.id === id))
+      if (both.length <= first.length || !first.every(({ id }, place) => both[place].id === id))
         throw new UnsupportedError("the tokenizer's encode must read text_pair, as those of transformers.js do");
       const read = (/** @type {Piece[]} */ pieces) => known(`${text} with ${other}`, pieces, unknown);
       const ids = [first, both.slice(first.length)].map(read);

@@ -116,8 +116,9 @@ export class Model {
       if (/\p{Surrogate}/u.test(each)) throw new TextError(`${quoted(each)} is not UTF-8 text`);
     }
     if (!isPair(text)) return this.#checked(this.#reader.encode(text, unknown, special));
-    if (this.#reader.encodePair === undefined || special)
-      throw new UnsupportedError("a pair of texts needs load(bundle, { tokenizer }), and is not read with special");
+    if (special) throw new UnsupportedError("a pair of texts is not read with special: true");
+    if (this.#reader.encodePair === undefined)
+      throw new UnsupportedError("a pair of texts needs load(bundle, { tokenizer })");
     return this.#checked(this.#reader.encodePair(text[0], text[1], unknown));
   }
 
@@ -272,8 +273,10 @@ export class Model {
   async rank(query, texts, options = {}) {
     requireKnown(options, ["unknown", "special", "top"]);
     requireAbility(this.facts, "classify");
-    const { top = texts.length, ...others } = options;
+    const { top, ...others } = options;
     requireTop(top);
+    if (typeof query !== "string" || !Array.isArray(texts) || texts.some((text) => typeof text !== "string"))
+      throw new TextError("rank needs a query and an array of texts, all strings");
     if (this.facts.labels.length !== 1) {
       throw new UnsupportedError(`rank needs a model with one label; this one has ${this.facts.labels.length}`);
     }
