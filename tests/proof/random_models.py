@@ -104,7 +104,7 @@ def plain(model: Model) -> None:
 def rescaled(model: Model, factor: float) -> None:
     """Keys, values, logits and, with norms before the sublayers, the residual stream so many times as large.
 
-    Queries, outputs and norms undo it for all that follows.
+    Queries, outputs and norms undo it for all that follows. Without norms, a feed-forward may leave fp32's range.
     """
     plain(model)
     for part in (each for each in model.modules() if isinstance(each, Attention)):
@@ -116,7 +116,7 @@ def rescaled(model: Model, factor: float) -> None:
             if linear is not part.output and linear.bias is not None:
                 linear.bias.mul_(factor**power)
     residuals = [each.first for each in model.modules() if isinstance(each, Residual)]
-    if residuals and all(residuals):
+    if residuals and all(residuals) and getattr(model.config, "input_norm", True):
         stream = [each for part in model.modules() if isinstance(part, Embedding) for each in part.parameters()]
         norms = [each.result_norm for each in model.modules() if isinstance(each, Residual)]
         last: Iterable[nn.Module] = [each for each in norms if each is not None] or written_to_stream(model)
