@@ -1,1 +1,1 @@
-"""The README of a bundle: a description, and examples of programs that run it."""
+"""The README of a bundle: a description, and a program that runs it."""

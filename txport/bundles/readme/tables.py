@@ -1,4 +1,4 @@
-"""The tables of a README: a summary of the bundle, its files, and the ports of its graphs."""
+"""The tables of a README: a summary of the bundle, and the ports of its graphs."""
 
 from __future__ import annotations
 
