@@ -15,6 +15,7 @@ import pytest
 import setuptools
 
 import txport
+from txport.api import locate
 
 PACKAGE = Path(txport.__file__).parent
 ROOT = PACKAGE.parent
@@ -113,6 +114,11 @@ def test_a_room_of_proof_is_small_and_imports_one_way(room: str) -> None:
     imports = re.compile(r"^ *from txport\.proof\.([\w.]+) import", re.MULTILINE)
     used = {name for file in folder.rglob("*.py") for name in imports.findall(file.read_text(encoding="utf-8"))}
     assert {name for name in used if not {name, name.partition(".")[0]} & PROOF[room]} == set()
+
+
+def test_a_cached_export_depends_on_every_room_that_makes_it() -> None:
+    """Otherwise a bundle that older code exported would be run for ever."""
+    assert {*ALLOWED["exporters"], "proof"} - LOWEST == set(locate.EXPORTING)
 
 
 def test_every_room_was_looked_at() -> None:

@@ -23,6 +23,8 @@ from txport.system.progress import Progress, silent
 from txport.system.stages import locked, recover, to_its_end
 from txport.version import __version__
 
+EXPORTING = ("audio", "bundles", "checkpoints", "exporters", "models", "proof", "text")  # rooms that make a bundle
+
 
 def find_bundle(
     name: str, *, precision: str | None = None, variant: str | None = None, progress: Progress = silent
@@ -143,7 +145,7 @@ def _alone(folder: Path, progress: Progress) -> Iterator[None]:
 def _key(name: str, precision: str) -> str:
     """Return a folder name that depends on the checkpoint and on the code that exports it."""
     code = hashlib.sha256()
-    for folder in (SHIPPED, *(SHIPPED.parent / room for room in ("bundles", "exporters", "proof"))):
-        for file in sorted(folder.rglob("*.py")):
+    for room in EXPORTING:
+        for file in sorted((SHIPPED.parent / room).rglob("*.py")):
             code.update(file.read_bytes())
     return f"{name.replace(':', '-')}-portable-{precision}-{__version__}-{digest(name)[:8]}-{code.hexdigest()[:8]}"
