@@ -13,10 +13,10 @@ from pathlib import Path
 
 from tests.families.folders import FOLDER, is_recorded, names
 from tests.tiny import unproven
-from txport.bundles.targets import TARGETS
 from txport.errors import TxportError
 from txport.models import architecture
 from txport.system.files import sha256
+from txport.targets import TARGETS
 
 LEFT_OUT = ("README.md", "txport.json")
 

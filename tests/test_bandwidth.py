@@ -10,9 +10,9 @@ from tests.tiny import tiny_config, tiny_model, unproven
 from txport.bench import bandwidth
 from txport.bench import measure as bench
 from txport.bundles.bundle import Bundle
-from txport.bundles.ports import LARGE_VOCABULARY
 from txport.checkpoints.checkpoint import save_checkpoint
 from txport.runtimes.ort import sessions
+from txport.targets.cpu import LARGE_VOCABULARY
 
 SCREENED = pytest.mark.skipif(
     sessions.may_saturate(), reason="sums of 8-bit products may saturate here, so all logits are computed"

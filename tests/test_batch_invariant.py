@@ -19,7 +19,6 @@ from tests.tiny import tiny_config, tiny_model
 from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import INVARIANT, PLAIN, blocks_of
-from txport.bundles.ports import ENCODER, STEP
 from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.exporters.check import operators
 from txport.models.names import MANIFEST
@@ -33,6 +32,7 @@ from txport.search.generate import Steps, generate, search
 from txport.search.options import Found, SearchOptions
 from txport.search.scoring import logits
 from txport.system.documents import write_json
+from txport.targets.ports import ENCODER, STEP
 
 LONGEST = 23  # no multiple of what the kernels sum over at a time
 KINDS: dict[str, dict[str, Any]] = {

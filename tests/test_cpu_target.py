@@ -22,16 +22,6 @@ from txport import runtimes
 from txport.bench import bandwidth
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import DYNAMIC, INVARIANT, ROWS, Form, blocks_of, with_columns
-from txport.bundles.ports import (
-    COUNT,
-    ENCODER,
-    IDS,
-    LARGE_VOCABULARY,
-    LOG_PROBS,
-    LOGITS,
-    PAST_LENGTHS,
-    STEP,
-)
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.cli import cli
 from txport.errors import UnsupportedError
@@ -47,6 +37,8 @@ from txport.runtimes.slots import seat
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
 from txport.system import machine
+from txport.targets.cpu import LARGE_VOCABULARY
+from txport.targets.ports import COUNT, ENCODER, IDS, LOG_PROBS, LOGITS, PAST_LENGTHS, STEP
 
 SOURCES = [[5, 9, 7, 2], [6, 2], [4, 8, 8, 10, 12, 5, 2], [11, 2], [7, 6, 5, 2]]
 KINDS = {

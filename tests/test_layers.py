@@ -23,7 +23,7 @@ LINKED = ("models", "exporters", "runtimes")
 # What each room may import of ours; the command line may import everything.
 LOWEST = {"system", "errors"}
 CHECKPOINTS = {"checkpoints", "text", "audio", "models", *LOWEST}
-BUNDLES = {"bundles", *CHECKPOINTS}
+BUNDLES = {"bundles", "targets", *CHECKPOINTS}
 PROOF_ROOMS = {"proof", "search", "exporters", "runtimes", *BUNDLES}
 PRODUCT = {"api", "bench", "inspection", *PROOF_ROOMS}
 ALLOWED = {
@@ -33,6 +33,7 @@ ALLOWED = {
     "text": {"text", "models", *LOWEST},
     "audio": {"audio", "models", *LOWEST},
     "checkpoints": CHECKPOINTS,
+    "targets": {"targets", "models", *LOWEST},
     "bundles": BUNDLES,
     "exporters": {"exporters", *BUNDLES},
     "runtimes": {"runtimes", *BUNDLES},
@@ -166,7 +167,7 @@ def test_breach_is_found(room: str, source: str) -> None:
             "exporters",
             "from txport.version import __version__\nfrom txport.models.architectures import transformer\nimport torch",
         ),
-        ("runtimes", "from txport.runtimes.base import Ints\nfrom txport.bundles import ports"),
+        ("runtimes", "from txport.runtimes.base import Ints\nfrom txport.targets import ports"),
         ("models", "from txport.models import config\nimport txport.models.names"),
         ("product", "from txport import runtimes\nfrom txport.exporters.export import export_graphs"),
     ],

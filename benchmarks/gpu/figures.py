@@ -13,8 +13,8 @@ from txport.bench.bandwidth import LOOKUPS
 from txport.bench.measure import quartiles
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_model
-from txport.bundles.ports import STEP
 from txport.runtimes.ort.cuda.device import ELEMENTS, bytes_of
+from txport.targets.ports import STEP
 
 REACHED, SHORT, UNMEASURED = "reached", "falls short", "not measured"
 Record = dict[str, Any]

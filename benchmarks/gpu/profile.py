@@ -12,11 +12,11 @@ import onnx
 
 from benchmarks.gpu.lines import Line
 from txport.bundles.bundle import Bundle
-from txport.bundles.device_ports import ON_HOST
-from txport.bundles.ports import ALL_ROWS, BATCH, BEAMS, COUNT, PAST_LENGTHS, ROOM, SOURCE, SOURCE_LENGTHS, STEP
 from txport.runtimes.ort.nvidia.options import CUDA, cuda_options
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.providers import full_name, open_session
+from txport.targets.cuda import ON_HOST
+from txport.targets.ports import ALL_ROWS, BATCH, BEAMS, COUNT, PAST_LENGTHS, ROOM, SOURCE, SOURCE_LENGTHS, STEP
 
 RUNS = 4  # the first is ignored
 

@@ -25,10 +25,10 @@ from txport.api.release import bisect, load_checkpoint, parity
 from txport.bench import measure as bench
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_model
-from txport.bundles.ports import DECODER, MODEL
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.errors import CheckpointError, ParityError, UnsupportedError
 from txport.proof.verify.check import verify
+from txport.targets.ports import DECODER, MODEL
 
 Invoke = Callable[..., tuple[int, str]]
 SOURCES = [[5, 6, 7, 2], [9, 2], [11, 12, 13, 14, 15, 16, 17, 18, 2]]

@@ -18,12 +18,12 @@ from tests.tiny import edit_graph
 from txport import adapters
 from txport.api.release import load_checkpoint
 from txport.bundles.bundle import Bundle
-from txport.bundles.ports import DECODER, LOGITS
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.proof.masks import bound_of, cut_off, largest_of
 from txport.proof.parity.check import check
 from txport.proof.proven import prove, write
 from txport.proof.verify.check import verify
+from txport.targets.ports import DECODER, LOGITS
 
 MASKED = (0, 1, 7)
 LARGEST = torch.finfo(torch.float32).min

@@ -20,11 +20,11 @@ from tests.adapters.modules import (
     seeded,
 )
 from txport import adapters
-from txport.bundles.targets import TARGETS
 from txport.checkpoints.adapters.load import adapt
 from txport.errors import UnsupportedError
-from txport.exporters.graphs import PORTABLE
+from txport.exporters.portable.modules import PORTABLE
 from txport.exporters.program import trace_program
+from txport.targets import TARGETS
 
 
 def traced(module: nn.Module, adapter: adapters.Adapter, dtype: str = "float32") -> ir.Model:

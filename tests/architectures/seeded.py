@@ -12,13 +12,13 @@ from torch import Tensor
 from tests.runtimes.driven import ENGINES
 from txport import runtimes
 from txport.bundles.bundle import Bundle
-from txport.bundles.targets import TARGETS
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models import architecture
 from txport.models.model import Model
 from txport.proof.parity.check import check
 from txport.proof.proven import write
 from txport.proof.reports.report import Report
+from txport.targets import TARGETS
 
 # In which every variant is offered: a small model may have no matrix of whole blocks, which cuda has in 8 and 4 bits.
 PLANS = [

@@ -12,13 +12,13 @@ import torch
 from tests.architectures.seeded import bundle_of, saved, seeded_model
 from tests.runtimes.driven import ENGINES
 from txport import runtimes
-from txport.bundles.ports import ENCODER, STEP
 from txport.exporters.check import operators
 from txport.models import architecture
 from txport.models.architectures.additive import PRESETS
 from txport.models.architectures.transformer import TransformerConfig
 from txport.models.ops import padding_mask
 from txport.models.parts import additive as masking
+from txport.targets.ports import ENCODER, STEP
 
 TINY = PRESETS["additive-tiny"]
 

@@ -16,12 +16,12 @@ import txport
 from tests.tiny import edit_graph, unproven
 from txport.api.encoding import likeliest, scores
 from txport.bundles.bundle import load_bundle
-from txport.bundles.targets import TARGETS
 from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.cli import main
 from txport.errors import ConfigError, UnknownTextError, UnsupportedError
 from txport.models.architectures.bert import LABELLED, Bert, BertConfig
 from txport.proof.bisect.culprit import bisect
+from txport.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
 NEAR = 1e-4

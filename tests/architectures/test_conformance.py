@@ -26,7 +26,6 @@ from txport import runtimes
 from txport.audio.spectrogram import drawn_features
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_ir
-from txport.bundles.targets import TARGETS
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.models import architecture
 from txport.models.architecture import Architecture
@@ -43,6 +42,7 @@ from txport.runtimes.base import EncoderRuntime, Runtime
 from txport.runtimes.inputs import Source, batch
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import first_tokens
+from txport.targets import TARGETS
 
 Array = NDArray[Any]
 

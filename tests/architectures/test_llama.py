@@ -17,7 +17,6 @@ from tests.tiny import unproven
 from txport import runtimes
 from txport.api import release
 from txport.bundles.bundle import Bundle
-from txport.bundles.ports import PREFILL, STEP
 from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.errors import ConfigError, UnsupportedError
 from txport.exporters.check import operators
@@ -28,6 +27,7 @@ from txport.runtimes.pytorch import TorchRuntime
 from txport.search.continuous import Scheduler
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
+from txport.targets.ports import PREFILL, STEP
 
 SMALL: dict[str, Any] = {
     "vocab_size": 32,

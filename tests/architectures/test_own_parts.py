@@ -17,12 +17,12 @@ from tests.proof.faults import Edit, scaled
 from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import PLAIN
-from txport.bundles.ports import DECODER, STEP
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.errors import UnsupportedError
 from txport.proof.against.hold import hold_against
 from txport.proof.bisect.culprit import bisect
 from txport.proof.proven import prove, write
+from txport.targets.ports import DECODER, STEP
 
 Array = NDArray[Any]
 PLANS = [("portable", "fp32"), ("cpu", "fp32"), ("cpu", "int8"), ("cuda", "fp16"), ("cuda", "int8")]

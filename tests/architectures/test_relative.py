@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from tests.architectures.seeded import bundle_of, saved, seeded_model
-from txport.bundles.ports import ALIGN, CAPACITY, COUNT, INPUT_IDS, LOGITS, PAST_LENGTHS, SOURCE_LENGTHS, STEP
 from txport.exporters.check import operators
 from txport.exporters.cpu.modules import CpuEncoder, CpuStep
 from txport.models.architectures.relative import PRESETS
 from txport.models.ops import PlainOps, causal_mask
 from txport.models.parts import Attention, additive
+from txport.targets.ports import ALIGN, CAPACITY, COUNT, INPUT_IDS, LOGITS, PAST_LENGTHS, SOURCE_LENGTHS, STEP
 
 TINY = PRESETS["relative-tiny"]
 

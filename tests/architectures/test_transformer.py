@@ -16,7 +16,6 @@ import txport
 from tests.tiny import tiny_config, tiny_model, unproven
 from txport import runtimes
 from txport.bundles.bundle import Bundle
-from txport.bundles.ports import DECODER, STEP, screens
 from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.errors import UnsupportedError
 from txport.exporters.check import operators
@@ -25,6 +24,8 @@ from txport.models.parts import sinusoids
 from txport.proof.parity.check import check
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
+from txport.targets.cpu import screens
+from txport.targets.ports import DECODER, STEP
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-10}  # in float64
 VARIANTS: dict[str, dict[str, Any]] = {

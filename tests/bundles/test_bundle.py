@@ -11,10 +11,10 @@ from tests.tiny import tiny_config, tiny_facts
 from txport.bundles.bundle import Bundle, load_bundle, seal
 from txport.bundles.forms import INVARIANT, PLAIN, ROWS, Form, Stored, blocks_of
 from txport.bundles.manifest import FORMAT, Manifest
-from txport.bundles.ports import DECODER, ENCODER, SELECT
 from txport.bundles.reading import read_manifest
 from txport.errors import BundleError
 from txport.models.names import MANIFEST
+from txport.targets.ports import DECODER, ENCODER, SELECT
 
 RIGHT = {"weights": ["a.weight"], "form": INVARIANT.to_dict(), "scales": "a.scale"}
 

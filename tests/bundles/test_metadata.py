@@ -18,12 +18,12 @@ from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.graphs import read_outline
 from txport.bundles.manifest import Manifest
 from txport.bundles.metadata import contradictions, metadata
-from txport.bundles.ports import DECODER, ENCODER, SELECT
 from txport.checkpoints.places import preset_config
 from txport.errors import BundleError
 from txport.models import architecture
 from txport.models.names import MANIFEST
 from txport.system.documents import write_json
+from txport.targets.ports import DECODER, ENCODER, SELECT
 
 PAGE = Path(__file__).parents[2] / "docs" / "embedding.md"
 

@@ -8,7 +8,10 @@ from dataclasses import replace
 import pytest
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.ports import (
+from txport.models.architectures.transformer import TransformerConfig, facts
+from txport.models.facts import LENGTH, Facts, Output, key_values
+from txport.targets import TARGETS
+from txport.targets.ports import (
     DECODER,
     ENCODER,
     SELECT,
@@ -17,9 +20,6 @@ from txport.bundles.ports import (
     Port,
     compare_ports,
 )
-from txport.bundles.targets import TARGETS
-from txport.models.architectures.transformer import TransformerConfig, facts
-from txport.models.facts import LENGTH, Facts, Output, key_values
 
 # D 24, 3 heads of 8, 11 source and 13 target tokens, 1 + 2 layers: every number is another.
 CONFIG = TransformerConfig(

@@ -19,13 +19,13 @@ import txport.api.release
 from tests.tiny import edit_graph, reseal, tiny_config, tiny_facts, tiny_model, update_hashes
 from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.bundles.ports import DECODER, ENCODER
 from txport.bundles.reading import least_bytes, read_manifest
 from txport.checkpoints.checkpoint import save_checkpoint
 from txport.errors import BundleError, ParityError, RunError
 from txport.models.names import MANIFEST
 from txport.proof.verify.check import verify
 from txport.runtimes.base import GraphRuntime
+from txport.targets.ports import DECODER, ENCODER
 
 Json = dict[str, Any]
 

@@ -20,8 +20,8 @@ import txport
 from tests.bundles import drivers, metadata_driver
 from txport.bundles.bundle import Bundle, load_bundle, seal
 from txport.bundles.readme.page import readme
-from txport.bundles.targets import TARGETS
 from txport.errors import BundleError
+from txport.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,7 +18,6 @@ from tests.cuda.fake.fixture import FakeCuda
 from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_model
-from txport.bundles.ports import STEP
 from txport.cli import cli
 from txport.errors import BundleError
 from txport.exporters.check import GraphError, check_graph
@@ -26,6 +25,7 @@ from txport.exporters.cuda.audit.graph import audit_port
 from txport.inspection.kernels import audits
 from txport.inspection.page import page
 from txport.runtimes.ort.nvidia.fit import needs_cudnn
+from txport.targets.ports import STEP
 
 CUDA = "CUDAExecutionProvider"
 CASES = ("seq2seq", "speech", "causal", "classify", "relative-tiny", "additive-tiny")

@@ -21,13 +21,13 @@ from tests.tiny import tiny_facts
 from txport.api import warming
 from txport.api.model import Model
 from txport.bundles.bundle import Bundle
-from txport.bundles.ports import MODEL
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import UnsupportedError
 from txport.runtimes.ort.cuda import warm as cuda_warm
 from txport.runtimes.ort.cuda.device import EAGER
 from txport.runtimes.ort.cuda.driver import CudaRuntime
 from txport.runtimes.ort.cuda.host import HostDevice
+from txport.targets.ports import MODEL
 from txport.text.numbers import NumberTokenizer
 
 LONGEST, BATCH = 13, 5

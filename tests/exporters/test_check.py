@@ -12,9 +12,9 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.bundles.ports import DECODER, ENCODER, SELECT
 from txport.exporters.check import GraphError, check_graph, operators
 from txport.exporters.weights import graph_weights
+from txport.targets.ports import DECODER, ENCODER, SELECT
 
 Edit = Callable[[ModelProto], object]
 

@@ -17,7 +17,6 @@ import txport
 from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import INVARIANT, with_columns
-from txport.bundles.ports import MODEL, STEP
 from txport.checkpoints.checkpoint import Checkpoint, fill, load_checkpoint, save_checkpoint
 from txport.exporters.cpu import choose
 from txport.exporters.cpu.columns import COLUMNS, find_columns
@@ -25,6 +24,7 @@ from txport.models import architecture
 from txport.proof.bisect.isolation import Runner
 from txport.proof.few_bits.kernels import AS_SHIPPED, product_of
 from txport.proof.parity.check import check
+from txport.targets.ports import MODEL, STEP
 
 LARGE = {5, 40, 77, 101}
 INNER = "encoder.1.feed_forward.inner.weight"

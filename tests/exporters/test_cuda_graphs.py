@@ -19,9 +19,27 @@ from numpy.typing import NDArray
 
 import txport
 from tests.tiny import tiny_config, tiny_facts, tiny_model
-from txport.bundles.device_ports import flat_dims
 from txport.bundles.manifest import Manifest
-from txport.bundles.ports import (
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from txport.errors import UnsupportedError
+from txport.exporters.check import GraphError
+from txport.exporters.cuda.exporter import EXPORTER, check_operators
+from txport.exporters.cuda.fusions import fuse_biases, fuse_residuals
+from txport.exporters.cuda.operators import ATTENTION, WRITE
+from txport.exporters.export import export_graphs
+from txport.exporters.exporter import Job
+from txport.exporters.fused.parts import PACKED
+from txport.exporters.memory import memory_model
+from txport.exporters.tracing.passes import CLEANING
+from txport.exporters.tracing.trace import kinds_of_trace, parts_of_trace
+from txport.models.architectures.llama import Llama, LlamaConfig
+from txport.models.model import Model
+from txport.models.parts import Attention
+from txport.proof.bisect.probe import shown
+from txport.runtimes.ort.widened import widen
+from txport.targets import TARGETS
+from txport.targets.cuda import flat_dims
+from txport.targets.ports import (
     ADMIT_ROWS,
     ENCODER,
     GROW_ROWS,
@@ -35,23 +53,6 @@ from txport.bundles.ports import (
     STEP,
     Graph,
 )
-from txport.bundles.targets import TARGETS
-from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from txport.errors import UnsupportedError
-from txport.exporters.check import GraphError
-from txport.exporters.cuda.fusions import fuse_biases, fuse_residuals
-from txport.exporters.cuda.operators import ATTENTION, WRITE
-from txport.exporters.export import export_graphs
-from txport.exporters.fused.parts import PACKED
-from txport.exporters.memory import memory_model
-from txport.exporters.targets import EXPORTERS, Job, check_cuda
-from txport.exporters.tracing.passes import CLEANING
-from txport.exporters.tracing.trace import kinds_of_trace, parts_of_trace
-from txport.models.architectures.llama import Llama, LlamaConfig
-from txport.models.model import Model
-from txport.models.parts import Attention
-from txport.proof.bisect.probe import shown
-from txport.runtimes.ort.widened import widen
 
 Array = NDArray[Any]
 HOST = {"Shape", "Size", "Range", "If", "Loop", "Scan", "NonZero", "ConstantOfShape"}  # what asks the host, or is one
@@ -82,7 +83,7 @@ def manifest_of(model: Model, precision: str = "fp32") -> Manifest:
 
 
 def traced(model: Model, role: str) -> ir.Model:
-    target = EXPORTERS["cuda"]
+    target = EXPORTER
     job = Job(model, manifest_of(model), role)
     found = target.trace(job)
     CLEANING["remove unused nodes"](found, job.ports)
@@ -227,7 +228,7 @@ def test_an_operator_that_lost_what_its_part_does_is_found_without_running_it(
             if number is not None:
                 node.attributes[name] = ir.AttrInt64(name, 1 - role.startswith(PREFILL))
     with pytest.raises(GraphError, match=told) if told else nullcontext():
-        check_cuda(graph, became, kinds, became[PACKED], role)
+        check_operators(graph, became, kinds, became[PACKED], role)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------
@@ -265,10 +266,10 @@ def test_prompts_of_an_attention_without_an_operator_are_refused() -> None:
     with pytest.raises(
         UnsupportedError, match="no form of this attention with a window; export it with target='portable'"
     ):
-        EXPORTERS["cuda"].require(model)
+        EXPORTER.require(model)
     part.window = None
     with pytest.raises(UnsupportedError, match="no form of this attention for prompts"):
-        EXPORTERS["cuda"].require(model)
+        EXPORTER.require(model)
 
 
 def test_graphs_without_weights_say_where_these_would_lie(tiny: Checkpoint, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from txport.bundles.ports import BATCH, SOURCE, TARGET, Graph, Port
 from txport.errors import UnsupportedError
 from txport.exporters.cuda.audit.capture import dims_of, unfit
 from txport.exporters.cuda.audit.values import operator_of
@@ -21,6 +20,7 @@ from txport.exporters.cuda.operators import CUDA_FORMS
 from txport.exporters.tracing.forms import FORMS
 from txport.exporters.tracing.symbols import Form
 from txport.exporters.tracing.trace import trace
+from txport.targets.ports import BATCH, SOURCE, TARGET, Graph, Port
 
 Dims = tuple[int | str, ...]
 HEADS, SIZE = 4, 8

@@ -18,7 +18,6 @@ from txport.bundles.bundle import Bundle, seal
 from txport.bundles.forms import blocks_of
 from txport.bundles.graphs import read_model
 from txport.bundles.manifest import Manifest
-from txport.bundles.ports import ENCODER, STEP
 from txport.bundles.reading import read_manifest
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.checkpoints.weights.streamed import emptied
@@ -28,6 +27,7 @@ from txport.exporters.weights import graph_weights
 from txport.inspection.weights import parts_of
 from txport.proof.bisect.culprit import bisect
 from txport.proof.parity.weights import compare_weights
+from txport.targets.ports import ENCODER, STEP
 
 BITS = {"int8": 8, "int4": 4}
 QUERY = "decoder.1.cross_attention.query.weight"

@@ -23,13 +23,13 @@ from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle, seal
 from txport.bundles.manifest import Manifest
 from txport.bundles.metadata import metadata
-from txport.bundles.ports import DECODER, ENCODER, SELECT, Graph
 from txport.checkpoints.checkpoint import Checkpoint, expected_tensors, load_checkpoint, save_checkpoint
 from txport.errors import UnsupportedError
 from txport.exporters.export import export_graphs
 from txport.exporters.tracing import passes
 from txport.exporters.weights import graph_weights
 from txport.proof.parity.check import check
+from txport.targets.ports import DECODER, ENCODER, SELECT, Graph
 
 ROLES = [ENCODER, DECODER, SELECT]
 

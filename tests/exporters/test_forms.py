@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.exporters.test_trace import graph, run
-from txport.bundles.ports import Port
 from txport.exporters.tracing.forms import FORMS
 from txport.exporters.tracing.trace import trace
+from txport.targets.ports import Port
 
 Function = Callable[[Any, "Weights"], Any]
 

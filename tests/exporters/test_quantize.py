@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from tests.tiny import tiny_config, tiny_model
 from txport.api.release import load_checkpoint
 from txport.bundles.forms import DYNAMIC, INVARIANT, blocks_of
-from txport.bundles.ports import ENCODER, STEP
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.exporters.cpu import choose
 from txport.exporters.cpu.choose import choose_form
@@ -24,6 +23,7 @@ from txport.exporters.export import export_graphs
 from txport.exporters.fused.quantize import ENDS, best_scales, dequantize, quantize, sums_of_squares
 from txport.exporters.fused.rewrite import tables_of, tags_of
 from txport.models.architectures.gpt2 import GPT2, GPT2Config
+from txport.targets.ports import ENCODER, STEP
 
 # Hundredths: of each block, two scales leave nearly the same error, and sums in float32 found the wrong one less.
 CLOSE = [

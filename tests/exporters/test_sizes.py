@@ -17,8 +17,6 @@ import txport
 from tests.tiny import edit_graph, tiny_config, tiny_model
 from txport.api.release import parity
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.bundles.ports import LARGE_VOCABULARY
-from txport.bundles.targets import TARGETS
 from txport.checkpoints import checkpoint
 from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.cli import main
@@ -28,6 +26,8 @@ from txport.models import architecture
 from txport.models.names import INDEX, MANIFEST, WEIGHTS
 from txport.proof.parity import check
 from txport.proof.proven import prove, write
+from txport.targets import TARGETS
+from txport.targets.cpu import LARGE_VOCABULARY
 
 KINDS = [(target, precision) for target, each in TARGETS.items() for precision in each.precisions]
 SMALLEST = ("tiny", "gpt2-tiny", "bert-tiny", "t5-tiny")

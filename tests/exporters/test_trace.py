@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txport.bundles.ports import BATCH, BEAMS, PAST, PAST_SOURCE, SOURCE, TOKENS, Graph, Port
 from txport.errors import UnsupportedError
 from txport.exporters.tracing.trace import SIZES, trace
+from txport.targets.ports import BATCH, BEAMS, PAST, PAST_SOURCE, SOURCE, TOKENS, Graph, Port
 
 Array = NDArray[Any]
 X = Port("x", "float32", (BATCH, SOURCE, 6))

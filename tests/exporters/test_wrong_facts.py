@@ -9,25 +9,25 @@ import onnx_ir as ir
 import pytest
 
 from tests.tiny import tiny_config, tiny_model
-from txport.bundles.ports import PREFILL, STEP
-from txport.bundles.targets import TARGETS
 from txport.errors import UnsupportedError
 from txport.exporters.check import GraphError
+from txport.exporters.cpu.exporter import EXPORTER, check_operators
 from txport.exporters.cpu.operators import GROUPED
 from txport.exporters.cpu.ops import require_fusable
 from txport.exporters.cpu.top import add_top, without_top
 from txport.exporters.fused.parts import PACKED
-from txport.exporters.targets import EXPORTERS, check_cpu
 from txport.exporters.tracing.trace import kinds_of_trace, parts_of_trace, trace
 from txport.models.architectures.llama import Llama, LlamaConfig
 from txport.models.facts import LENGTH, StateTensor
+from txport.targets import TARGETS
+from txport.targets.ports import PREFILL, STEP
 
 
 @pytest.mark.parametrize("changes", [{"output": "log_probs"}, {"output_bias": True}])
 def test_logits_that_are_not_plain_are_told_from_the_fact(changes: dict[str, object]) -> None:
     model = tiny_model(tiny_config(**changes))
     graph = next(each for each in TARGETS["cpu"].contracts["seq2seq"](model.facts, "float32") if each.role == STEP)
-    target = EXPORTERS["cpu"]
+    target = EXPORTER
     traced: ir.Model = trace(target.modules["seq2seq"][STEP](model), without_top(graph), 18, target.forms)
     with pytest.raises(GraphError, match=r"^has_plain_logits is true in the model's facts, but .*=False$"):
         add_top(traced, graph, shorten=True)
@@ -80,7 +80,7 @@ def test_an_operator_that_lost_what_its_part_does_is_found_without_running_it(
 ) -> None:
     model = Llama(CONFIG).eval()
     graph = next(each for each in TARGETS["cpu"].contracts["causal"](model.facts, "float32") if each.role == role)
-    target = EXPORTERS["cpu"]
+    target = EXPORTER
     traced = trace(target.modules["causal"][role](model), target.traced(graph), 18, target.forms)
     became = parts_of_trace(traced)
     kinds = kinds_of_trace(traced)
@@ -90,4 +90,4 @@ def test_an_operator_that_lost_what_its_part_does_is_found_without_running_it(
         if value is not None:
             node.attributes[name] = ir.AttrInt64(name, value)
     with pytest.raises(GraphError, match=told) if told else nullcontext():
-        check_cpu(traced, became, kinds, became[PACKED], role)
+        check_operators(traced, became, kinds, became[PACKED], role)

@@ -21,7 +21,13 @@ from tests.proof.faults import Edit, constant, swapped, weight
 from tests.proof.random_models import random_model
 from txport.bundles.forms import Stored
 from txport.bundles.manifest import Manifest
-from txport.bundles.ports import (
+from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.places import preset_config
+from txport.models.model import Model
+from txport.models.ops import Ops
+from txport.models.parts import Attention
+from txport.proof.bisect.culprit import Culprit
+from txport.targets.ports import (
     ATTENTION_MASK,
     DECODER,
     ENCODER_ATTENTION_MASK,
@@ -29,12 +35,6 @@ from txport.bundles.ports import (
     SOURCE_LENGTHS,
     STEP,
 )
-from txport.checkpoints.checkpoint import Checkpoint
-from txport.checkpoints.places import preset_config
-from txport.models.model import Model
-from txport.models.ops import Ops
-from txport.models.parts import Attention
-from txport.proof.bisect.culprit import Culprit
 
 Array = NDArray[Any]
 Heads = list[Tensor]

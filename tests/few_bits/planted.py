@@ -23,13 +23,13 @@ from tests.proof.few import draw_few
 from txport import runtimes
 from txport.api import release
 from txport.bundles.manifest import Manifest
-from txport.bundles.targets import TARGETS
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.errors import ParityError
 from txport.exporters import export as exporter
 from txport.proof.bisect.culprit import Culprit
 from txport.proof.proven import write
 from txport.proof.reports.report import Broken
+from txport.targets import TARGETS
 
 DIFFERS = "differs from PyTorch"
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int4")

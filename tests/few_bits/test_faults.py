@@ -15,8 +15,8 @@ from tests.covering import EVERY
 from tests.few_bits.faults import FAULTS, SUBJECTS
 from tests.few_bits.planted import PLANS, PRECISIONS, Outcome, Plan, Planted, every, examine, exports, lines_of, saved
 from tests.proof.few import draw_few
-from txport.bundles.targets import TARGETS
 from txport.proof.bisect import culprit
+from txport.targets import TARGETS
 
 STRIDE = 4  # of the places that a fault has, from one fault to the next
 

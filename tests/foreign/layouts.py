@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.ports import DECODER, ENCODER, MODEL
+from txport.targets.ports import DECODER, ENCODER, MODEL
 
 JSON = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 BRANCH = "use_cache_branch"

@@ -27,12 +27,12 @@ from txport.bench import measure as bench
 from txport.bundles.bundle import Bundle
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.graphs import read_outline
-from txport.bundles.targets import FOREIGN
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.cli import main
 from txport.errors import ParityError
 from txport.inspection.page import page
 from txport.inspection.weights import parts_of
+from txport.targets import FOREIGN
 
 Portable = Callable[[str], Bundle]
 IDS = " ".join(map(str, SOURCES[0]))

@@ -22,8 +22,8 @@ from txport.api.locate import open_bundle
 from txport.bundles.bundle import Bundle
 from txport.bundles.declared import read_signature
 from txport.bundles.foreign.read import read_foreign
-from txport.bundles.ports import Port
 from txport.errors import BundleError, TxportError, UnsupportedError
+from txport.targets.ports import Port
 
 Portable = Callable[[str], Bundle]
 

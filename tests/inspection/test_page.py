@@ -21,7 +21,6 @@ from tests.tiny import reseal, update_hashes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.declared import read_initializers
 from txport.bundles.graphs import read_outline
-from txport.bundles.ports import DECODER, ENCODER, PREFILL
 from txport.cli import cli
 from txport.errors import BundleError, OutputError
 from txport.inspection.drawings import _squarified
@@ -29,6 +28,7 @@ from txport.inspection.page import page
 from txport.inspection.weights import by_kind, part_of, parts_of
 from txport.models.names import MANIFEST
 from txport.system.documents import write_json
+from txport.targets.ports import DECODER, ENCODER, PREFILL
 
 EVIL = '"><img src=x onerror=alert(1)><script>alert(2)</script></style>&lt;'
 VOID = {"meta", "path", "rect", "br"}

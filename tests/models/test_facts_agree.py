@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from txport.bundles.targets import TARGETS
 from txport.models.facts import INPUTS, LENGTH, CrossAttention, Facts, Output, StateTensor, Tokens, by_layer, key_values
+from txport.targets import TARGETS
 
 SIDE = Tokens(size=11, longest=7, pad=0, start=1, ends=(2,))
 OWN = key_values(2, "row", 3, 8)

@@ -27,11 +27,10 @@ from torch.nn import functional as F
 
 from tests.instruction_sets import SETS, describe_processor
 from txport.bundles.bundle import seal
-from txport.bundles.targets import TARGETS
 from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.errors import ParityError, UnsupportedError
 from txport.exporters.export import export_graphs
-from txport.exporters.targets import EXPORTERS
+from txport.exporters.exporter import exporter_of
 from txport.models import architecture
 from txport.models.audio import Features
 from txport.models.config import Config
@@ -41,6 +40,7 @@ from txport.models.parts import Attention, DotProduct, Embedding, Linear, Residu
 from txport.models.stacks import DecoderOnly
 from txport.proof.proven import prove
 from txport.proof.reports.report import Report
+from txport.targets import TARGETS
 
 PLANS = [(target, precision) for target in ("portable", "cpu") for precision in TARGETS[target].precisions]
 ON_CUDA = [("cuda", precision) for precision in TARGETS["cuda"].precisions]
@@ -87,7 +87,7 @@ def draw_config(rng: np.random.Generator, name: str, target: str) -> Config:
         with torch.device("meta"):
             model = architecture.of(config).build(config)
         try:
-            EXPORTERS[target].require(model)
+            exporter_of(target).require(model)
         except UnsupportedError:
             continue
         return config

@@ -19,13 +19,13 @@ from txport import cli, runtimes
 from txport.api import release
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import Manifest
-from txport.bundles.ports import ENCODER
-from txport.bundles.targets import TARGETS
 from txport.checkpoints.checkpoint import Checkpoint, save_checkpoint
 from txport.errors import ParityError, UnavailableError, UnsupportedError
 from txport.exporters import export as exporter
 from txport.proof.matrix import FAIL, NEAR_TIE, NOT_AVAILABLE, PASS, Cell, Matrix, compare, engines, kinds, require_run
 from txport.proof.reports.pages import COLUMNS, markdown, page, rows
+from txport.targets import TARGETS
+from txport.targets.ports import ENCODER
 
 BUNDLES = [(target, precision) for target, each in TARGETS.items() for precision in each.precisions]
 FEWER = [

@@ -12,7 +12,6 @@ import pytest
 
 import txport
 from txport import runtimes
-from txport.bundles.targets import TARGETS
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from txport.cli import main
 from txport.errors import OutOfMemoryError
@@ -22,6 +21,7 @@ from txport.runtimes.inputs import infer
 from txport.runtimes.ort import sessions
 from txport.search.scoring import logits
 from txport.system import memory
+from txport.targets import TARGETS
 
 SOURCES = [[3, 4, 5], [5, 3]]
 LAST_BITS = 16 * float(np.finfo(np.float32).eps)  # of the largest number

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtimes.device_graphs import counter, counting, session_of, tensor
-from txport.bundles.ports import ENCODER
 from txport.errors import RunError
 from txport.runtimes.ort.cuda.device import CAPTURE_RUNS, ENCODE_QUEUE, MAIN, Threads, bind, stored, unstored
 from txport.runtimes.ort.cuda.host import HostDevice
@@ -21,6 +20,7 @@ from txport.runtimes.ort.cuda.workspace import (
     capacity_bucket,
     source_bucket,
 )
+from txport.targets.ports import ENCODER
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ from tests.tiny import edit_graph
 from txport import runtimes
 from txport.api import diagnose
 from txport.bundles.bundle import Bundle
-from txport.bundles.ports import DECODER, ENCODER, UNNAMED
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import BundleError, LoadError, RunError, UnavailableError, UnsupportedError
 from txport.proof.matrix import engines
@@ -34,6 +33,7 @@ from txport.runtimes.openvino import runtime as openvino
 from txport.runtimes.openvino.library import TELEMETRY
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import first_tokens
+from txport.targets.ports import DECODER, ENCODER, UNNAMED
 
 ENGINES = ["openvino", "tract"]
 PRESETS = {"seq2seq": "tiny", "causal": "gpt2-tiny", "encode": "bert-tiny"}

@@ -20,7 +20,6 @@ from tests.tiny import VOCABULARY, edit_graph, reseal
 from txport import runtimes
 from txport.api import diagnose
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.bundles.ports import DECODER, ENCODER
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import BundleError, LoadError, UnavailableError, UnsupportedError
 from txport.models.architectures.transformer import Transformer
@@ -33,6 +32,7 @@ from txport.runtimes.ort.nvidia import problems
 from txport.runtimes.ort.nvidia.fit import needs_cudnn
 from txport.runtimes.ort.sessions import start_sessions
 from txport.system.documents import write_json
+from txport.targets.ports import DECODER, ENCODER
 
 TOLERANCE = 2e-5  # of the largest logit, from PyTorch in float64
 ENGINES = ["ort", "openvino", "reference", "tract"]

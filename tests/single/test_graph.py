@@ -21,7 +21,6 @@ from tests.tiny import SAMPLES, edit_graph, reseal, tiny_config, tiny_model
 from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import Manifest
-from txport.bundles.ports import DECODER, ENCODER, GENERATE
 from txport.bundles.reading import read_manifest
 from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.cli import main
@@ -33,6 +32,7 @@ from txport.proof.parity.check import check
 from txport.proof.proven import write
 from txport.proof.verify.at_once import SINGLE
 from txport.proof.verify.check import verify
+from txport.targets.ports import DECODER, ENCODER, GENERATE
 
 ALONE = """
 import sys

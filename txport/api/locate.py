@@ -23,7 +23,16 @@ from txport.system.progress import Progress, silent
 from txport.system.stages import locked, recover, to_its_end
 from txport.version import __version__
 
-EXPORTING = ("audio", "bundles", "checkpoints", "exporters", "models", "proof", "text")  # rooms that make a bundle
+EXPORTING = (
+    "audio",
+    "bundles",
+    "checkpoints",
+    "exporters",
+    "models",
+    "proof",
+    "targets",
+    "text",
+)  # rooms that make a bundle
 
 
 def find_bundle(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from txport.api.folders import listed, remember
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import AUTO_LIMIT, MOST_IN_FP32
-from txport.bundles.targets import target_of
 from txport.checkpoints.places import code_name, files_of, find_folder, preset_name
 from txport.errors import OutputError, ParityError, TxportError, UnsupportedError, quoted
 from txport.models.names import MANIFEST
@@ -21,6 +20,7 @@ from txport.system.numbers import number, switch, whole
 from txport.system.packages import needed
 from txport.system.places import ELSEWHERE, require_possible, told
 from txport.system.progress import Progress, Stage, silent, within
+from txport.targets import target_of
 
 if TYPE_CHECKING:
     from torch.nn import Module

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_model
-from txport.bundles.ports import PROJECT, SEEK, STEP, screens
 from txport.system.cores import cores
+from txport.targets.cpu import PROJECT, SEEK, screens
+from txport.targets.ports import STEP
 
 PASSES = 10
 LOOKUPS = ("Gather", "GatherBlockQuantized")  # these read only a few rows of their table

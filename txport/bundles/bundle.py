@@ -13,12 +13,12 @@ from typing import Any, ParamSpec, TypeVar
 from txport.bundles.graphs import STANDARD, is_beside, read_outline
 from txport.bundles.manifest import Manifest
 from txport.bundles.metadata import contradictions
-from txport.bundles.ports import GENERATE
 from txport.bundles.reading import read_manifest
 from txport.errors import BundleError, TxportError, UnsupportedError, quoted
 from txport.models.names import COMPANIONS, LARGEST_SAMPLES, MANIFEST, SAMPLES
 from txport.system.documents import DocumentError, read_lines, write_json
 from txport.system.files import sha256
+from txport.targets.ports import GENERATE
 
 Item = TypeVar("Item")
 Arguments = ParamSpec("Arguments")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from txport.bundles.graphs import DEEPEST, ENTRY, LONGEST_NAME, graph_fields, opened
-from txport.bundles.ports import Dim, Port
 from txport.errors import BundleError
 from txport.system.protobuf import BYTES, VARINT, fields, known, varint
+from txport.targets.ports import Dim, Port
 
 # ONNX's number of a type -> bits of one value, and NumPy's name of the type.
 TYPES = {

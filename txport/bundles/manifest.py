@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from txport.bundles.forms import Form, Stored
-from txport.bundles.ports import Graph, single_graph
-from txport.bundles.targets import Target, target_of
 from txport.models.facts import Facts
 from txport.models.names import MANIFEST, TARGET_TOKENIZER, TEXT, TOKENIZER
 from txport.system.terminal import percent
+from txport.targets import target_of
+from txport.targets.ports import Graph, single_graph
+from txport.targets.target import Target
 
 FORMAT = 7
 # precision -> NumPy dtype of caches and logits, and of weights that are not quantised.

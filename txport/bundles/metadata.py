@@ -12,10 +12,10 @@ from typing import Any
 
 from txport.audio.targets import prompt
 from txport.bundles.manifest import Manifest
-from txport.bundles.ports import Graph
 from txport.errors import quoted
 from txport.models.audio import TASKS, Features, Speech
 from txport.models.facts import Facts, Tokens
+from txport.targets.ports import Graph
 
 PREFIX = "txport."
 ENGLISH = "en"

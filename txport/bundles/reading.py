@@ -13,11 +13,11 @@ from txport.bundles.comparisons import KEPT, require_calibrated, require_loss, r
 from txport.bundles.forms import Stored, require_distinct
 from txport.bundles.graphs import contained
 from txport.bundles.manifest import FORMAT, RARE, Manifest
-from txport.bundles.targets import target_of
 from txport.errors import BundleError, ConfigError, UnsupportedError, quoted
 from txport.models.facts import Facts
 from txport.models.names import MANIFEST
 from txport.system.documents import DocumentError, read_json
+from txport.targets import target_of
 
 LARGEST = 8 << 20  # bytes
 VALUES: Mapping[str, type | UnionType] = {

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from txport.bundles.comparisons import RECORDED, describe_calibrated, describe_loss, describe_original
 from txport.bundles.foreign.manifest import ForeignManifest
-from txport.bundles.ports import Port
 from txport.cli.guard import echo, results, write
 from txport.cli.outputs import in_flags
 from txport.system.terminal import one_line
+from txport.targets.ports import Port
 
 if TYPE_CHECKING:
     from txport.api.diagnose import Diagnosis

@@ -16,9 +16,9 @@ from onnx import ModelProto, ValueInfoProto
 from txport.bundles.graphs import read_model
 from txport.bundles.manifest import Manifest
 from txport.bundles.metadata import metadata
-from txport.bundles.ports import GENERATE, Dim, Graph, Port
 from txport.errors import TxportError
 from txport.exporters.cuda.audit.graph import audit_port
+from txport.targets.ports import GENERATE, Dim, Graph, Port
 
 PORTABLE_IR = 10
 OWN = {"com.microsoft": 1}

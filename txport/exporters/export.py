@@ -11,18 +11,18 @@ from torch import Tensor
 
 from txport.bundles.forms import Form
 from txport.bundles.manifest import Manifest
-from txport.bundles.targets import target_of
 from txport.checkpoints.adapters.adapted import Adapted
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.checkpoints.weights.streamed import emptied
 from txport.errors import UnsupportedError
-from txport.exporters import portable
 from txport.exporters.cpu.choose import NO_FORMS
+from txport.exporters.exporter import exporter_of
 from txport.exporters.fused import write as fused
+from txport.exporters.portable import write as portable
 from txport.exporters.single.rules import rules_of
-from txport.exporters.targets import EXPORTERS
 from txport.models import architecture
 from txport.system.packages import version_of
+from txport.targets import target_of
 from txport.version import __version__
 
 DEFAULT_OPSET = 18
@@ -35,7 +35,7 @@ def _require_fit(checkpoint: Checkpoint, target: str, precision: str, opset: int
         raise UnsupportedError(f"opset must lie in {OPSETS.start} to {OPSETS.stop - 1}, got {opset}")
     made_for = target_of(target)
     made_for.offered(precision)
-    if opset is not None and opset < (least := EXPORTERS[target].least):
+    if opset is not None and opset < (least := exporter_of(target).least):
         why = f"the {target} target has operators that write caches in place, which there are from opset {least} on"
         raise UnsupportedError(f"{why}, got {opset}; leave opset out")
     if not made_for.is_standard and isinstance(checkpoint.outline, Adapted):
@@ -96,7 +96,7 @@ def export_graphs(
     manifest = Manifest(
         target=target,
         precision=precision,
-        opset=opset or max(DEFAULT_OPSET, EXPORTERS[target].least, EXPORTERS[target].prefers(checkpoint.outline)),
+        opset=opset or max(DEFAULT_OPSET, exporter_of(target).least, exporter_of(target).prefers(checkpoint.outline)),
         architecture=architecture.name_of(checkpoint.config),
         config=checkpoint.config.to_dict(),
         facts=checkpoint.facts,

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from txport.bundles.ports import ADMIT_ROWS, ADMIT_SOURCES, GROW_ROWS, GROW_SOURCES, MORE, ROWS, Graph
 from txport.exporters.tracing.trace import IR_VERSION, value_of
+from txport.targets.ports import ADMIT_ROWS, ADMIT_SOURCES, GROW_ROWS, GROW_SOURCES, MORE, ROWS, Graph
 
 Tensors = Sequence[ir.Value]
 

@@ -17,7 +17,13 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from txport.bundles.ports import (
+from txport.checkpoints.adapters.adapted import computing, line_of
+from txport.checkpoints.adapters.adapter import SHORTEST
+from txport.errors import UnsupportedError, brief
+from txport.exporters.tracing.trace import IR_VERSION
+from txport.models.facts import Facts
+from txport.system.machine import is_out_of_memory
+from txport.targets.ports import (
     BATCH,
     PAST,
     PAST_SOURCE,
@@ -28,12 +34,6 @@ from txport.bundles.ports import (
     Graph,
     Port,
 )
-from txport.checkpoints.adapters.adapted import computing, line_of
-from txport.checkpoints.adapters.adapter import SHORTEST
-from txport.errors import UnsupportedError, brief
-from txport.exporters.tracing.trace import IR_VERSION
-from txport.models.facts import Facts
-from txport.system.machine import is_out_of_memory
 
 # Lengths of dims in a trace: at least 2, since PyTorch treats 0 and 1 as constants, and within the shortest model.
 LENGTHS = {BATCH: 6, SOURCE: 7, PAST_SOURCE: 4, TARGET: 3, PAST_TARGET: SHORTEST - 3, TOKENS: 3, PAST: SHORTEST - 3}

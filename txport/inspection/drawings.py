@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from txport.bundles.foreign.files import LATER
 from txport.bundles.manifest import Manifest
-from txport.bundles.ports import DECODER, ENCODER, MODEL, PREFILL, SELECT, STEP, Graph
 from txport.inspection.weights import Part
 from txport.models.audio import Features
 from txport.system.terminal import one_line
+from txport.targets.ports import DECODER, ENCODER, MODEL, PREFILL, SELECT, STEP, Graph
 
 LONGEST = 60  # characters of a name
 WIDTH, BOX, ARROW, EDGE = 440, 220, 34, 12  # of the diagram

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from txport.bundles.foreign.files import LATER
 from txport.bundles.foreign.manifest import ForeignManifest
-from txport.bundles.ports import DECODER
 from txport.bundles.readme.settings import reads_features
 from txport.bundles.readme.tables import KINDS
+from txport.targets.ports import DECODER
 
 LAYOUTS = {
     "merged": "one decoder for all steps",

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle
-from txport.bundles.ports import INPUT_IDS, PAST, POSITION_IDS, Graph
 from txport.checkpoints.adapters.adapted import Adapted
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.errors import CheckpointError, ParityError
@@ -30,6 +29,7 @@ from txport.proof.parity.check import exact_of, fitting_threads
 from txport.proof.parity.exact import pad
 from txport.proof.parity.replay import Reference
 from txport.proof.parity.tolerances import tolerance_of
+from txport.targets.ports import INPUT_IDS, PAST, POSITION_IDS, Graph
 
 SOURCES = (7, 3, 5)  # tokens of three rows
 PIECES = (3, 1, 2)  # tokens of each run with a growing cache; their sum is one run without cache

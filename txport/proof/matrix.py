@@ -20,7 +20,6 @@ import numpy as np
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle
-from txport.bundles.targets import TARGETS, target_of
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.errors import OutOfMemoryError, ParityError, TxportError, UnavailableError, UnsupportedError
 from txport.proof.parity.check import Report, check
@@ -28,6 +27,7 @@ from txport.proof.parity.measures import finite
 from txport.proof.proven import prove, write
 from txport.system.files import staged_folder
 from txport.system.packages import version_of
+from txport.targets import TARGETS, target_of
 from txport.version import __version__
 
 PASS, NEAR_TIE, FAIL, NOT_AVAILABLE = "pass", "near-tie", "fail", "not available"

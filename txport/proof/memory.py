@@ -10,11 +10,10 @@ import math
 
 from torch import nn
 
-from txport.bundles.targets import target_of
 from txport.checkpoints.adapters.adapted import Adapted
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.checkpoints.weights.streamed import MOST_ROOM
-from txport.exporters.portable import EXTERNAL_ABOVE
+from txport.exporters.portable.write import EXTERNAL_ABOVE
 from txport.exporters.weights import KEPT
 from txport.models.audio import Features
 from txport.models.facts import Facts, StateTensor
@@ -28,6 +27,7 @@ from txport.proof.parity.cases import reach_of
 from txport.proof.parity.exact import HALVES
 from txport.runtimes.ort.sessions import reads_in_place
 from txport.system import memory
+from txport.targets import target_of
 
 # Bytes per matrix weight that an ONNX Runtime session holds on a CPU, packed for its kernels. fp16 weights count as
 # fp32, because there are no fp16 kernels. docs/sizes.md lists the measurements. There is no estimate for GPUs.

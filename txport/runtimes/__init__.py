@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txport.bundles.foreign.manifest import ForeignManifest, names_differ
 from txport.bundles.manifest import STAND_IN
-from txport.bundles.ports import GENERATE, Graph, compare_ports
-from txport.bundles.targets import FOREIGN, target_of
 from txport.errors import BundleError, UnavailableError, UnsupportedError, quoted
 from txport.system.cores import cores
 from txport.system.numbers import whole
 from txport.system.packages import needed
+from txport.targets import FOREIGN, target_of
+from txport.targets.ports import GENERATE, Graph, compare_ports
 
 if TYPE_CHECKING:
     from txport.bundles.bundle import Bundle

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.bundles.ports import Port
 from txport.errors import RunError, TxportError, brief
 from txport.system.arrays import Array
 from txport.system.machine import is_out_of_memory
+from txport.targets.ports import Port
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]

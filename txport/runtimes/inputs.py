@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from txport.bundles.ports import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from txport.errors import RunError
 from txport.models.audio import Features
 from txport.models.facts import Facts
 from txport.runtimes.base import EncoderRuntime, Inputs, Ints, Outputs
 from txport.system.arrays import Array
+from txport.targets.ports import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 
 Source = Any  # token ids (S,), or features (M, F)
 Sources = Sequence[Source]

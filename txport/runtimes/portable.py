@@ -8,7 +8,12 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from txport.bundles.manifest import Manifest
-from txport.bundles.ports import (
+from txport.errors import RunError
+from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, scores
+from txport.runtimes.inputs import outputs_of, text_inputs
+from txport.system.arrays import Array
+from txport.targets.portable import TOGETHER
+from txport.targets.ports import (
     ATTENTION_MASK,
     DECODER,
     ENCODER,
@@ -22,12 +27,7 @@ from txport.bundles.ports import (
     POSITION_IDS,
     ROWS,
     SELECT,
-    TOGETHER,
 )
-from txport.errors import RunError
-from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, scores
-from txport.runtimes.inputs import outputs_of, text_inputs
-from txport.system.arrays import Array
 
 T = TypeVar("T")
 

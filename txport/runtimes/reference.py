@@ -14,13 +14,13 @@ from onnx.reference.op_run import OpRun
 from txport.bundles.bundle import Bundle
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.graphs import read_model
-from txport.bundles.ports import GENERATE, Port
 from txport.errors import BundleError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.foreign.lengths import foreign_runtime
 from txport.runtimes.portable import PortableRuntime
 from txport.runtimes.single import SingleRuntime
 from txport.system.arrays import Array
+from txport.targets.ports import GENERATE, Port
 
 
 class MatMul(OpRun):

@@ -7,7 +7,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from txport.bundles.manifest import Manifest
-from txport.bundles.ports import (
+from txport.errors import RunError, UnsupportedError
+from txport.runtimes.base import Floats, GraphPorts, Inputs, Ints, Scores, State
+from txport.runtimes.portable import Engine
+from txport.system.arrays import Array
+from txport.targets.ports import (
     ATTENTION_MASK,
     GENERATE,
     INPUT_FEATURES,
@@ -20,10 +24,6 @@ from txport.bundles.ports import (
     SEQUENCES_LENGTHS,
     SEQUENCES_SCORES,
 )
-from txport.errors import RunError, UnsupportedError
-from txport.runtimes.base import Floats, GraphPorts, Inputs, Ints, Scores, State
-from txport.runtimes.portable import Engine
-from txport.system.arrays import Array
 
 T = TypeVar("T")
 

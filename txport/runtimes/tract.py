@@ -10,12 +10,12 @@ import tract
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import require_order
-from txport.bundles.ports import UNNAMED, Dim, Graph, Port
 from txport.errors import BundleError, LoadError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.portable import PortableRuntime
 from txport.system.arrays import Array
 from txport.system.machine import is_out_of_memory
+from txport.targets.ports import UNNAMED, Dim, Graph, Port
 
 UNCOUNTED = ("Source", "Const")  # operators that compute nothing
 Tensor = Any  # tract has no types

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Iterator
 from types import ModuleType, TracebackType
+from typing import Any
 
 from txport.errors import TxportError, UnavailableError, brief
 from txport.system.machine import is_out_of_memory
@@ -18,6 +20,12 @@ from txport.system.machine import is_out_of_memory
 def version_of(package: str) -> str:
     """Return the version of an installed package; cached per process."""
     return importlib.metadata.version(package)
+
+
+def named(reference: str) -> Any:
+    """Return what "module:name" refers to, and import its module."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from benchmarks.peers.engines import Ids, Model, Search, before_end, transformer
 from txport.errors import UnsupportedError
-from txport.exporters.portable import token_config
+from txport.exporters.portable.write import token_config
 from txport.models.architectures.transformer import Transformer, hugging_face
 from txport.models.ops import padding_mask
 

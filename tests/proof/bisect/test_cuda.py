@@ -11,11 +11,11 @@ import pytest
 
 from tests.tiny import edit_graph, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle, seal
-from txport.bundles.ports import ENCODER, STEP
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.exporters.export import export_graphs
 from txport.proof.bisect import culprit as module
 from txport.proof.bisect.culprit import bisect
+from txport.targets.ports import ENCODER, STEP
 
 Edit = Callable[[onnx.ModelProto], None]
 CONFIG = tiny_config(activation="gelu")

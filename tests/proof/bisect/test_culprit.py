@@ -34,23 +34,25 @@ from tests.proof.faults import (
 from tests.tiny import edit_graph, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle, seal
 from txport.bundles.forms import DYNAMIC, INVARIANT, Form, blocks_of
-from txport.bundles.ports import DECODER, ENCODER, STEP
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.cli import cli
 from txport.errors import ParityError, UnsupportedError
+from txport.exporters.cpu import exporter
+from txport.exporters.cpu.exporter import CONDITION
 from txport.exporters.cpu.operators import FUSED_FORMS
 from txport.exporters.export import export_graphs
+from txport.exporters.exporter import Job, Stage
 from txport.exporters.fused import quantize as quantizer
 from txport.exporters.fused import rewrite
-from txport.exporters.targets import CONDITION, EXPORTERS, Job, Stage
 from txport.exporters.tracing.symbols import Symbol, Tracer
 from txport.models.ops import PlainOps
 from txport.proof.bisect import culprit as module
 from txport.proof.bisect.culprit import bisect
 from txport.proof.bisect.isolation import Runner
 from txport.proof.bisect.matrices import Rounding, badly_quantised
-from txport.proof.parity import replay
 from txport.proof.parity.check import check
+from txport.proof.parity.replays import cpu
+from txport.targets.ports import DECODER, ENCODER, STEP
 
 Array = NDArray[Any]
 
@@ -487,8 +489,8 @@ def test_a_fault_in_the_file_alone_is_told_from_one_of_the_exporter(
 
 def with_stage(name: str, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the cpu target have one more stage, or another in place of one."""
-    cpu = EXPORTERS["cpu"]
-    monkeypatch.setitem(EXPORTERS, "cpu", dataclasses.replace(cpu, stages={**cpu.stages, name: stage}))
+    cpu = exporter.EXPORTER
+    monkeypatch.setattr(exporter, "EXPORTER", dataclasses.replace(cpu, stages={**cpu.stages, name: stage}))
 
 
 @pytest.mark.usefixtures("few_cases")
@@ -515,13 +517,13 @@ def test_what_only_padding_beyond_all_rows_shows_is_found(
 ) -> None:
     """Cases are replayed as parity replays them."""
     padded: list[int] = []
-    batch = replay.batch
+    batch = cpu.batch
 
     def noted(sources: Any, facts: Any, padding: int = 0) -> tuple[Array, Array]:
         padded.append(padding)
         return batch(sources, facts, padding)
 
-    monkeypatch.setattr(replay, "batch", noted)
+    monkeypatch.setattr(cpu, "batch", noted)
     assert bisect(sound["pre", "cpu"], checkpoints["pre"], more=3) is None
     assert max(padded) > 0
     usual = len(padded)
@@ -534,7 +536,7 @@ def test_what_only_padding_beyond_all_rows_shows_is_found(
 def test_the_branch_of_attention_is_a_step_of_its_own(
     checkpoints: dict[str, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conditional = EXPORTERS["cpu"].stages[CONDITION]
+    conditional = exporter.EXPORTER.stages[CONDITION]
 
     def faulty(model: ir.Model, job: Job) -> int:
         count = conditional(model, job)

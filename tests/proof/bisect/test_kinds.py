@@ -48,7 +48,6 @@ from tests.proof.bisect.anyparts import (
 from tests.proof.faults import attribute, weight
 from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle, seal
-from txport.bundles.ports import DECODER, ENCODER
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.checkpoints.weights.streamed import emptied, streamed
 from txport.errors import ParityError
@@ -67,6 +66,7 @@ from txport.proof.bisect.culprit import bisect
 from txport.proof.bisect.evidence import INPUT_KIND, PORT_KIND
 from txport.proof.bisect.taps import IN, Tap, truth
 from txport.proof.parity.check import check
+from txport.targets.ports import DECODER, ENCODER
 
 
 def of_way(*, both_ways: bool) -> Callable[[Tensor], Tensor]:

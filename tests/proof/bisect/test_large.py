@@ -15,13 +15,13 @@ from tests.proof.few import draw_few
 from tests.tiny import edit_graph
 from txport import runtimes
 from txport.api import release
-from txport.bundles.ports import DECODER, STEP
 from txport.checkpoints import checkpoint
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from txport.proof.bisect.culprit import bisect
 from txport.proof.few_bits.costs import measure_costs
 from txport.proof.few_bits.loss import trial_of
 from txport.proof.proven import write
+from txport.targets.ports import DECODER, STEP
 
 PRESET = "preset:llama-tiny"
 SCALE = attribute("GroupQueryAttention", 1, scale=0.2)

@@ -15,7 +15,6 @@ from tests.covering import on_each_target
 from tests.proof.faults import Edit, attribute, before, constant, nodes
 from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle
-from txport.bundles.ports import DECODER, PREFILL, STEP
 from txport.checkpoints.checkpoint import Checkpoint, fill
 from txport.checkpoints.places import digest, preset_config
 from txport.errors import ParityError
@@ -24,6 +23,7 @@ from txport.proof.context.check import compare_context, is_long, unreached
 from txport.proof.parity.calls import no_crash
 from txport.proof.parity.cases import not_reached, reach_of
 from txport.proof.proven import write
+from txport.targets.ports import DECODER, PREFILL, STEP
 
 LONGEST, WINDOW, POWER, WRONG = 20_000, 9_000, 16_384, 8_000
 FARTHEST, WIDEST = 70_000, 32_000  # a context with positions that fp16 can't count

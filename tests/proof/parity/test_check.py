@@ -21,7 +21,6 @@ from tests.proof.faults import Edit, nodes, put, swapped, unmasked, weight
 from tests.tiny import VOCABULARY, edit_graph, tiny_config, tiny_model, unproven, without_metadata
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import Manifest
-from txport.bundles.ports import DECODER, ENCODER, IDS, LOGITS, SELECT, STEP
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.errors import BundleError, ParityError, UnsupportedError
 from txport.models.architectures import transformer
@@ -45,6 +44,7 @@ from txport.runtimes.reference import ReferenceEngine
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 from txport.system.documents import write_json
+from txport.targets.ports import DECODER, ENCODER, IDS, LOGITS, SELECT, STEP
 
 Array = NDArray[Any]
 GREEDY = SearchOptions(max_new_tokens=24)

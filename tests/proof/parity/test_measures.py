@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from txport.bundles.ports import LOGITS
 from txport.proof.parity.measures import Comparison, compare, to_dict, ulps
 from txport.system.terminal import percent
+from txport.targets.ports import LOGITS
 
 Array = NDArray[Any]
 FLOATS = st.floats(-1e6, 1e6, width=32)

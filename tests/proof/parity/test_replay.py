@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from txport.bundles.ports import COUNT, IDS, STEP
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.proof.parity.cases import Case
 from txport.proof.parity.check import exact_of
 from txport.proof.parity.replay import Reference
 from txport.proof.proven import write
+from txport.targets.ports import COUNT, IDS, STEP
 
 
 def test_what_is_remembered_of_a_step_is_what_is_right(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from tests.proof.faults import Edit
 from tests.tiny import edit_graph, tiny_config, tiny_model, unproven
 from txport.bundles.bundle import Bundle, load_bundle, seal
 from txport.bundles.forms import DYNAMIC, Form, blocks_of
-from txport.bundles.ports import DECODER, ENCODER, STEP
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.exporters.export import export_graphs
 from txport.exporters.fused import quantize as quantizer
@@ -34,6 +33,7 @@ from txport.proof.bisect.culprit import bisect
 from txport.proof.parity.check import check
 from txport.proof.parity.measures import Comparison
 from txport.proof.parity.weights import compare_held, compare_weights, projection_of
+from txport.targets.ports import DECODER, ENCODER, STEP
 
 Array = NDArray[Any]
 Quantize = Callable[[Array, Form, Any], quantizer.Quantized]

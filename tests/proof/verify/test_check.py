@@ -28,7 +28,6 @@ from txport import cli, runtimes
 from txport.api.release import load_checkpoint
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import FORMAT
-from txport.bundles.ports import DECODER, ENCODER, STEP
 from txport.errors import BundleError, UnavailableError
 from txport.exporters.cpu import choose
 from txport.models.names import GOLDEN, MANIFEST
@@ -54,6 +53,7 @@ from txport.runtimes.base import Ints, Runtime, State
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.scoring import logits
 from txport.system.documents import write_json
+from txport.targets.ports import DECODER, ENCODER, STEP
 from txport.text.file import FileTokenizer
 
 NAMES = (*FIRST, *GENERATING.names)

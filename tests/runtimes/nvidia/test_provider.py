@@ -14,7 +14,7 @@ from tests.cli.processes import assert_one_line, run
 from tests.cuda.fake.fixture import FakeCuda
 from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle
-from txport.bundles.ports import ENCODER
+from txport.targets.ports import ENCODER
 
 # Start the bundle's sessions with each fault in turn; where its nodes are, or what was raised.
 START = """

@@ -15,7 +15,6 @@ import pytest
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle
-from txport.bundles.ports import DECODER, ENCODER
 from txport.errors import OutOfMemoryError, OutputError, RunError, UnavailableError, UnsupportedError
 from txport.runtimes.base import running
 from txport.runtimes.ort import placement, providers, sessions
@@ -23,6 +22,7 @@ from txport.runtimes.ort.nvidia import fit, options, problems
 from txport.runtimes.ort.nvidia.driver import Device
 from txport.runtimes.ort.nvidia.failures import explain
 from txport.runtimes.ort.nvidia.options import CUDA, TENSORRT
+from txport.targets.ports import DECODER, ENCODER
 
 CPU = "CPUExecutionProvider"
 H100 = Device("NVIDIA H100", (9, 0), 80 << 30, 79 << 30)

@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from txport.bundles.ports import (
+from txport.models.config import MOST_LAYERS
+from txport.models.facts import LENGTH, Owner, Role, StateTensor
+from txport.targets.ports import (
     ATTENTION_MASK,
     BATCH,
     ENCODER_ATTENTION_MASK,
@@ -28,8 +30,6 @@ from txport.bundles.ports import (
     Dim,
     Port,
 )
-from txport.models.config import MOST_LAYERS
-from txport.models.facts import LENGTH, Owner, Role, StateTensor
 
 USE_CACHE_BRANCH = "use_cache_branch"  # whether a merged decoder continues from caches, (1,)
 CACHE_POSITION = "cache_position"  # the positions of the tokens of a step, (T,)

@@ -8,13 +8,13 @@ from typing import Any
 
 from txport.bundles.foreign.contracts import HIDDEN, POOLED, TOKEN_EMBEDDINGS, VOCABULARY
 from txport.bundles.foreign.values import Values
-from txport.bundles.ports import LAST_HIDDEN_STATE, LOGITS, TOKEN_TYPE_IDS, Port
 from txport.checkpoints.pooling import longest_sentence
 from txport.errors import BundleError, UnsupportedError, quoted
 from txport.models.audio import Features, Speech, features, speech
 from txport.models.config import LONGEST
 from txport.models.facts import LENGTH, Facts, Output, StateTensor, Tokens, function_of, usual_function
 from txport.models.json_values import whole_number
+from txport.targets.ports import LAST_HIDDEN_STATE, LOGITS, TOKEN_TYPE_IDS, Port
 
 PLACES = ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx", "max_sequence_length")
 WIDTHS = ("d_model", "hidden_size", "n_embd", "dim")

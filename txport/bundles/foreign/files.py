@@ -13,9 +13,9 @@ from pathlib import Path
 
 from txport.bundles.bundle import LOOPS
 from txport.bundles.graphs import Outline, is_beside, read_outline
-from txport.bundles.ports import DECODER, ENCODER, MODEL
 from txport.errors import BundleError, UnsupportedError, quoted
 from txport.models.names import CONFIG, MANIFEST
+from txport.targets.ports import DECODER, ENCODER, MODEL
 
 LATER = "decoder_with_past"  # the role of a graph for all steps except the first
 STEMS = ("encoder_model", "decoder_model_merged", "decoder_with_past_model", "decoder_model", "model")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from txport.bundles.manifest import Manifest
-from txport.bundles.ports import Graph, Port
 from txport.models.facts import Facts
 from txport.models.names import CONFIG
+from txport.targets.ports import Graph, Port
 
 
 @dataclass(frozen=True, kw_only=True)

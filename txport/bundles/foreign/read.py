@@ -15,7 +15,16 @@ from txport.bundles.foreign.files import LATER, Found
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.foreign.values import Values
 from txport.bundles.graphs import Outline
-from txport.bundles.ports import (
+from txport.checkpoints.pooling import pooling_defaults
+from txport.errors import BundleError, CheckpointError, ConfigError, UnsupportedError
+from txport.models.audio import Features
+from txport.models.facts import MOST_NUMBERS, Facts, StateTensor, numbers_of
+from txport.models.generation import Defaults, search_defaults
+from txport.models.names import TOKENIZER
+from txport.system.documents import DocumentError, read_json
+from txport.system.files import sha256
+from txport.targets import FOREIGN
+from txport.targets.ports import (
     ATTENTION_MASK,
     DECODER,
     ENCODER,
@@ -27,15 +36,6 @@ from txport.bundles.ports import (
     POSITION_IDS,
     Graph,
 )
-from txport.bundles.targets import FOREIGN
-from txport.checkpoints.pooling import pooling_defaults
-from txport.errors import BundleError, CheckpointError, ConfigError, UnsupportedError
-from txport.models.audio import Features
-from txport.models.facts import MOST_NUMBERS, Facts, StateTensor, numbers_of
-from txport.models.generation import Defaults, search_defaults
-from txport.models.names import TOKENIZER
-from txport.system.documents import DocumentError, read_json
-from txport.system.files import sha256
 from txport.text.convert import companions_of
 
 FOUR_BITS = frozenset({"MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"})

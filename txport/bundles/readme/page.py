@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterator, Sequence
 
 from txport.bundles.comparisons import describe_calibrated, describe_loss, describe_original
 from txport.bundles.manifest import Manifest
-from txport.bundles.ports import GENERATE
 from txport.bundles.readme import settings, tables
 from txport.bundles.readme.loop import loop
 from txport.models.audio import Features
 from txport.models.facts import Facts, Tokens
 from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER
 from txport.system.markdown import code, plain
+from txport.targets.ports import GENERATE
 
 MOST_LABELS = 50  # in a list
 TASKS = {

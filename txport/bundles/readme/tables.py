@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from txport.bundles import ports as names
 from txport.bundles.manifest import STAND_IN, STOOD_IN, Manifest
-from txport.bundles.ports import Dim, Graph, Port
 from txport.models.facts import Facts
 from txport.system.markdown import code, plain
+from txport.targets import ports as names
+from txport.targets.ports import Dim, Graph, Port
 
 README = "README.md"
 BAR = re.compile(r"(?<!\\)\|")

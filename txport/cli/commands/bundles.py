@@ -16,7 +16,6 @@ from txport.bundles.comparisons import (
     describe_original,
 )
 from txport.bundles.manifest import AUTO_LIMIT, MOST_IN_FP32, PRECISIONS, STAND_IN, STOOD_IN
-from txport.bundles.targets import TARGETS
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
 from txport.cli.options import max_loss_option, provider_option, threads_option, trust_option, variant_option
@@ -24,6 +23,7 @@ from txport.cli.outputs import INPUT, OUTPUT, OUTPUT_FOLDER, command, in_flags
 from txport.cli.progress import shown, verbose_option
 from txport.errors import UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
+from txport.targets import TARGETS
 
 
 @command()

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from txport.bundles.manifest import PRECISIONS
-from txport.bundles.targets import TARGETS
 from txport.cli import completion, textio
 from txport.cli.guard import progress
 from txport.cli.options import (
@@ -26,6 +25,7 @@ from txport.errors import TextError, UnsupportedError
 from txport.proof.metrics import METRICS
 from txport.runtimes import GRAPH_RUNTIMES
 from txport.system.files import require_folder
+from txport.targets import TARGETS
 
 QUALITY_TEXTS = 1000
 MATRIX_NOTE = "  [repeatable; default: all]"

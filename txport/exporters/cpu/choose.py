@@ -12,12 +12,12 @@ import onnx_ir as ir
 
 from txport.bundles.forms import BLOCKS, DYNAMIC, PLAIN, ROWS, Form, blocks_of, with_columns
 from txport.bundles.manifest import Manifest
-from txport.bundles.ports import PREFILL, STEP
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.checkpoints.weights.packed import PackedReader
 from txport.exporters.cpu.columns import find_columns, has_columns
 from txport.exporters.fused.packs import is_linear, parts_of
 from txport.exporters.fused.rewrite import tables_of, tags_of
+from txport.targets.ports import PREFILL, STEP
 
 FLOAT = 4  # bytes
 ALIKE = (32, 16)  # block sizes whose sums do not depend on the number of rows; 4 bits on x86 without VNNI: only 16

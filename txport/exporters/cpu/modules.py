@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from txport.bundles.ports import ENCODER, MODEL, PREFILL, STEP
 from txport.exporters.cpu.ops import EncoderOps, PromptOps, StepOps
 from txport.models.facts import Task
 from txport.models.model import Model
+from txport.targets.ports import ENCODER, MODEL, PREFILL, STEP
 
 
 class CpuEncoder(nn.Module):

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from txport.bundles.ports import ALIGN, COUNT, CROSS_ATTENTION, IDS, LOG_PROBS, LOGITS, PROJECT, SEEK, Graph
 from txport.exporters.check import GraphError
 from txport.exporters.cpu.screening import add_candidates, choose, constant
 from txport.exporters.fused.packs import is_linear
 from txport.exporters.tracing.trace import value_of
+from txport.targets.cpu import PROJECT, SEEK
+from txport.targets.ports import ALIGN, COUNT, CROSS_ATTENTION, IDS, LOG_PROBS, LOGITS, Graph
 
 ADDED = (ALIGN, COUNT, LOG_PROBS, IDS)
 BEST = (ir.DataType.FLOAT, ir.DataType.INT64)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from txport.bundles.ports import Graph
 from txport.exporters.fused.packs import MICROSOFT, is_product
+from txport.targets.ports import Graph
 
 GELUS = {"Gelu": "BiasGelu", "FastGelu": "FastGelu"}
 NORMS = {"LayerNormalization": "SkipLayerNormalization", "RMSNormalization": "SkipSimplifiedLayerNormalization"}

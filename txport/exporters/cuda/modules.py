@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from txport.bundles.ports import ENCODER, MODEL, PREFILL, STEP
 from txport.exporters.cuda.operators import likeliest
 from txport.exporters.cuda.ops import EncoderOps, PromptOps, StepOps
 from txport.exporters.cuda.places import by_source, wide
 from txport.models.facts import Task
 from txport.models.model import Model
+from txport.targets.ports import ENCODER, MODEL, PREFILL, STEP
 
 
 class DeviceEncoder(nn.Module):

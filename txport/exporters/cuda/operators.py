@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from txport.bundles.ports import COUNT
 from txport.exporters.cuda.places import PLACE_FORMS
 from txport.exporters.cuda.products import matmul
 from txport.exporters.fused.packs import MICROSOFT
@@ -27,6 +26,7 @@ from txport.exporters.tracing.forms.common import cast, code_of
 from txport.exporters.tracing.symbols import Form, Symbol, Tracer
 from txport.exporters.tracing.trace import SIZES
 from txport.models.parts import Attention, additive
+from txport.targets.ports import COUNT
 
 ATTENTION, ROTARY, WRITE = "Attention", "RotaryEmbedding", "TensorScatter"
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from txport.bundles.forms import Form, Stored
-from txport.bundles.ports import Graph
+from txport.targets.ports import Graph
 
 MICROSOFT = "com.microsoft"
 PARTS = "txport.parts"  # metadata key of an initializer: names of the weights packed in it

@@ -18,8 +18,8 @@ from txport.exporters.check import check_graph
 from txport.exporters.cpu.calibrate import calibrate
 from txport.exporters.cpu.choose import NO_FORMS
 from txport.exporters.cpu.rewrite import ON_CPU
+from txport.exporters.exporter import Job, exporter_of
 from txport.exporters.fused.rewrite import Matrices, Matrix
-from txport.exporters.targets import EXPORTERS, Job
 from txport.exporters.tracing.trace import parts_of_trace, sign
 from txport.exporters.weights import FILE, leave_out, share_weights, standing_in
 
@@ -36,7 +36,7 @@ def write(
     `chosen`: weight -> the form that it gets, where the target has a choice. `texts`: lists of tokens by which matrices
     in 4 bits are rounded. Raises `UnsupportedError` if the model or the precision is not supported.
     """
-    exporter = EXPORTERS[manifest.target]
+    exporter = exporter_of(manifest.target)
     source = checkpoint.outline
     exporter.require(source)
     dtype = getattr(torch, manifest.dtype)

@@ -14,24 +14,6 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from txport.bundles.manifest import Manifest
-from txport.bundles.ports import (
-    ATTENTION_MASK,
-    DECODER,
-    ENCODER,
-    ENCODER_ATTENTION_MASK,
-    ENCODER_HIDDEN_STATES,
-    GENERATE,
-    INPUT_FEATURES,
-    INPUT_IDS,
-    LAST_HIDDEN_STATE,
-    LENGTH_PENALTY,
-    LOGITS,
-    MAX_NEW_TOKENS,
-    NUM_BEAMS,
-    POSITION_IDS,
-    PREFIX_IDS,
-    TOGETHER,
-)
 from txport.exporters.single.beams import (
     DOUBLE,
     FLOAT,
@@ -49,6 +31,24 @@ from txport.exporters.single.block import Block
 from txport.exporters.single.rules import rules_of
 from txport.exporters.tracing.trace import IR_VERSION, value_of
 from txport.models.facts import Facts, Owner
+from txport.targets.portable import TOGETHER
+from txport.targets.ports import (
+    ATTENTION_MASK,
+    DECODER,
+    ENCODER,
+    ENCODER_ATTENTION_MASK,
+    ENCODER_HIDDEN_STATES,
+    GENERATE,
+    INPUT_FEATURES,
+    INPUT_IDS,
+    LAST_HIDDEN_STATE,
+    LENGTH_PENALTY,
+    LOGITS,
+    MAX_NEW_TOKENS,
+    NUM_BEAMS,
+    POSITION_IDS,
+    PREFIX_IDS,
+)
 
 Models = Mapping[str, ir.Model]
 # Body, rows per source (1,), input tokens of the decoder (R, T), step (1,) -> inputs of the decoder.

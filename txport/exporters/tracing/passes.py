@@ -9,9 +9,9 @@ import onnx_ir as ir
 from onnx_ir.passes import PassBase
 from onnx_ir.passes import common as passes
 
-from txport.bundles.ports import Graph
 from txport.exporters.cuda.fusions import fuse_biases, fuse_residuals
 from txport.exporters.fused.packs import pack_projections
+from txport.targets.ports import Graph
 
 Pass = Callable[[ir.Model, Graph], int]
 

@@ -17,7 +17,11 @@ from torch import Tensor, nn
 
 from txport.bundles.manifest import Manifest
 from txport.bundles.metadata import metadata
-from txport.bundles.ports import (
+from txport.checkpoints.weights.streamed import Read
+from txport.exporters.tracing.forms import FORMS
+from txport.exporters.tracing.symbols import Form, Symbol, Tracer
+from txport.models.parts import Window
+from txport.targets.ports import (
     ALL_ROWS,
     BATCH,
     BEAMS,
@@ -32,10 +36,6 @@ from txport.bundles.ports import (
     Graph,
     Port,
 )
-from txport.checkpoints.weights.streamed import Read
-from txport.exporters.tracing.forms import FORMS
-from txport.exporters.tracing.symbols import Form, Symbol, Tracer
-from txport.models.parts import Window
 from txport.version import __version__
 
 # Two lengths for each dynamic dim: a size that differs between the two runs is dynamic. The lengths are chosen so that

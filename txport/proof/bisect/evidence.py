@@ -10,7 +10,6 @@ from itertools import combinations
 import numpy as np
 from torch import nn
 
-from txport.bundles.ports import Port
 from txport.checkpoints.weights.streamed import stay
 from txport.models.facts import StateTensor
 from txport.models.model import Model
@@ -22,6 +21,7 @@ from txport.proof.bisect.probe import Finding
 from txport.proof.bisect.taps import IN, OUT, PORT, Holder, Tap, holders_of
 from txport.proof.bisect.words import common_parent, describe, name_of_sublayer
 from txport.system.arrays import Array
+from txport.targets.ports import Port
 
 PORT_KIND = Port  # of graph outputs without state
 INPUT_KIND = Tap  # of inputs of parts

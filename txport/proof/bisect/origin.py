@@ -19,8 +19,8 @@ from txport.bundles.manifest import Manifest
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.checkpoints.weights.plan import first_names
 from txport.checkpoints.weights.streamed import copied
+from txport.exporters.exporter import Job, exporter_of, stages
 from txport.exporters.fused.packs import packs, parts_of
-from txport.exporters.targets import EXPORTERS, Job, stages
 from txport.exporters.weights import FILE, INLINE_BELOW, WeightFile, outside
 from txport.proof.bisect.isolation import Runner
 from txport.proof.bisect.probe import Finding, Observation, compare_tap, make_probe, observe, shown
@@ -67,7 +67,7 @@ def graphs(role: str, held: Checkpoint, manifest: Manifest) -> Iterator[tuple[st
     shared: dict[str, Any] = {"unrounded": lambda name: held.tensor(first[name]), "packed": held.packed}
     job = Job(model, manifest, role, read=held.reader, **shared)
     quantises = bool(manifest.quantization)
-    yield from stages(EXPORTERS[manifest.target], job, lambda graph: forms_in(graph, manifest) if quantises else None)
+    yield from stages(exporter_of(manifest.target), job, lambda graph: forms_in(graph, manifest) if quantises else None)
 
 
 def forms_in(graph: ir.Model, manifest: Manifest) -> dict[str, Form]:

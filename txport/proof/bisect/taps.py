@@ -15,12 +15,12 @@ import onnx_ir as ir
 from torch import nn
 
 from txport.bundles.forms import Form, Stored
-from txport.bundles.ports import IDS, NEXT_IDS, PRESENT_LENGTHS, Graph
 from txport.errors import ParityError
 from txport.models.facts import StateTensor
 from txport.models.parts import NORM_TYPES
 from txport.proof.bisect.calls import Record, calls_of
 from txport.system.arrays import Array
+from txport.targets.ports import IDS, NEXT_IDS, PRESENT_LENGTHS, Graph
 
 IN, OUT, PORT = "in", "out", "port"
 # Operators that multiply with a weight, and the index of the input that is the weight.

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_ir
-from txport.bundles.ports import ENCODER, MODEL, ROOM
 from txport.checkpoints.adapters.adapted import Adapted
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.checkpoints.weights.plan import first_names
@@ -47,6 +46,7 @@ from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.widened import widened
 from txport.system.arrays import Array
 from txport.system.progress import Progress, counted, silent
+from txport.targets.ports import ENCODER, MODEL, ROOM
 
 LABEL = "ort"  # the runtime that runs the parts
 OPTIMISED = ort.GraphOptimizationLevel.ORT_ENABLE_ALL  # as in the sessions that run a bundle

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from txport.bundles.ports import (
+from txport.models.facts import Facts, StateTensor
+from txport.system.arrays import Array
+from txport.targets.ports import (
     ATTENTION_MASK,
     CAPACITY,
     ENCODER,
@@ -30,8 +32,6 @@ from txport.bundles.ports import (
     Graph,
     Port,
 )
-from txport.models.facts import Facts, StateTensor
-from txport.system.arrays import Array
 
 TAIL = 8  # new tokens after a full cache
 PADDING = 5  # masked positions at the end of a source

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import INVARIANT, Form
 from txport.bundles.graphs import read_ir
-from txport.bundles.ports import INPUT_FEATURES
 from txport.checkpoints.weights.streamed import converted, read_weight
 from txport.models.model import Model
 from txport.proof.bisect.calls import recording
@@ -36,6 +35,7 @@ from txport.proof.parity.measures import Comparison, compare
 from txport.proof.parity.replay import Call, Reference
 from txport.proof.parity.tolerances import Tolerance, tolerance_of
 from txport.system.arrays import Array
+from txport.targets.ports import INPUT_FEATURES
 
 Key = tuple[str, int]  # of a call of a layer: its name, and the index among its calls in one run
 

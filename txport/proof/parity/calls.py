@@ -9,7 +9,6 @@ from functools import cache, partial
 
 import numpy as np
 
-from txport.bundles.ports import IDS, INPUT_FEATURES, LOG_PROBS, LOGITS
 from txport.errors import ParityError, brief
 from txport.proof.masks import bound_of, cut_off, largest_of
 from txport.proof.parity.cases import Case
@@ -19,6 +18,7 @@ from txport.proof.parity.tolerances import Tolerance
 from txport.runtimes.base import GraphRuntime
 from txport.system.arrays import Array
 from txport.system.machine import is_out_of_memory
+from txport.targets.ports import IDS, INPUT_FEATURES, LOG_PROBS, LOGITS
 
 
 def compare_graphs(

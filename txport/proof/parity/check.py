@@ -22,7 +22,6 @@ from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.comparisons import recorded_original
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.forms import ROWS
-from txport.bundles.ports import LOGITS
 from txport.checkpoints.adapters.adapted import Adapted
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.checkpoints.weights.streamed import converted
@@ -48,6 +47,7 @@ from txport.proof.reports.report import Report
 from txport.runtimes.base import GraphRuntime
 from txport.system.packages import version_of
 from txport.system.progress import Progress, Stage, counted, silent, within
+from txport.targets.ports import LOGITS
 from txport.version import __version__
 
 __all__ = ["Case", "Comparison", "Report", "check", "compare", "compare_graphs", "draw_cases", "tolerance_of"]

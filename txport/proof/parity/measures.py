@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.bundles.ports import IDS, LOG_PROBS, LOGITS
 from txport.proof.masks import bound_of, cut_off
 from txport.system.arrays import Array
 from txport.system.terminal import percent
+from txport.targets.ports import IDS, LOG_PROBS, LOGITS
 
 WEIGHTS, GRAPH, FORCED, INFERRED = "weights", "graph", "teacher-forced", "whole texts"  # kinds of comparison
 RUNS = (FORCED, INFERRED)  # kinds that compare whole runs

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from txport.bundles.ports import LOGITS
 from txport.errors import ParityError
 from txport.proof.parity.measures import (
     FORCED,
@@ -24,6 +23,7 @@ from txport.proof.parity.measures import (
 )
 from txport.proof.parity.quality import Quality
 from txport.proof.parity.tokens import TokenComparison
+from txport.targets.ports import LOGITS
 
 if TYPE_CHECKING:
     from txport.proof.bisect.culprit import Culprit

@@ -21,7 +21,13 @@ from txport.bundles.foreign.contracts import (
 )
 from txport.bundles.foreign.files import LATER
 from txport.bundles.foreign.manifest import ForeignManifest
-from txport.bundles.ports import (
+from txport.errors import RunError
+from txport.models.facts import StateTensor
+from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, scores
+from txport.runtimes.inputs import text_inputs
+from txport.runtimes.portable import Engine
+from txport.system.arrays import Array
+from txport.targets.ports import (
     ATTENTION_MASK,
     DECODER,
     ENCODER,
@@ -36,12 +42,6 @@ from txport.bundles.ports import (
     TOKEN_TYPE_IDS,
     Graph,
 )
-from txport.errors import RunError
-from txport.models.facts import StateTensor
-from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, scores
-from txport.runtimes.inputs import text_inputs
-from txport.runtimes.portable import Engine
-from txport.system.arrays import Array
 
 T = TypeVar("T")
 ALIASES = {TOKEN_EMBEDDINGS: LAST_HIDDEN_STATE}  # outputs of sentence encoders -> our names

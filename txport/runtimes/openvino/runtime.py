@@ -13,7 +13,6 @@ import numpy as np
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import require_order
-from txport.bundles.ports import DECODER, PAST_SOURCE, SELECT, SOURCE, UNNAMED, Graph, Port
 from txport.errors import BundleError, LoadError, UnavailableError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.openvino.library import openvino
@@ -21,6 +20,7 @@ from txport.runtimes.portable import PortableRuntime
 from txport.system.arrays import Array
 from txport.system.cores import cores
 from txport.system.machine import is_out_of_memory
+from txport.targets.ports import DECODER, PAST_SOURCE, SELECT, SOURCE, UNNAMED, Graph, Port
 
 DEVICE, HINT = "CPU", "INFERENCE_PRECISION_HINT"
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}  # inference precision

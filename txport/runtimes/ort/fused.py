@@ -14,27 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.ports import (
-    ALIGN,
-    CAPACITY,
-    COUNT,
-    CROSS_ATTENTION,
-    ENCODER,
-    IDS,
-    INPUT_FEATURES,
-    INPUT_IDS,
-    LAST_PLACES,
-    LIKELIEST,
-    LOG_PROBS,
-    LOGITS,
-    MODEL,
-    PAST_LENGTHS,
-    PREFILL,
-    PROMPT_SIZE,
-    SOURCE_LENGTHS,
-    STEP,
-    screens,
-)
 from txport.models.facts import Owner
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, running, scores
 from txport.runtimes.inputs import outputs_of
@@ -44,6 +23,26 @@ from txport.runtimes.ort.placement import placement
 from txport.runtimes.ort.sessions import Sessions, may_saturate, session_ports
 from txport.runtimes.slots import seat
 from txport.system.arrays import Array
+from txport.targets.cpu import LIKELIEST, screens
+from txport.targets.ports import (
+    ALIGN,
+    CAPACITY,
+    COUNT,
+    CROSS_ATTENTION,
+    ENCODER,
+    IDS,
+    INPUT_FEATURES,
+    INPUT_IDS,
+    LAST_PLACES,
+    LOG_PROBS,
+    LOGITS,
+    MODEL,
+    PAST_LENGTHS,
+    PREFILL,
+    PROMPT_SIZE,
+    SOURCE_LENGTHS,
+    STEP,
+)
 
 FIRST_CAPACITY = 32
 ENCODED_TOGETHER = 1024  # tokens per run; the activations of more tokens do not fit the processor's caches

@@ -9,7 +9,6 @@ import numpy as np
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.foreign.manifest import ForeignManifest
-from txport.bundles.ports import GENERATE, STEP
 from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.foreign.lengths import foreign_runtime
@@ -23,6 +22,7 @@ from txport.runtimes.ort.sessions import Sessions, session_ports, start_sessions
 from txport.runtimes.portable import PortableRuntime
 from txport.runtimes.single import SingleRuntime
 from txport.system.arrays import Array
+from txport.targets.ports import GENERATE, STEP
 
 OrtValue = Any  # onnxruntime has no types
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.ports import GENERATE, PREFILL, Port
 from txport.errors import BundleError, LoadError, UnavailableError, brief
 from txport.runtimes.base import GraphPorts
 from txport.runtimes.ort.nvidia.failures import explain
@@ -30,6 +29,7 @@ from txport.runtimes.ort.providers import (
 )
 from txport.system.cores import core_limit
 from txport.system.machine import is_out_of_memory, is_x86, multiplies_bytes
+from txport.targets.ports import GENERATE, PREFILL, Port
 
 # Microseconds that a thread spins while it waits for work: from one operator to the next, but not from step to step. A
 # thread that spins on a core needed by another process is preempted later, in the middle of its work, and all others

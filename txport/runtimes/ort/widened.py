@@ -14,7 +14,6 @@ import onnx
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import Maps, mapped, read_model
-from txport.bundles.ports import Graph, Port
 from txport.errors import BundleError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime
 from txport.runtimes.ort.cuda.driver import CudaRuntime
@@ -26,6 +25,7 @@ from txport.runtimes.ort.runtime import OrtEngine, OrtValue
 from txport.runtimes.ort.sessions import FOLDING, MOST_FOLDED, Sessions, session_options, start_session
 from txport.runtimes.portable import PortableRuntime
 from txport.system.arrays import Array
+from txport.targets.ports import Graph, Port
 
 FLOAT = onnx.TensorProto.FLOAT
 EXTERNAL = onnx.TensorProto.EXTERNAL

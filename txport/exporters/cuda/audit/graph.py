@@ -12,12 +12,12 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto
 
-from txport.bundles.device_ports import CAPTURED, ON_HOST
-from txport.bundles.ports import Graph
 from txport.exporters.cuda.audit.capture import Dims, dims_of, unfit
 from txport.exporters.cuda.audit.kernels import CONTROL_FLOW, HOST_OUTPUTS, OPSETS
 from txport.exporters.cuda.audit.placement import copied, moved_to_host
 from txport.exporters.cuda.audit.values import CONSTANT, UNKNOWN, Values, name_of, operator_of
+from txport.targets.cuda import CAPTURED, ON_HOST
+from txport.targets.ports import Graph
 
 SHOWN = 5  # maximum number of nodes named in an error
 

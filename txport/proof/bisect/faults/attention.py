@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from txport.bundles.ports import ENCODER, MODEL
 from txport.models.ops import in_blocks
 from txport.models.parts import Additive, Attention, DotProduct, SoftCap, Window, additive, unflatten
 from txport.proof.bisect.calls import PartCall, altered
 from txport.proof.bisect.faults.common import fitted
 from txport.proof.bisect.faults.evidence import Cause, Evidence
 from txport.system.arrays import Array
+from txport.targets.ports import ENCODER, MODEL
 
 MASKED = -1e30
 LIMITS = (1 / 64, 1024.0)  # range of caps to try in a model that has none

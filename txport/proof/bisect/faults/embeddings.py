@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 from torch import Tensor
 
-from txport.bundles.ports import STEP
 from txport.models.parts import Embedding
 from txport.proof.bisect.faults.common import wrong_sum
 from txport.proof.bisect.faults.evidence import Cause, Evidence
 from txport.system.arrays import Array
+from txport.targets.ports import STEP
 
 SHIFTS = (1, -1, 2, -2)
 

@@ -5,13 +5,17 @@ Letters: B sources, K beams, R = B x K rows, S source length, M capacity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from txport.bundles.ports import (
+from txport.models.facts import Task
+from txport.proof.parity.cases import Case
+from txport.proof.parity.replay import QUIET, SPARE, Call, Reference, Replay, size_of
+from txport.runtimes.inputs import batch
+from txport.system.arrays import Array
+from txport.targets.ports import (
     ADMIT_ROWS,
     ADMIT_SOURCES,
     COUNT,
@@ -33,30 +37,22 @@ from txport.bundles.ports import (
     STEP,
     Graph,
 )
-from txport.runtimes.inputs import batch
-from txport.system.arrays import Array
-
-if TYPE_CHECKING:
-    from txport.proof.parity.cases import Case
-    from txport.proof.parity.replay import Call, Reference
 
 BEST = 5  # tokens that a step returns
-SPARE = 3  # positions of caches that nothing fills
-QUIET = 0.25  # times the size of the model's own keys: with random keys, attention would be sharper than it ever is
 
 
-def replay_seq2seq(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
+def _seq2seq(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """Yield the encoder, single tokens over random caches (see `_steps`), and the graphs that move the state."""
     graphs = reference.manifest.graphs
     given, lengths = batch(case.sources, reference.facts, case.padding)
     encoded = reference.call(ENCODER, 0, {graphs[ENCODER].inputs[0].name: given, SOURCE_LENGTHS: lengths})
     yield encoded
-    sizes = [QUIET * _size(each) for each in encoded.expected.values()]
+    sizes = [QUIET * size_of(each) for each in encoded.expected.values()]
     yield from _steps(reference, case, rng, {SOURCE_LENGTHS: lengths, **encoded.expected}, sizes, 0)
     yield from _moves(reference, rng, encoded.expected, SELECT_SOURCES, GROW_SOURCES, ADMIT_SOURCES)
 
 
-def replay_causal(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
+def _causal(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """Yield the prompts in two parts, single tokens over random caches, and the graphs that move the state."""
     graph = reference.manifest.graphs[PREFILL]
     rows = len(case.sources)
@@ -70,11 +66,11 @@ def replay_causal(reference: Reference, case: Case, rng: np.random.Generator) ->
             filled = reference.call(PREFILL, number, {INPUT_IDS: ids[:, part].copy(), **before, **state})
             yield filled
             state = {name: filled.expected[output] for output, name in filled.becomes.items()}
-    sizes = [QUIET * _size(each[:, :size]) for each in state.values()]
+    sizes = [QUIET * size_of(each[:, :size]) for each in state.values()]
     yield from _steps(reference, case, rng, {}, sizes, size)
 
 
-def replay_encode(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
+def _encode(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """Yield the only graph, over all sources."""
     ids, lengths = batch(case.sources, reference.facts, case.padding)
     yield reference.call(MODEL, 0, {INPUT_IDS: ids, SOURCE_LENGTHS: lengths})
@@ -129,28 +125,6 @@ def _moves(
     yield reference.call(admit, 0, {**kept, **others, ROWS: some})
 
 
-def moved(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the expected outputs of a graph without weights."""
-    names = list(inputs)
-    outputs = [port.name for port in graph.outputs]
-    kept = [inputs[name] for name in names[: len(outputs)]]
-    others = [inputs[name] for name in names[len(outputs) : 2 * len(outputs)] if name not in (ROWS, MORE)]
-    how: Callable[[Array, int], Array]
-    if ROWS in inputs and not others:
-        how = lambda values, at: values[inputs[ROWS]]  # noqa: E731
-    elif MORE in inputs:
-        how = lambda values, at: np.pad(values, ((0, 0), (0, int(inputs[MORE][0])), (0, 0)))  # noqa: E731
-    else:
-        how = lambda values, at: _replaced(values, inputs[ROWS], others[at])  # noqa: E731
-    return {name: how(values, at) for at, (name, values) in enumerate(zip(outputs, kept, strict=True))}
-
-
-def _replaced(values: Array, rows: Array, others: Array) -> Array:
-    found = values.copy()
-    found[rows] = others
-    return found
-
-
 def _zeros(graph: Graph, rows: int, room: int) -> dict[str, Array]:
     """Return the caches of rows filled with zeros, each (R, M, numbers), by input."""
     return {
@@ -160,6 +134,4 @@ def _zeros(graph: Graph, rows: int, room: int) -> dict[str, Array]:
     }
 
 
-def _size(values: Array) -> float:
-    """Return the RMS of the values; 1 for zeros."""
-    return float(np.sqrt(np.square(values, dtype=np.float64).mean())) or 1.0
+REPLAYS: dict[Task, Replay] = {"seq2seq": _seq2seq, "causal": _causal, "encode": _encode}

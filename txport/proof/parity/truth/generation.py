@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.ports import LOGITS
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.models.audio import Features
 from txport.models.facts import Facts
@@ -33,6 +32,7 @@ from txport.runtimes.single import SingleRuntime
 from txport.search.options import Found
 from txport.search.scoring import teacher_forced_logits
 from txport.search.single import built_in
+from txport.targets.ports import LOGITS
 
 
 class GeneratorTruth:

@@ -1,4 +1,4 @@
-/** The inputs and outputs of the graphs of a bundle, as `txport/bundles/ports.py` names them. */
+/** The inputs and outputs of the graphs of a bundle, as `txport/targets` names them. */
 
 /**
  * @typedef {import("./index.js").StateTensor} StateTensor

@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from txport.bundles.ports import (
+from txport.models.facts import Owner
+from txport.runtimes.base import Ints
+from txport.runtimes.ort.cuda.device import Device, Tensor, bind
+from txport.runtimes.ort.cuda.graphs import Graphs
+from txport.runtimes.ort.cuda.state import CudaState
+from txport.runtimes.ort.cuda.workspace import Workspace
+from txport.targets.ports import (
     ADMIT_ROWS,
     ADMIT_SOURCES,
     ALL_ROWS,
@@ -26,12 +32,6 @@ from txport.bundles.ports import (
     STEP,
     Port,
 )
-from txport.models.facts import Owner
-from txport.runtimes.base import Ints
-from txport.runtimes.ort.cuda.device import Device, Tensor, bind
-from txport.runtimes.ort.cuda.graphs import Graphs
-from txport.runtimes.ort.cuda.state import CudaState
-from txport.runtimes.ort.cuda.workspace import Workspace
 
 SELECT: dict[Owner, str] = {"row": SELECT_ROWS, "source": SELECT_SOURCES}
 GROW: dict[Owner, str] = {"row": GROW_ROWS, "source": GROW_SOURCES}

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.bundles.ports import ENCODER
 from txport.errors import UnsupportedError, quoted
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.system.arrays import Array
+from txport.targets.ports import ENCODER
 
 MAIN, ENCODE_QUEUE = 0, 1  # the queues; encoders run ahead, during steps of the previous batch
 QUEUES = (MAIN, ENCODE_QUEUE)

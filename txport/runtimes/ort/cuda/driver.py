@@ -14,15 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.bundles.ports import (
-    ENCODER,
-    INPUT_FEATURES,
-    INPUT_IDS,
-    MODEL,
-    PAST_LENGTHS,
-    PREFILL,
-    SOURCE_LENGTHS,
-)
 from txport.errors import UnsupportedError
 from txport.models.audio import Features
 from txport.models.facts import Facts
@@ -37,6 +28,15 @@ from txport.runtimes.ort.cuda.warm import require_few, shapes
 from txport.runtimes.ort.cuda.workspace import Workspaces, batch_bucket, capacity_bucket, source_bucket
 from txport.runtimes.slots import seat
 from txport.system.arrays import Array
+from txport.targets.ports import (
+    ENCODER,
+    INPUT_FEATURES,
+    INPUT_IDS,
+    MODEL,
+    PAST_LENGTHS,
+    PREFILL,
+    SOURCE_LENGTHS,
+)
 
 NOBODY = -1  # the token of an unused slot
 TOGETHER = 1 << 14  # tokens of prompts, or of an encoder-only model's sources, per run

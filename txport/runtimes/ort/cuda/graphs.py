@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from txport.bundles.device_ports import ON_HOST
-from txport.bundles.ports import Graph
 from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts
 from txport.runtimes.ort.cuda.device import MAIN, Binding, Device, Tensor, bind, bytes_of, queue_of
 from txport.runtimes.ort.placement import placement
 from txport.runtimes.ort.sessions import Sessions
 from txport.system.arrays import Array
+from txport.targets.cuda import ON_HOST
+from txport.targets.ports import Graph
 
 
 class Graphs:

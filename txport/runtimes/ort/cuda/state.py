@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from txport.bundles.ports import ALL_ROWS, BATCH, BEAMS, ROOM, SOURCE
 from txport.runtimes.base import Ints
 from txport.runtimes.ort.cuda.ahead import Ahead
 from txport.runtimes.ort.cuda.workspace import Workspace, Workspaces
+from txport.targets.ports import ALL_ROWS, BATCH, BEAMS, ROOM, SOURCE
 
 
 class CudaState:

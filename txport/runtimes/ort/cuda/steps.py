@@ -10,7 +10,15 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.bundles.ports import (
+from txport.models.facts import Facts
+from txport.runtimes.base import Ints, Scores
+from txport.runtimes.ort.cuda.ahead import StepOutputs
+from txport.runtimes.ort.cuda.caches import Caches
+from txport.runtimes.ort.cuda.device import CAPTURE_RUNS, EAGER, Binding, Device, Fetched, Tensor, bind
+from txport.runtimes.ort.cuda.graphs import Graphs
+from txport.runtimes.ort.cuda.state import CudaState
+from txport.runtimes.ort.cuda.workspace import Bound
+from txport.targets.ports import (
     COUNT,
     CROSS_ATTENTION,
     IDS,
@@ -23,14 +31,6 @@ from txport.bundles.ports import (
     SOURCE_LENGTHS,
     STEP,
 )
-from txport.models.facts import Facts
-from txport.runtimes.base import Ints, Scores
-from txport.runtimes.ort.cuda.ahead import StepOutputs
-from txport.runtimes.ort.cuda.caches import Caches
-from txport.runtimes.ort.cuda.device import CAPTURE_RUNS, EAGER, Binding, Device, Fetched, Tensor, bind
-from txport.runtimes.ort.cuda.graphs import Graphs
-from txport.runtimes.ort.cuda.state import CudaState
-from txport.runtimes.ort.cuda.workspace import Bound
 
 Bools = NDArray[np.bool_]
 

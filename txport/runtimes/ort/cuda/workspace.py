@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from txport.bundles.ports import Port
 from txport.runtimes.ort.cuda.device import Binding, Block, Device, Tensor, aligned, bytes_of
+from txport.targets.ports import Port
 
 FIRST_CAPACITY = 32  # tokens per row; doubled when full
 SHORTEST_SOURCE = 8  # tokens

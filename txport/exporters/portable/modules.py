@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from txport.bundles.ports import DECODER, ENCODER, MODEL
 from txport.models.facts import Task
 from txport.models.model import Memory, Model
+from txport.targets.ports import DECODER, ENCODER, MODEL
 
 
 class EncoderGraph(nn.Module):

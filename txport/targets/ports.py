@@ -1,11 +1,4 @@
-"""Inputs and outputs of all graphs; exporters, checks, runtimes and tests take their names from here.
-
-A contract of a target returns the graphs of a model, given its facts. Hugging Face Optimum and transformers.js load the
-portable graphs unmodified, and depend on the order of the ports. The graphs of the cpu target are made for speed. Keys
-and values of the source are computed once, in the encoder. Those of the target are stored in buffers of a fixed
-capacity, written in place by binding the `present` outputs to the memory of the `past` inputs. Lengths replace masks.
-The contracts of the cuda target are in `device_ports`.
-"""
+"""Inputs and outputs of all graphs; exporters, checks, runtimes and tests take their names from here."""
 
 from __future__ import annotations
 
@@ -14,13 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from txport.models.audio import Features
-from txport.models.facts import LENGTH, Facts, Owner, StateTensor, Task
+from txport.models.facts import LENGTH, Facts, Owner, StateTensor
 
 Dim = str | int
 UNNAMED = "?"  # a dim that a runtime does not report as the file names it
-
-LARGE_VOCABULARY = 4096  # from this size on, screening finds the best tokens faster than fp32 computes all logits
-LIKELIEST = 8  # maximum number of tokens that screening returns
 
 ENCODER = "encoder"
 DECODER = "decoder"
@@ -61,10 +51,6 @@ PAST_TARGET, PAST_SOURCE = "past_decoder_sequence_length", "past_encoder_sequenc
 TOKENS, PAST = "sequence_length", "past_sequence_length"
 PREFIX, NEW_TOKENS, HYPOTHESES = "prefix_length", "new_tokens", "hypotheses"
 BEAMS, ALL_ROWS, ROOM = "beams", "rows", "capacity"  # rows = batch_size x beams; the rows of a source are adjacent
-
-# Attention of the portable driver sums over this number of source positions at a time, and over the rest separately;
-# over more in fp16, for which ONNX Runtime has no softmax on the CPU and uses a ReduceSum.
-TOGETHER = {"float32": 4, "float16": 8}
 
 
 @dataclass(frozen=True)
@@ -161,72 +147,6 @@ def _held(ports: tuple[Port, ...], owner: Owner | None) -> dict[StateTensor, str
     return {each: name for each, name in states.items() if owner in (None, each.owner)}
 
 
-SEEK, PROJECT = "screening", "logits"  # its nodes with branches: candidates; all logits, for too many candidates
-
-
-def screens(facts: Facts, precision: str) -> bool:
-    """Return whether a step of the cpu target finds the best tokens (k < 0) without computing all logits."""
-    is_large = facts.target is not None and facts.target.size >= LARGE_VOCABULARY
-    return precision == "fp32" and is_large and facts.has_plain_logits
-
-
-def _portable_seq2seq(facts: Facts, dtype: str) -> tuple[Graph, ...]:
-    """Return the encoder, the decoder, and the graph that selects rows of a state; features have no mask."""
-    masks = facts.masks_source
-    encoder = Graph(
-        ENCODER,
-        "onnx/encoder_model.onnx",
-        (source_port(facts, dtype), *([Port(ATTENTION_MASK, "int64", (BATCH, SOURCE))] if masks else [])),
-        (Port(LAST_HIDDEN_STATE, dtype, (BATCH, places_of(facts), facts.width)),),
-    )
-    kept = (
-        Port(ENCODER_HIDDEN_STATES, dtype, (BATCH, SOURCE, facts.width)),
-        *([Port(ENCODER_ATTENTION_MASK, "int64", (BATCH, SOURCE))] if masks else []),
-        *_caches(facts, dtype, _seq2seq_name("past_key_values"), BATCH, {"row": PAST_TARGET, "source": PAST_SOURCE}),
-    )
-    grown: dict[Owner, Dim] = {"row": f"{PAST_TARGET} + {TARGET}", "source": SOURCE}
-    outputs = [
-        Port(LOGITS, dtype, (BATCH, TARGET, facts.writes.size)),
-        *_caches(facts, dtype, _seq2seq_name("present"), BATCH, grown),
-    ]
-    if facts.attention is not None:  # named as Hugging Face names those of all layers
-        name = f"{CROSS_ATTENTION}s.{facts.attention.layer}"
-        dims = (BATCH, facts.attention.heads, TARGET, SOURCE)
-        outputs.append(Port(name, dtype, dims, is_attention=True))
-    inputs = (Port(INPUT_IDS, "int64", (BATCH, TARGET)), *kept)
-    decoder = Graph(DECODER, "onnx/decoder_model_merged.onnx", inputs, tuple(outputs))
-    return encoder, decoder, _select(kept)
-
-
-def _portable_causal(facts: Facts, dtype: str) -> tuple[Graph, ...]:
-    """Return one graph for prompts and steps, and the graph that selects rows of a state."""
-    mask = Port(ATTENTION_MASK, "int64", (BATCH, f"{PAST} + {TOKENS}"))
-    past = _caches(facts, dtype, _causal_name("past_key_values"), BATCH, {"row": PAST})
-    present = _caches(facts, dtype, _causal_name("present"), BATCH, {"row": f"{PAST} + {TOKENS}"})
-    inputs = (Port(INPUT_IDS, "int64", (BATCH, TOKENS)), mask, Port(POSITION_IDS, "int64", (BATCH, TOKENS)), *past)
-    logits = Port(LOGITS, dtype, (BATCH, TOKENS, facts.writes.size))
-    kept = (Port(ATTENTION_MASK, "int64", (BATCH, PAST)), *past)
-    return Graph(DECODER, "onnx/model.onnx", inputs, (logits, *present)), _select(kept)
-
-
-def _portable_encode(facts: Facts, dtype: str) -> tuple[Graph, ...]:
-    tokens = (BATCH, TOKENS)
-    names = (INPUT_IDS, ATTENTION_MASK, *([TOKEN_TYPE_IDS] if facts.has_token_types else []))
-    inputs = tuple(Port(name, "int64", tokens) for name in names)
-    return (Graph(MODEL, "onnx/model.onnx", inputs, _outputs(facts, dtype)),)
-
-
-def _cpu_seq2seq(facts: Facts, dtype: str) -> tuple[Graph, ...]:
-    """Return the encoder and one step of the decoder."""
-    made, kept = (
-        _caches(facts, dtype, lambda each: f"cross.{each.layer}.{each.role}", BATCH, {"source": dim})
-        for dim in (places_of(facts), SOURCE)
-    )
-    inputs = (source_port(facts, dtype), Port(SOURCE_LENGTHS, "int32", (BATCH,)))
-    encoder = Graph(ENCODER, "onnx/encoder.onnx", inputs, made)
-    return encoder, _cpu_step(facts, dtype, (Port(SOURCE_LENGTHS, "int32", (BATCH,)), *kept))
-
-
 def source_port(facts: Facts, dtype: str) -> Port:
     """Return the input of the encoder: features (B, size, frames) in `dtype`, or token ids (B, S)."""
     if isinstance(facts.source, Features):
@@ -239,49 +159,7 @@ def places_of(facts: Facts) -> Dim:
     return facts.source.longest if isinstance(facts.source, Features) else SOURCE
 
 
-def _cpu_causal(facts: Facts, dtype: str) -> tuple[Graph, ...]:
-    """Return the graph that writes prompts into the caches, and one step."""
-    inputs = (
-        Port(INPUT_IDS, "int64", (BATCH, TOKENS)),
-        Port(LAST_PLACES, "int32", (BATCH,)),  # prompt_size - 1, of each row
-        Port(PROMPT_SIZE, "int32", (1,)),  # sequence_length + earlier tokens, which only a batch of one row can have
-        *_own(facts, dtype, "past", BATCH),
-    )
-    prefill = Graph(PREFILL, "onnx/prefill.onnx", inputs, _own(facts, dtype, "present", BATCH))
-    return prefill, _cpu_step(facts, dtype, ())
-
-
-def _cpu_encode(facts: Facts, dtype: str) -> tuple[Graph, ...]:
-    inputs = (Port(INPUT_IDS, "int64", (BATCH, TOKENS)), Port(SOURCE_LENGTHS, "int32", (BATCH,)))
-    return (Graph(MODEL, "onnx/model.onnx", inputs, _outputs(facts, dtype)),)
-
-
-def _cpu_step(facts: Facts, dtype: str, source: tuple[Port, ...]) -> Graph:
-    """Return the graph of one step: one token per row; `source`: the inputs that the rows of a source share."""
-    inputs = [
-        Port(INPUT_IDS, "int64", (BATCH, BEAMS)),
-        Port(PAST_LENGTHS, "int32", (ALL_ROWS,)),
-        Port(CAPACITY, "int32", (1,)),
-        *source,
-        *_own(facts, dtype, "past", ALL_ROWS),
-    ]
-    outputs = [Port(LOGITS, dtype, (ALL_ROWS, facts.writes.size)), *_own(facts, dtype, "present", ALL_ROWS)]
-    if facts.attention is not None:
-        inputs.append(Port(ALIGN, "bool", (1,)))  # whether to output cross-attention weights; if not, they have no rows
-        dims = (ALL_ROWS, SOURCE)  # the mean over the heads of that layer
-        outputs.append(Port(CROSS_ATTENTION, dtype, dims, is_attention=True))
-    # k > 0: the k best tokens; k < 0: -k, up to 8, with logits in place of log_probs; 0: none. On x86 without VNNI,
-    # 8-bit sums may saturate: there, with a large vocabulary in fp32, k < 0 must not be used.
-    inputs.append(Port(COUNT, "int64", (1,)))
-    outputs += [Port(LOG_PROBS, dtype, (ALL_ROWS, COUNT)), Port(IDS, "int64", (ALL_ROWS, COUNT))]
-    return Graph(STEP, "onnx/step.onnx", tuple(inputs), tuple(outputs))
-
-
-def _own(facts: Facts, dtype: str, prefix: str, rows: str) -> tuple[Port, ...]:
-    return _caches(facts, dtype, lambda each: f"{prefix}.{each.layer}.{each.role}", rows, {"row": ROOM})
-
-
-def _caches(
+def caches(
     facts: Facts, dtype: str, name: Callable[[StateTensor], str], rows: str, lengths: dict[Owner, Dim]
 ) -> tuple[Port, ...]:
     """Return the ports of the state tensors whose owners are in `lengths`."""
@@ -292,25 +170,12 @@ def _caches(
     )
 
 
-def _seq2seq_name(prefix: str) -> Callable[[StateTensor], str]:
-    sides = {"row": "decoder", "source": "encoder"}
-    return lambda each: f"{prefix}.{each.layer}.{sides[each.owner]}.{each.role}"
-
-
-def _causal_name(prefix: str) -> Callable[[StateTensor], str]:
-    return lambda each: f"{prefix}.{each.layer}.{each.role}"
-
-
-def _outputs(facts: Facts, dtype: str) -> tuple[Port, ...]:
+def outputs_of(facts: Facts, dtype: str) -> tuple[Port, ...]:
+    """Return the ports of the outputs of an encoder-only model."""
     return tuple(
         Port(each.name, dtype, (BATCH, *(TOKENS if dim == LENGTH else dim for dim in each.dims)))
         for each in facts.outputs
     )
-
-
-def _select(kept: tuple[Port, ...]) -> Graph:
-    picked = tuple(Port(f"selected.{port.name}", port.dtype, ("selected_rows", *port.dims[1:])) for port in kept)
-    return Graph(SELECT, "onnx/select_rows.onnx", (*kept, Port(ROWS, "int64", ("selected_rows",))), picked)
 
 
 def single_graph(facts: Facts, dtype: str) -> Graph:
@@ -337,9 +202,7 @@ def single_graph(facts: Facts, dtype: str) -> Graph:
     return Graph(GENERATE, "onnx/generate.onnx", tuple(inputs), outputs)
 
 
-Contract = Callable[[Facts, str], tuple[Graph, ...]]
-PORTABLE: dict[Task, Contract] = {"seq2seq": _portable_seq2seq, "causal": _portable_causal, "encode": _portable_encode}
-CPU: dict[Task, Contract] = {"seq2seq": _cpu_seq2seq, "causal": _cpu_causal, "encode": _cpu_encode}
+Contract = Callable[[Facts, str], tuple[Graph, ...]]  # facts, dtype -> the graphs of a bundle
 
 
 def compare_ports(graph: Graph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> Iterator[str]:

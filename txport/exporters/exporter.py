@@ -1,4 +1,4 @@
-"""What makes the graphs of each target, one record each: graph modules, ONNX conversions and stages.
+"""What makes the graphs of a target: graph modules, ONNX conversions and stages; each target has a record of them.
 
 Export runs all stages of a graph; bisect runs them one by one.
 """
@@ -7,46 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import onnx_ir as ir
 from torch import nn
 
 from txport.bundles.forms import Form, Stored
 from txport.bundles.manifest import Manifest
-from txport.bundles.ports import ALIGN, STEP, Graph, screens
 from txport.checkpoints.adapters.adapted import Adapted
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.checkpoints.weights.packed import PackedReader
 from txport.checkpoints.weights.streamed import Read
-from txport.exporters.cpu import choose
-from txport.exporters.cpu import operators as of_cpu
-from txport.exporters.cpu.modules import FUSED
-from txport.exporters.cpu.ops import require_fusable
-from txport.exporters.cpu.rewrite import ON_CPU
-from txport.exporters.cpu.top import add_top, make_conditional, without_top
-from txport.exporters.cuda import operators as of_cuda
-from txport.exporters.cuda import quantize
-from txport.exporters.cuda.modules import DEVICE
-from txport.exporters.cuda.ops import require_device
-from txport.exporters.cuda.quantize import ON_DEVICE
 from txport.exporters.fused.packs import packs
-from txport.exporters.fused.parts import PACKED, check_parts
-from txport.exporters.fused.rewrite import Matrices, Quantising, apply_forms, tables_of
-from txport.exporters.graphs import PORTABLE
+from txport.exporters.fused.parts import PACKED
+from txport.exporters.fused.rewrite import Matrices, Quantising, apply_forms
 from txport.exporters.memory import memory_model
 from txport.exporters.program import trace_program
 from txport.exporters.tracing import passes
-from txport.exporters.tracing.forms import FORMS
-from txport.exporters.tracing.forms.layers import RMS_OPSET
 from txport.exporters.tracing.symbols import Form as OnnxForm
 from txport.exporters.tracing.trace import kinds_of_trace, parts_of_trace, trace
 from txport.models.facts import Task
 from txport.models.model import Model
-from txport.models.parts import RMSNorm
+from txport.system.packages import named
+from txport.targets import target_of
+from txport.targets.ports import Graph
 
-IN_PLACE_OPSET = 24  # first opset with operators that write caches in place and read them up to a length
-QUANTISE, TOP, CONDITION = "quantise", "choose the best tokens", "make attention conditional"
+QUANTISE = "quantise"  # the stage of each target that has quantised weights
 
 
 @dataclass
@@ -142,93 +127,27 @@ def stages(
         yield f"the pass {name!r}", graph
 
 
-def _of_ports(run: passes.Pass, traced: Callable[[Graph], Graph]) -> Stage:
+def of_ports(run: passes.Pass, traced: Callable[[Graph], Graph] = lambda graph: graph) -> Stage:
+    """Return the stage of a pass over the ports that are traced."""
     return lambda graph, job: run(graph, traced(job.ports))
 
 
-def _condition(graph: ir.Model, job: Job) -> int:
-    has_switch = any(port.name == ALIGN for port in job.ports.inputs)
-    return make_conditional(graph, job.ports) if has_switch else 0
-
-
-def _check(check: Callable[..., None], graph: ir.Model, job: Job) -> int:
+def check(compare: Callable[..., None], graph: ir.Model, job: Job) -> int:
     """Compare the graph with the operators counted in its trace; return the number of parts."""
     became = parts_of_trace(graph)
     packed = job.counts.get(passes.PACK, became.get(PACKED, 0))
-    check(graph, became, kinds_of_trace(graph), packed, job.role)
+    compare(graph, became, kinds_of_trace(graph), packed, job.role)
     return sum(became.values())
 
 
-check_cpu = partial(check_parts, operators=(of_cpu.MULTI_HEAD, of_cpu.GROUPED), kind_of=of_cpu.kind_of_node)
-check_cuda = partial(
-    check_parts,
-    operators=(of_cuda.ATTENTION,),
-    kind_of=of_cuda.kind_of_node,
-    others=(of_cuda.ROTARY, of_cuda.WRITE),
-)
-
-
-def _quantise(how: Quantising, forms: Mapping[str, Form], tables: Collection[str], graph: ir.Model, job: Job) -> int:
+def quantise(how: Quantising, forms: Mapping[str, Form], tables: Collection[str], graph: ir.Model, job: Job) -> int:
+    """Write the matrices in their storage forms; return how many are quantised."""
     found = apply_forms(graph, forms, tables, job.quantised, how, job.unrounded, job.packed)
     job.weights = {**packs(graph), **found}
     return sum(stored.is_quantised for stored in found.values())
 
 
-def _choose(graph: ir.Model, job: Job) -> int:
-    """Add top-k to a step; return 1 if screening is used, otherwise 0."""
-    screened = screens(job.manifest.facts, job.manifest.precision) and not job.manifest.weightless
-    add_top(graph, job.ports, shorten=screened)
-    return int(screened)
-
-
-def _last_of_cpu(job: Job, forms: Mapping[str, Form] | None) -> Mapping[str, Stage]:
-    found: dict[str, Stage] = {}
-    if forms is not None:
-        found[QUANTISE] = partial(_quantise, ON_CPU, forms, tables_of(job.model))
-    if job.role == STEP:
-        found[TOP] = _choose
-    return found
-
-
-def _last_of_cuda(job: Job, forms: Mapping[str, Form] | None) -> Mapping[str, Stage]:
-    if forms is None or not job.ports.has_weights:
-        return {}
-    return {QUANTISE: partial(_quantise, ON_DEVICE, forms, tables_of(job.model))}
-
-
-def _prefers_of_cpu(model: Model) -> int:
-    """Return the opset with a single RMSNormalization operator, independent of runtime fusions; 0 without RMSNorm."""
-    return RMS_OPSET if any(isinstance(each, RMSNorm) for each in model.modules()) else 0
-
-
-EXPORTERS = {
-    "portable": Exporter(
-        PORTABLE, FORMS, {name: _of_ports(run, lambda graph: graph) for name, run in passes.PORTABLE.items()}
-    ),
-    "cpu": Exporter(
-        FUSED,
-        of_cpu.FUSED_FORMS,
-        {
-            **{name: _of_ports(run, without_top) for name, run in passes.CPU.items()},
-            CONDITION: _condition,
-            "check parts": partial(_check, check_cpu),
-        },
-        _last_of_cpu,
-        without_top,
-        require_fusable,
-        _prefers_of_cpu,
-        forms_of=choose.forms_of,
-    ),
-    "cuda": Exporter(
-        DEVICE,
-        of_cuda.CUDA_FORMS,
-        {
-            **{name: _of_ports(run, lambda graph: graph) for name, run in passes.CUDA.items()},
-            "check parts": partial(_check, check_cuda),
-        },
-        _last_of_cuda,
-        require=require_device,
-        least=IN_PLACE_OPSET,
-        forms_of=quantize.forms_of,
-    ),
-}
+def exporter_of(name: str) -> Exporter:
+    """Return what makes the graphs of a target, by its name."""
+    exporter: Exporter = named(target_of(name).exporter)
+    return exporter

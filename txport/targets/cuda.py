@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from txport.bundles.ports import (
+from txport.models.facts import LENGTH, Facts, Owner, StateTensor
+from txport.targets.ports import (
     ADMIT_ROWS,
     ADMIT_SOURCES,
     ALL_ROWS,
@@ -40,14 +41,13 @@ from txport.bundles.ports import (
     SOURCE_LENGTHS,
     STEP,
     TOKENS,
-    Contract,
     Dim,
     Graph,
     Port,
     places_of,
     source_port,
 )
-from txport.models.facts import LENGTH, Facts, Owner, StateTensor, Task
+from txport.targets.target import Target
 
 WIDE = "float32"  # dtype of inputs and outputs that are not caches
 ON_HOST = (COUNT, MORE)  # inputs in host memory
@@ -157,4 +157,16 @@ def _memory(role: str, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> G
     return Graph(role, f"onnx/{role}.onnx", inputs, outputs)
 
 
-CUDA: dict[Task, Contract] = {"seq2seq": _seq2seq, "causal": _causal, "encode": _encode}
+CUDA = Target(
+    name="cuda",
+    summary="cuda: operators of ONNX Runtime on a GPU",
+    contracts={"seq2seq": _seq2seq, "causal": _causal, "encode": _encode},
+    precisions=("fp16", "bf16", "fp32", "int8", "int4"),
+    exporter="txport.exporters.cuda.exporter:EXPORTER",
+    replays="txport.proof.parity.replays.cuda:REPLAYS",
+    on_gpu=True,
+    multiplies_in="fp16",  # its kernels of quantised weights
+    provider="cuda",
+    otherwise="give provider='cuda', or runtime='cuda-stand-in' to compute it on the CPU, slowly and in fp32",
+    least_runtime="1.31.1",
+)

@@ -11,14 +11,13 @@ import torch
 
 from txport.bundles.hugging_face import label_config, write_tokenizers
 from txport.bundles.manifest import PRECISIONS, Manifest
-from txport.bundles.ports import GENERATE, SELECT
 from txport.checkpoints.adapters.adapted import Adapted
 from txport.checkpoints.adapters.adapter import published
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.checkpoints.weights.streamed import copied
 from txport.exporters.check import check_graph
+from txport.exporters.exporter import Job, exporter_of
 from txport.exporters.single.graph import single_model
-from txport.exporters.targets import EXPORTERS, Job
 from txport.exporters.tracing.trace import sign
 from txport.exporters.weights import leave_out, standing_in
 from txport.models import architecture
@@ -26,6 +25,7 @@ from txport.models.audio import Features, preprocessor_config, speech_config
 from txport.models.facts import Facts
 from txport.models.generation import published_names
 from txport.system.documents import write_json
+from txport.targets.ports import GENERATE, SELECT
 
 EXTERNAL_ABOVE = 600_000_000  # bytes of weights; protobuf is limited to 2 GiB and needs three times the memory to write
 
@@ -81,7 +81,7 @@ def _build(checkpoint: Checkpoint, manifest: Manifest) -> tuple[dict[str, ir.Mod
     module = checkpoint.outline if dtype == torch.float32 else copied(checkpoint.outline, dtype)
     models = {}
     counts = {}
-    target = EXPORTERS[manifest.target]
+    target = exporter_of(manifest.target)
     for role in manifest.driven:
         job = Job(module, manifest, role, read=checkpoint.reader)
         models[role] = target.trace(job)

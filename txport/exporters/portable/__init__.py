@@ -1,0 +1,1 @@
+"""The portable target: standard operators only."""

@@ -1,0 +1,118 @@
+"""Reference calls of the cpu target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from txport.bundles.manifest import Manifest
+from txport.models.facts import Task
+from txport.proof.parity.cases import Case
+from txport.proof.parity.replay import QUIET, SPARE, Call, Reference, Replay, size_of, source_port
+from txport.runtimes.inputs import batch
+from txport.system.arrays import Array
+from txport.targets.cpu import screens
+from txport.targets.ports import (
+    ALIGN,
+    CAPACITY,
+    COUNT,
+    ENCODER,
+    IDS,
+    INPUT_IDS,
+    LAST_PLACES,
+    LOGITS,
+    MODEL,
+    PAST_LENGTHS,
+    PREFILL,
+    PROMPT_SIZE,
+    SOURCE_LENGTHS,
+    STEP,
+)
+
+TOP_COUNT, LIKELIEST = 5, 2
+
+
+def _seq2seq(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
+    """Yield the encoder, then single tokens over random caches; see `_steps`."""
+    given, lengths = batch(case.sources, reference.facts, case.padding)
+    source_lengths = lengths.astype(np.int32)
+    encoded = reference.call(ENCODER, 0, {source_port(reference): given, SOURCE_LENGTHS: source_lengths})
+    yield encoded
+    sizes = [QUIET * size_of(each) for each in encoded.expected.values()]
+    shared = {SOURCE_LENGTHS: source_lengths, **encoded.expected}
+    yield from _steps(reference, case, rng, shared, sizes, 0)
+
+
+def _causal(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
+    """Yield the prompts, then single tokens over random caches; see `_steps`."""
+    graph = reference.manifest.graphs[PREFILL]
+    rows = len(case.sources)
+    ids, _ = batch(case.sources, reference.facts, case.padding)
+    size = ids.shape[1]
+    room = {name: np.zeros(each.shape(rows, size + SPARE), np.float32) for each, name in graph.past().items()}
+    places = {LAST_PLACES: np.full(rows, size - 1, np.int32), PROMPT_SIZE: np.array([size], np.int32)}
+    filled = reference.call(PREFILL, 0, {INPUT_IDS: ids, **places, **room})
+    yield filled
+    sizes = [QUIET * size_of(each[:, :, :size]) for each in filled.expected.values()]
+    yield from _steps(reference, case, rng, {}, sizes, size)
+
+
+def _encode(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
+    """Yield the only graph, over all sources."""
+    ids, lengths = batch(case.sources, reference.facts, case.padding)
+    yield reference.call(MODEL, 0, {INPUT_IDS: ids, SOURCE_LENGTHS: lengths.astype(np.int32)})
+
+
+def _steps(
+    reference: Reference,
+    case: Case,
+    rng: np.random.Generator,
+    shared: Mapping[str, Array],
+    sizes: Sequence[float],
+    before: int,
+) -> Iterator[Call]:
+    """Yield single tokens over random caches, which end at `before` + cumsum(`case.steps`).
+
+    The rows have random lengths, and the first row always has the longest past. `sizes` are the RMS of the values in
+    each cache. Steps have one and two beams per source in turn.
+    """
+    facts = reference.facts
+    past = reference.manifest.graphs[STEP].past("row")
+    for step, position in enumerate(before + np.cumsum(case.steps, dtype=np.int64)):
+        beams = 1 + step % 2
+        rows = beams * len(case.sources)
+        past_lengths = rng.integers(0, position, rows).astype(np.int32)
+        past_lengths[0] = position - 1
+        real = (np.arange(position) < past_lengths[:, None])[:, None, :, None]  # beyond it, a kernel may write zeros
+        own = {
+            name: (size * real * rng.standard_normal(each.shape(rows, int(position)))).astype(np.float32)
+            for (each, name), size in zip(past.items(), sizes, strict=True)
+        }
+        tokens = rng.integers(0, facts.writes.size, (len(case.sources), beams))
+        fixed = {PAST_LENGTHS: past_lengths, CAPACITY: np.array([position], np.int32)}
+        for count in _counts(reference.manifest):
+            asked = {COUNT: np.array([count])}
+            if facts.attention is not None:
+                asked = {ALIGN: np.array([count > 0]), **asked}
+            call = reference.call(STEP, step, {INPUT_IDS: tokens, **fixed, **shared, **own, **asked})
+            every = call.expected[LOGITS].astype(np.float64)
+            choices = every if count < 0 else every - np.logaddexp.reduce(every, axis=1, keepdims=True)
+            unknown = (IDS, LOGITS) if count < 0 else (IDS,)  # tokens may tie; logits may be left out
+            expected = {name: values for name, values in call.expected.items() if name not in unknown}
+            yield replace(call, expected=expected, choices=choices)
+
+
+def _counts(manifest: Manifest) -> list[int]:
+    """Return the numbers of best tokens to request; like the driver, use screening only if its sums are exact."""
+    from txport.runtimes.ort.sessions import may_saturate
+
+    facts = manifest.facts
+    counts = [TOP_COUNT]
+    if not (screens(facts, manifest.precision) and may_saturate()):
+        counts.append(-LIKELIEST)
+    return [max(-facts.writes.size, min(count, facts.writes.size)) for count in counts]
+
+
+REPLAYS: dict[Task, Replay] = {"seq2seq": _seq2seq, "causal": _causal, "encode": _encode}
