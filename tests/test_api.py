@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import shutil
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,6 +45,20 @@ def test_one_text_or_many(model: txport.Model) -> None:
     assert model.generate([]) == []
     assert model.generate(text for text in SAMPLES) == many
     assert list(model.generate_iter(SAMPLES[0])) == many[:1], "a text is no iterable of letters"
+
+
+def test_a_closed_model_frees_its_graphs_and_says_so(bundle: Bundle) -> None:
+    with txport.load(bundle.path) as model:
+        assert repr(model) == f"<txport.Model: {bundle.path}, transformer (seq2seq), portable fp32, ort on cpu>"
+        runtime = weakref.ref(model.runtime)
+        other = model.writing_special_tokens()
+    for call in (model.generate, model.stream):
+        with pytest.raises(UnsupportedError, match="closed"):
+            list(call(SAMPLES[0]))
+    assert other.generate(SAMPLES[0]), "a copy keeps them"
+    del other
+    gc.collect()
+    assert runtime() is None
 
 
 MANY = [{}, {"beams": 3, "nbest": 2}, {"do_sample": True, "seed": 5}, {"no_repeat_ngram_size": 2}]

@@ -27,7 +27,7 @@ from torch import Tensor
 
 import txport
 from recipes.g2p_en.tokenizer import spelling_tokenizer
-from tests.tiny import VOCABULARY, edit_graph
+from tests.tiny import SAMPLES, VOCABULARY, edit_graph
 from txport import cli, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import FORMAT, Manifest
@@ -35,6 +35,7 @@ from txport.checkpoints.checkpoint import Checkpoint
 from txport.cli.commands import generation
 from txport.errors import UnavailableError
 from txport.exporters import export as exporter
+from txport.models import architecture
 from txport.models.names import MANIFEST
 
 SCRIPT = Path(sys.executable).parent / "txport"
@@ -431,11 +432,51 @@ def test_doctor(call: Cli) -> None:
     assert (done.code, done.err) == (0, "")
     assert re.search(r"CPUExecutionProvider +starts", done.out)
     assert "no problems found" in done.out
+    assert done.out.endswith("fastest here: txport export CHECKPOINT OUT --target cpu --precision int8\n")
     values = json.loads(call("doctor", "--json").out)
     assert list(values) == ["versions", "runtimes", "providers", "gpu", "problems"]
     assert values["versions"]["txport"] == txport.__version__
     assert values["providers"]["CPUExecutionProvider"] is None
     assert values["problems"] == []
+
+
+def test_presets_are_listed_with_their_sizes(call: Cli) -> None:
+    done = call("presets")
+    assert (done.code, done.err) == (0, "")
+    assert re.search(r"preset:base +transformer +60\.5 M +512", done.out)
+    found = json.loads(call("presets", "--json").out)
+    assert found["whisper-tiny"] == {"architecture": "whisper", "weights": 37_765_248, "positions": 1500}
+    assert list(found) == list(architecture.presets())
+
+
+def test_help_of_run_lists_options_in_sections_and_ends_with_examples(call: Cli) -> None:
+    lines = call("run", "--help").out.splitlines()
+    titles = [line for line in lines if re.fullmatch(r"[A-Z][\w -]+:", line)]
+    assert titles[0] == "Input and output:"
+    assert titles[-1] == "Options:"
+    assert sum(line.startswith("  --beams") for line in lines[lines.index("Search:") : lines.index("Texts:")]) == 1
+    assert [line.split()[0] for line in lines[-3:]] == ["txport", "txport", "echo"]
+
+
+def test_each_step_is_explained(call: Cli, bundle: Bundle) -> None:
+    first, *lines = call("run", bundle.path, SAMPLES[0], "--explain").out.splitlines()
+    model = txport.load(bundle.path)
+    found = model.generate(SAMPLES[0])[0]
+    assert first == found.output
+    tokens = found.hypotheses[0].tokens
+    assert len(lines) == len(tokens)
+    steps = model.explain(SAMPLES[0], tokens, top=model.facts.writes.size)
+    for token, log_prob, line, step in zip(tokens, found.hypotheses[0].token_scores, lines, steps, strict=True):
+        (name,) = model.tokenizer.tokens([token])
+        assert step[0][0] == name, "greedy search takes the most probable token"
+        assert line.split()[1:3] == [json.dumps(name, ensure_ascii=False), f"{step[0][1]:.2f}"]
+        assert step[0][1] == pytest.approx(log_prob, abs=1e-5)
+        assert np.exp([value for _, value in step]).sum() == pytest.approx(1, abs=1e-5)
+    for option in ("--json", "--ids", "--stream", ("--nbest", 2, "--beams", 2)):
+        given = option if isinstance(option, tuple) else (option,)
+        done = call("run", bundle.path, SAMPLES[0], "--explain", *given)
+        assert (done.code, done.out) == (2, "")
+        assert f"--explain writes lines for people; it can't be combined with {given[0]}" in done.err
 
 
 @pytest.mark.parametrize("option", [(), ("--json",)])

@@ -76,7 +76,7 @@ def test_an_interrupt_says_what_is_kept_and_what_else_it_takes(place: Path) -> N
     )
     before = partial.read_bytes()
     assert_one_line(run(*command(), cwd=place), f"{what} of an interrupted run; --resume goes on there", 2)
-    assert_one_line(run(*command("--resume", "--beams", 2, "--json"), cwd=place), "another --beams, --json; give", 2)
+    assert_one_line(run(*command("--resume", "--beams", 2, "--json"), cwd=place), "another --json, --beams; give", 2)
     (place / "lines").write_text("bad\n", encoding="utf-8")
     assert_one_line(run(*command("--resume"), cwd=place), "was begun with another input; give the same", 2)
     assert partial.read_bytes() == before

@@ -10,17 +10,20 @@ from typing import Any
 import click
 
 from benchmarks.peers.engines import Ids, Model, Search
-from benchmarks.peers.environments import DECODERS, ENCODERS, Peer, environment_of
+from benchmarks.peers.environments import DECODERS, ENCODERS, ENGINES, Peer, environment_of
 from benchmarks.peers.process import Worker
 
 BATCH = 32  # sentences; a question is alone
+CTRANSLATE2 = "CTranslate2 int8"
+OF_DECODERS = {**DECODERS, CTRANSLATE2: Peer(ENGINES + "ct2", "int8")}
+OF_ENCODERS = {**ENCODERS, CTRANSLATE2: Peer(ENGINES + "ct2_encoder", "int8")}
 
 
 def run_all(
     folder: Path, precision: str | None, ids: Ids, tokens: int, scratch: Path, pythons: Mapping[str, Path]
 ) -> Iterator[tuple[str, Path, list[list[Any]]]]:
     """Yield each peer's name, its folder and its outputs; say which one is passed over for want of an environment."""
-    for name, peer in (DECODERS if tokens else ENCODERS).items():
+    for name, peer in (OF_DECODERS if tokens else OF_ENCODERS).items():
         python = pythons[environment_of(peer.engine)]
         if not peer.precision.startswith(precision or ("int8", "int4")):
             continue
@@ -41,7 +44,7 @@ def run(worker: Worker, peer: Peer, checkpoint: Path, ids: Ids, tokens: int, pla
         engine=peer.engine,
         folder=str(place),
         search=asdict(Search(max_new_tokens=tokens, forced=False)),
-        options={"threads": 1},
+        options={"threads": 1, "workers": 1, "batch_size": 0},
         sources=[list(row) for row in ids],
         batch=1 if tokens else BATCH,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack, get_args, overload
+from typing import Any, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack, cast, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,13 @@ def require_ability(facts: Facts, requested: str) -> None:
         raise UnsupportedError(f"{requested} is not for this encoder-only model with the outputs {gives}: use {able}")
 
 
+class Closed:
+    """Stands for the runtime of a closed model."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise UnsupportedError("this model is closed; load the bundle again")
+
+
 class Encoder:
     """A loaded model with the methods of encoder-only models."""
 
@@ -100,6 +107,20 @@ class Encoder:
         self.facts = facts
         self.workers = workers
         self.defaults = dict(defaults or {})
+        self.described: str = facts.task
+
+    def __repr__(self) -> str:
+        return f"<txport.{type(self).__name__}: {self.described}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the graphs and their memory; later calls raise `UnsupportedError`."""
+        self.runtime = cast(Runtime, Closed())
 
     def __copy__(self) -> Self:
         other = object.__new__(type(self))

@@ -34,7 +34,7 @@ from txport.bundles.bundle import Bundle, steady
 from txport.errors import BundleError, LongTextError, NoRoomError, TextError, UnsupportedError, quoted
 from txport.models.audio import Features
 from txport.models.facts import Facts
-from txport.runtimes.base import ContinuousRuntime, Runtime
+from txport.runtimes.base import ContinuousRuntime, Runtime, log_softmax
 from txport.runtimes.inputs import Source
 from txport.runtimes.single import SingleRuntime
 from txport.search.batching import at_once, in_batches
@@ -85,6 +85,11 @@ class Model(Encoder):
         self._special = False
         self._spelling = tokenizer.spelling
         self._numbers = numbers_only(runtime)
+
+    def close(self) -> None:
+        """Release the graphs and their memory; later calls raise `UnsupportedError`. Copies (`between`) keep them."""
+        super().close()
+        self._numbers = self.runtime
 
     def between(self, source_language: str | None = None, target_language: str | None = None) -> Model:
         """Return this model with source and target languages set, by the tokenizer's names (`eng_Latn`).
@@ -433,6 +438,28 @@ class Model(Encoder):
         values = {"pieces": pieces, "special": special}
         return self._each_target(texts, targets, batch_size, unknown, values, logits)
 
+    def explain(
+        self, text: str, tokens: Sequence[int], *, top: int = 5, unknown: Unknown = "auto", special: bool = False
+    ) -> list[list[tuple[str, float]]]:
+        """Return the `top` most probable tokens in the place of each of `tokens`, an output of `generate` for the text.
+
+        Each is a token, as the vocabulary writes it, and its log-prob before the rules of a search, the best first.
+        """
+        require_ability(self.facts, "score")
+        self._require_text()
+        require_unknown(unknown)
+        source = self._encode_known(text, unknown, switch("special", special))
+        (values,) = logits(self._numbers, [source], [list(tokens)], self.facts)
+        best = np.argsort(-values, axis=1, kind="stable")[:, : whole("top", top, 1)]  # -> (T, top)
+        log_probs = log_softmax(values, np.take_along_axis(values, best, axis=1))
+        return [
+            [(self._name(id_), log_prob) for id_, log_prob in zip(*row, strict=True)]
+            for row in zip(best.tolist(), log_probs.tolist(), strict=True)
+        ]
+
+    def _name(self, id_: int) -> str:
+        return f"<{id_}>" if self.tokenizer.lacks([id_]) else self.tokenizer.tokens([id_])[0]
+
     def _each_target(
         self,
         texts: str | Iterable[str],
@@ -625,4 +652,7 @@ def load(
     defaults = _defaults_of(bundle)
     tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
     chat = chat_of(bundle.texts, bundle.path, tokenizer) if facts.is_causal else None
-    return Model(engine, tokenizer, facts, workers, defaults, chat, bundle.manifest.not_followed)
+    model = Model(engine, tokenizer, facts, workers, defaults, chat, bundle.manifest.not_followed)
+    made = f"{bundle.manifest.architecture} ({facts.task}), {bundle.manifest.target} {bundle.manifest.precision}"
+    model.described = f"{bundle.path}, {made}, {runtime} on {provider}"
+    return model

@@ -12,7 +12,23 @@ from txport.cli.completion import models, providers
 from txport.cli.guard import prints_aside
 from txport.runtimes import require_threads
 
+SECTION = "section"  # attribute of an option: the title under which the help lists it
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def section(title: str, *options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return a decorator that adds options, which the help of the command lists under a title."""
+
+    def add(command: F) -> F:
+        before = len(getattr(command, "__click_params__", ()))
+        for option in reversed(options):
+            command = option(command)
+        added: list[click.Parameter] = command.__click_params__[before:]  # type: ignore[attr-defined]
+        for parameter in added:
+            parameter.__dict__.setdefault(SECTION, title)
+        return command
+
+    return add
 
 
 def provider_option(command: F) -> F:

@@ -15,6 +15,7 @@ import click
 
 from txport.api.folders import files_in
 from txport.checkpoints.places import code_name
+from txport.cli.options import SECTION
 from txport.errors import OutputError, TextError, TxportError, UnsupportedError
 from txport.system.files import is_stream, require_file
 from txport.system.places import require_possible, resolve
@@ -57,6 +58,7 @@ class OutputFolder(PossiblePath):
 
 INPUT = InputPath(path_type=Path)
 OUTPUT = OutputFile(path_type=Path)
+OTHERS = "Options"  # the title of the options without a section
 OUTPUT_FOLDER = OutputFolder(path_type=Path)
 
 
@@ -85,6 +87,16 @@ class Command(click.Command):
             bare = self._arguments if isinstance(error, UnsupportedError) else {}
             error.args = (self.in_flags(self.followable(str(error)), bare), *error.args[1:])
             raise
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of each section under its title, and the others last."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for option in (each for each in self.get_params(context) if isinstance(each, click.Option)):
+            if (record := option.get_help_record(context)) is not None:
+                sections.setdefault(option.__dict__.get(SECTION, OTHERS), []).append(record)
+        for title, records in sorted(sections.items(), key=lambda section: section[0] == OTHERS):
+            with formatter.section(title):
+                formatter.write_dl(records)
 
     def followable(self, message: str) -> str:
         """Return a message without the advice that names an argument for which this command has no option.

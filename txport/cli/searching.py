@@ -162,6 +162,7 @@ ONLY_GENERATING = {
     **{flag.removeprefix("--").replace("-", "_"): flag for flag, _ in SEARCH},
     "continuous": "--continuous",
     "as_stream": "--stream",
+    "explained": "--explain",
     **bulk.FLAGS,
     **texts.FLAGS,
     **texts.SPECIAL,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from txport.proof.verify.check import Verification
     from txport.runtimes.ort.nvidia.problems import Nvidia
 
+CUDA = "CUDAExecutionProvider"
 FURTHER = 6  # failures to show
 
 
@@ -247,6 +248,16 @@ def show_diagnosis(found: Diagnosis) -> None:
     if not found.problems:
         echo()
         echo("no problems found")
+        target = "cuda --precision fp16" if found.providers.get(CUDA, "") is None else "cpu --precision int8"
+        echo(f"fastest here: txport export CHECKPOINT OUT --target {target}")
+
+
+def show_presets(presets: Mapping[str, tuple[str, int, int]]) -> None:
+    """Print the presets: name -> architecture, number of weights, largest number of source positions."""
+    rows = [
+        (f"preset:{name}", kind, f"{size / 1e6:,.1f} M", f"{most:,}") for name, (kind, size, most) in presets.items()
+    ]
+    show("Published sizes with random weights", ["name", "architecture", "weights", "positions"], rows)
 
 
 def show_gpu(found: Nvidia) -> None:

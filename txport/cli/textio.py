@@ -31,6 +31,8 @@ def open_texts(
     if arguments:
         return arguments, len(arguments)
     if not files:
+        if sys.stdin is not None and sys.stdin.isatty():
+            echo("reading one text a line from the terminal; end with Ctrl+D (Windows: Ctrl+Z, Enter)", err=True)
         return read_lines(sys.stdin.buffer if sys.stdin else io.BytesIO(), "standard input", blank), None
     parts = [_read_file(file, blank) for file in files]
     if counts is not None:

@@ -25,7 +25,7 @@ SIZES = "sizes.json"
 
 
 def prepare(model: Model, folder: Path) -> None:
-    """Convert and quantise a checkpoint; a folder of transformers is converted by CTranslate2's own converter."""
+    """Convert and quantise a checkpoint; a speech model by CTranslate2's own converter."""
     import torch
 
     from txport.checkpoints.checkpoint import config_of
@@ -37,7 +37,7 @@ def prepare(model: Model, folder: Path) -> None:
     config = preset_config(preset) if preset else config_of(find_folder(model.checkpoint))
     with torch.device("meta"):
         facts = architecture.of(config).build(config).facts
-    (convert_folder if Path(model.checkpoint).is_dir() else fill)(model, folder)
+    (fill if facts.speech is None else convert_folder)(model, folder)
     start = facts.writes.start
     begin = begins(facts)
     write_json(

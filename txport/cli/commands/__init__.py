@@ -13,8 +13,8 @@ from txport.version import __version__
 def cli() -> None:
     """Take a PyTorch Transformer to production: export it to ONNX, run it, prove it, measure it.
 
-    CHECKPOINT and BUNDLE are paths, or the name of a checkpoint that ships (g2p-en), or preset:tiny,
-    preset:base, preset:big, which are published sizes with random weights.
+    CHECKPOINT and BUNDLE are paths, or the name of a checkpoint that ships (g2p-en), or a preset
+    (`txport presets`, such as preset:base), which is a published size with random weights.
     """
 
 
@@ -29,6 +29,7 @@ for command in (
     bundles.verify,
     machine.bench,
     bundles.inspect,
+    machine.presets,
     machine.doctor,
 ):
     cli.add_command(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from txport.cli.options import (
     fit_threads,
     is_given,
     provider_option,
+    section,
     threads_option,
     trust_option,
     unknown_option,
@@ -39,6 +41,12 @@ NOT_STREAMED = {
     "resume": "--resume",
 }
 
+EXAMPLES = """\b
+Examples:
+  txport run g2p-en hello world
+  txport run BUNDLE --input texts.txt --output outputs.txt --workers 2 --errors column
+  echo "What is ONNX?" | txport run BUNDLE --chat --stream
+"""
 
 runtime_option = click.option(
     "--runtime",
@@ -49,47 +57,68 @@ runtime_option = click.option(
 )
 
 
-@command(arguments=FLAGS)
+@command(arguments=FLAGS, epilog=EXAMPLES)
 @click.argument("bundle", shell_complete=completion.models)
 @click.argument("text", nargs=-1)
-@runtime_option
-@provider_option
-@threads_option
-@click.option(
-    "--workers",
-    type=click.IntRange(1),
-    callback=fit_threads,
-    default=1,
-    show_default=True,
-    help="Batches that run in parallel; with several, each uses one thread unless --threads is given.",
+@section(
+    "Input and output",
+    click.option("--input", "inputs", type=INPUT, multiple=True, help="Read lines from a file.  [repeatable]"),
+    click.option("--output", type=OUTPUT, help="Write to a file, atomically."),
+    click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line."),
+    click.option("--raw", is_flag=True, help="Write outputs with their line ends and tabs, not escaped."),
+    click.option(
+        "--stream",
+        "as_stream",
+        is_flag=True,
+        help="Stream each output while it is generated, one text after the other.",
+    ),
+    click.option(
+        "--explain",
+        "explained",
+        is_flag=True,
+        help="After each output, a line for each of its tokens: the most probable ones there, with log-probs.",
+    ),
+    bulk.bulk_options,
 )
-@checkpoint_option("For --runtime torch: the checkpoint, if it does not ship.")
-@trust_option
-@click.option("--single", is_flag=True, help="Run the single graph that contains the search (export --single).")
-@variant_option
-@search_options
-@texts.text_options
-@encoding.encoding_options
-@speech.speech_options
-@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Batch size, in texts.")
-@click.option("--batch-tokens", type=click.IntRange(1), help="Maximum source tokens per batch, padding included.")
-@click.option(
-    "--continuous",
-    is_flag=True,
-    help="Continuous batching: new texts take the slots of finished ones (cpu and cuda bundles).",
+@section(
+    "Where it runs",
+    runtime_option,
+    provider_option,
+    threads_option,
+    click.option(
+        "--workers",
+        type=click.IntRange(1),
+        callback=fit_threads,
+        default=1,
+        show_default=True,
+        help="Batches that run in parallel; with several, each uses one thread unless --threads is given.",
+    ),
+    checkpoint_option("For --runtime torch: the checkpoint, if it does not ship."),
+    trust_option,
+    click.option("--single", is_flag=True, help="Run the single graph that contains the search (export --single)."),
+    variant_option,
 )
-@unknown_option
-@texts.parse_option
-@bulk.bulk_options
-@click.option(
-    "--ids", "as_ids", is_flag=True, help="Read and write token ids, special tokens included, without a tokenizer."
+@section("Search", search_options)
+@section(
+    "Texts",
+    texts.text_options,
+    unknown_option,
+    texts.parse_option,
+    click.option(
+        "--ids", "as_ids", is_flag=True, help="Read and write token ids, special tokens included, without a tokenizer."
+    ),
 )
-@click.option("--input", "inputs", type=INPUT, multiple=True, help="Read lines from a file.  [repeatable]")
-@click.option("--output", type=OUTPUT, help="Write to a file, atomically.")
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
-@click.option("--raw", is_flag=True, help="Write outputs with their line ends and tabs, not escaped.")
-@click.option(
-    "--stream", "as_stream", is_flag=True, help="Stream each output while it is generated, one text after the other."
+@section("Encoder-only models", encoding.encoding_options)
+@section("Audio", speech.speech_options)
+@section(
+    "Batches",
+    click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Batch size, in texts."),
+    click.option("--batch-tokens", type=click.IntRange(1), help="Maximum source tokens per batch, padding included."),
+    click.option(
+        "--continuous",
+        is_flag=True,
+        help="Continuous batching: new texts take the slots of finished ones (cpu and cuda bundles).",
+    ),
 )
 def run(
     bundle: str,
@@ -108,6 +137,7 @@ def run(
     as_json: bool,
     raw: bool,
     as_stream: bool,
+    explained: bool,
     early_stopping: str,
     errors: str,
     truncate: bool,
@@ -130,6 +160,7 @@ def run(
     if text and inputs:
         raise UnsupportedError("give TEXT or --input, not both")
     _require_shown(as_stream, as_json, raw, options["alignment"])
+    _require_explained(explained, as_json, options["nbest"])
     bulk.require_fit(truncate)
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
@@ -184,6 +215,19 @@ def _carry_out(
         _write(model, source, total, out, options, as_json, as_stream, faults)
 
 
+def _require_explained(explained: bool, as_json: bool, nbest: object) -> None:
+    """Raise `UnsupportedError` if --explain is given with options whose lines it would break."""
+    others = {
+        "--stream": is_given("as_stream"),
+        "--json": as_json,
+        "--nbest": nbest != 1,
+        "--errors": is_given("errors"),
+    }
+    others |= {"--ids": is_given("as_ids"), "--resume": is_given("resume")}
+    if explained and (given := [flag for flag, has in others.items() if has]):
+        raise UnsupportedError(f"--explain writes lines for people; it can't be combined with {', '.join(given)}")
+
+
 def _require_shown(as_stream: bool, as_json: bool, raw: bool, alignment: object) -> None:
     """Raise `UnsupportedError` for output options of `run` that can't be combined."""
     if as_stream and (others := [flag for name, flag in NOT_STREAMED.items() if is_given(name)]):
@@ -209,6 +253,7 @@ def _write(
         _stream(model, source, out.stream, options)
         return
     count = unknown = 0
+    explained = is_given("explained")
     results = model.generate_iter(source, errors="return", **options)
     for count, found in enumerate(textio.with_progress(results, total, out.stream), 1):
         result = replace(found, error=in_flags(found.error))
@@ -216,9 +261,22 @@ def _write(
             faults.tell(count, result.error)
         last = () if as_json or faults.errors != "column" else (result.error or "",)
         out.put((*row, *last) for row in _rows(result, as_json, options["nbest"]))
+        if explained and result.hypotheses:
+            out.put(_explanation(model, result, options))
         unknown += not result.hypotheses and result.error is None
     faults.end()
     textio.tell_unknown(unknown, count)
+
+
+def _explanation(model: Any, result: Any, options: Mapping[str, Any]) -> Iterator[tuple[str]]:
+    """Yield a line for each token of an output: its number, and the most probable tokens in its place."""
+    how = {"unknown": options["unknown"], "special": options["special"]}
+    steps = model.explain(result.input, result.hypotheses[0].tokens, **how)
+    for number, best in enumerate(steps, 1):
+        yield (
+            f"{number:5}  "
+            + "  ".join(f"{json.dumps(token, ensure_ascii=False)} {log_prob:.2f}" for token, log_prob in best),
+        )
 
 
 def _stream(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str, Any]) -> None:

@@ -106,6 +106,31 @@ def bench(
         raise TextError(f"{compare} is missing, so nothing was compared with an older report{written}")
 
 
+@command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def presets(as_json: bool) -> None:
+    """List the presets with their architecture and sizes; `txport export preset:NAME OUT` exports one."""
+    from txport.checkpoints import places
+    from txport.cli import tables
+
+    known = places.presets()
+    import torch
+
+    from txport.checkpoints.checkpoint import size_of
+    from txport.models import architecture
+
+    found = {}
+    for name, config in known.items():
+        with torch.device("meta"):
+            model = architecture.of(config).build(config)
+        found[name] = (architecture.name_of(config), size_of(model), model.facts.reads.longest)
+    if as_json:
+        keys = ("architecture", "weights", "positions")
+        textio.print_json({name: dict(zip(keys, values, strict=True)) for name, values in found.items()}, indent=2)
+    else:
+        tables.show_presets(found)
+
+
 @command(short_help="Say what can run here, what can't, and how to fix it.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def doctor(as_json: bool) -> None:

@@ -43,14 +43,12 @@ def speech_options(command: F) -> F:
         click.option(
             "--no-speech-threshold",
             type=click.FloatRange(0, 1),
-            help="Audio: pass over a window whose text is improbable if silence is more probable than this.",
+            help="Pass over a window whose text is improbable if silence is more probable than this.",
         ),
-        click.option(
-            "--fallback", is_flag=True, help="Audio: retry with sampling if a text is repetitive or improbable."
-        ),
-        click.option("--timestamps", is_flag=True, help="Audio: print start and end of each segment, in seconds."),
-        click.option("--task", type=tasks, help="Audio: transcribe, or translate to English."),
-        click.option("--language", metavar="CODE", help="Audio: the language.  [default: detected by the model]"),
+        click.option("--fallback", is_flag=True, help="Retry with sampling if a text is repetitive or improbable."),
+        click.option("--timestamps", is_flag=True, help="Print start and end of each segment, in seconds."),
+        click.option("--task", type=tasks, help="Transcribe, or translate to English."),
+        click.option("--language", metavar="CODE", help="The language.  [default: detected by the model]"),
     ):
         command = option(command)
     return command
