@@ -108,15 +108,17 @@ def _next_command(bundle: str, result: Verification) -> str:
 
 
 def show_matrix(result: Matrix) -> None:
-    """Print one row per cell, then each reason once, and the number of cells per verdict."""
-    from txport.proof.reports.pages import COLUMNS, rows, summary, title
+    """Print one row per compared cell, then each reason once, and the number of cells per verdict."""
+    from txport.proof.reports.pages import COLUMNS, compared, rows, summary, title, unavailable
 
-    cells = list(rows(result))
+    cells = list(rows(compared(result)))
     reasons = list(dict.fromkeys(why for *_, why in cells if why))
     shown = [(*cell, f"({reasons.index(why) + 1})" if why else "") for *cell, why in cells]
     show(title(result), list(COLUMNS), shown)
     for number, reason in enumerate(reasons, 1):
         echo(f"({number}) {reason}")
+    for reason, (where, count) in unavailable(result).items():
+        echo(f"not available: {where}, {count} {'cell' if count == 1 else 'cells'}: {reason}")
     echo()
     echo(f"verdict: {'pass' if result.passed else 'FAIL'}; {summary(result)}")
 
@@ -131,9 +133,9 @@ def show_culprit(culprit: Culprit | None) -> None:
 
 
 def show_bench(result: dict[str, Any]) -> None:
-    """Print one row per phase and one column per runtime, and the factor by which each is better than the first."""
+    """Print one row per phase and one column per runtime, and how each compares with the first."""
     names = list(result["runtimes"])
-    columns = ["phase", "unit", *names, *(f"{name} is better by" for name in names[1:])]
+    columns = ["phase", "unit", *names, *(f"{name} beside {names[0]}" for name in names[1:])]
     rows = [
         (phase, result["units"][phase], *cells, *ratios)
         for phase in result["units"]
@@ -151,16 +153,18 @@ def _bench_row(result: dict[str, Any], phase: str, names: list[str]) -> tuple[li
     base = figures[0]
     compared = phase not in BANDWIDTH
     ratios = [
-        f"{_gain(phase, base['median'], each['median']):.2f} x" if base and each and compared else ""
-        for each in figures[1:]
+        _gain(phase, base["median"], each["median"]) if base and each and compared else "" for each in figures[1:]
     ]
     return cells, ratios
 
 
-def _gain(phase: str, base: float, other: float) -> float:
+def _gain(phase: str, base: float, other: float) -> str:
+    """Return how a figure compares with the first runtime's, as in `2.1 x faster`."""
     from txport.bench.measure import RATES
 
-    return other / base if phase in RATES else base / other
+    gain = other / base if phase in RATES else base / other
+    better, worse = ("less", "more") if phase == "peak memory" else ("faster", "slower")
+    return f"{gain:.2f} x {better}" if gain >= 1 else f"{1 / gain:.2f} x {worse}"
 
 
 def _figure(figure: dict[str, float]) -> str:

@@ -14,7 +14,7 @@ from txport.bundles.bundle import Bundle
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import TextError, UnsupportedError
 from txport.proof.parity.check import check
-from txport.proof.reports.baseline import FACTOR, FLOOR, drift, read_baseline
+from txport.proof.reports.baseline import FACTOR, FLOOR, drift, read_baseline, summary
 
 Json = dict[str, Any]
 
@@ -40,6 +40,21 @@ def case_of(report: Json, name: str) -> Json:
 
 def test_nothing_drifts_from_itself(made: Json, new: Json) -> None:
     assert drift(made, new) == []
+
+
+def test_a_summary_is_small_and_compares_as_the_report(made: Json, new: Json) -> None:
+    small = json.loads(json.dumps(summary(made)))
+    assert summary(small) == small
+    assert len(json.dumps(small)) < len(json.dumps(made)) / 15
+    for case in new["cases"]:
+        for each in case["tensors"][:2]:
+            each["badness"] = 0.5
+        for each in case["tokens"][:1]:
+            each["equal"] -= 1
+    new["cases"].pop()
+    lines = drift(made, new)
+    assert len(lines) > 5
+    assert drift(small, new) == drift(small, summary(new)) == lines
 
 
 @pytest.mark.parametrize(
@@ -148,8 +163,8 @@ def test_a_baseline_of_something_else_is_refused(
     [
         ("", "is not JSON"),
         ("[]", "holds a list, expected an object"),
-        ('{"verdict": "pass"}', "is not a report"),
-        ('{"format": 1}', "is not a report"),
+        ('{"verdict": "pass"}', "is not a baseline"),
+        ('{"format": 1}', "is not a baseline"),
         ('{"format": 2}', "is a report of format 2, this txport reads format 1; write it again"),
     ],
 )

@@ -75,7 +75,8 @@ MATRIX_NOTE = "  [repeatable; default: all]"
     help=f"How many texts of --quality to use, drawn by seed.  [default: {QUALITY_TEXTS}]",
 )
 @max_loss_option
-@click.option("--baseline", type=INPUT, help="An older --report: exit 1 if anything became worse.")
+@click.option("--baseline", type=INPUT, help="An older --save-baseline or --report: exit 1 if anything became worse.")
+@click.option("--save-baseline", type=OUTPUT, help="Write what --baseline compares, a few KB for a small model.")
 @click.option("--report", type=OUTPUT, help="Write everything that was compared, as JSON.")
 @click.option("--junit", type=OUTPUT, help="Write JUnit XML, for CI.")
 @click.option("--markdown", type=OUTPUT, help="Write a summary for a pull request.")
@@ -90,6 +91,7 @@ def parity(
     quality: Path | None,
     quality_texts: int | None,
     baseline: Path | None,
+    save_baseline: Path | None,
     report: Path | None,
     bisect: bool,
     variant: str | None,
@@ -115,7 +117,7 @@ def parity(
     for name in names or ("ort",):
         runtimes.require(name, provider)
     named = short_name(provider) if is_given("provider") else None
-    is_first = baseline is not None and not baseline.exists()  # the report may become the baseline
+    is_first = baseline is not None and not baseline.exists()  # the report, or a part of it, may become the baseline
     old = _read_baseline(baseline) if baseline and not is_first else None
     texts = _read_quality(quality, quality_texts or QUALITY_TEXTS, options["seed"]) if quality else None
     found = find_bundle(bundle, precision=precision, variant=variant, progress=progress)
@@ -132,18 +134,27 @@ def parity(
         if bisect:
             tables.show_culprit(result.culprit)
         raise result.error
+    if save_baseline:
+        textio.write_json(save_baseline, _summary(result.to_dict()))
     tables.show_parity(result)
     if not result.passed:
         raise SystemExit(1)
     if is_first:
-        written = f"; {report} can become it" if report else ""
-        raise TextError(f"{baseline} is missing, so nothing was compared with a baseline{written}")
+        written = save_baseline or report
+        how = f"{written} can become it" if written else "--save-baseline writes one"
+        raise TextError(f"{baseline} is missing, so nothing was compared with a baseline; {how}")
 
 
 def _read_baseline(path: Path) -> dict[str, Any]:
     from txport.proof.reports.baseline import read_baseline
 
     return read_baseline(path)
+
+
+def _summary(report: dict[str, Any]) -> dict[str, Any]:
+    from txport.proof.reports.baseline import summary
+
+    return summary(report)
 
 
 def _read_quality(path: Path, count: int, seed: int) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Drift from a baseline, which is an older report: everything that became worse, even within tolerance.
+"""Drift from a baseline, an older report or its summary: everything that became worse, even within tolerance.
 
 The rules:
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from txport.errors import TextError, UnsupportedError, quoted
-from txport.proof.parity.measures import FORMAT
+from txport.proof.parity.measures import FORMAT, WEIGHTS
 from txport.proof.parity.quality import EXACT
 from txport.system.documents import DocumentError, read_json
 from txport.system.terminal import percent
@@ -43,14 +43,36 @@ def read_baseline(path: Path) -> Json:
         if known == FORMAT:
             drift(report, report)  # reads all values that are compared
     except DocumentError as error:
-        raise TextError(f"{error}; give a report of `txport parity --report`") from error
+        raise TextError(f"{error}; give what `txport parity --save-baseline` wrote, or a --report") from error
     except (AttributeError, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
-        raise TextError(f"{path} is not a report of `txport parity --report`") from error
+        raise TextError(f"{path} is not a baseline of `txport parity`, nor a report") from error
     if known != FORMAT:
         raise TextError(
             f"{path} is a report of format {quoted(known)}, this txport reads format {FORMAT}; write it again"
         )
     return report
+
+
+def summary(report: Json) -> Json:
+    """Return what of a report is compared, a few KB for a small model; a summary stays as it is."""
+    kept = {name: report[name] for name in ("format", "checkpoint", *SAME, "tolerances", "texts", "quality")}
+    return {**kept, "cases": [_summary(case) for case in report["cases"]]}
+
+
+def _summary(case: Json) -> Json:
+    """Return, of a case, the largest share of its tolerance that any step of a tensor uses, and the equal rows."""
+    if "shares" in case:
+        return case
+    shares: dict[str, float] = {}
+    for each in case["tensors"]:
+        share = float(each["badness"])
+        name = f"{each['tensor']} ({each['kind']})"
+        shares[name] = max(shares.get(name, 0.0), math.inf if math.isnan(share) else float(f"{share:.3g}"))
+    exact = f"({WEIGHTS})"  # weights that are equal bit for bit can't drift
+    shown = {name: str(share) if share == math.inf else share for name, share in shares.items()}
+    kept = {name: share for name, share in shown.items() if share or not name.endswith(exact)}
+    rows = [{name: each[name] for name in ("search", "equal", "rows")} for each in case["tokens"]]
+    return {"runtime": case["runtime"], "case": case["case"], "shares": kept, "tokens": rows}
 
 
 def require_same(old: Json, new: Json) -> None:
@@ -77,12 +99,13 @@ def drift(old: Json, new: Json) -> list[str]:
     Raises `UnsupportedError` if they can't be compared.
     """
     require_same(old, new)
+    old, new = summary(old), summary(new)
     return [*_grown(dict(_shares(old)), dict(_shares(new))), *_lost_rows(old, new), *_worse_rates(old, new)]
 
 
 def _grown(old: dict[Key, float], new: dict[Key, float]) -> Iterator[str]:
     for key, before in old.items():
-        where = "{}, case {}: {} ({})".format(*key)
+        where = "{}, case {}: {}".format(*key)
         if key not in new:
             yield f"{where} was compared in the baseline and is no longer"
         elif new[key] > FLOOR and not new[key] <= FACTOR * before:
@@ -128,12 +151,7 @@ def _scores(report: Json) -> dict[Key, tuple[float, bool]]:
 def _shares(report: Json) -> Iterator[tuple[Key, float]]:
     """Yield, for each tensor of each case, the largest share of its tolerance that any step uses."""
     for case in report["cases"]:
-        shares: dict[Key, float] = {}
-        for each in case["tensors"]:
-            key = (case["runtime"], case["case"], each["tensor"], each["kind"])
-            share = float(each["badness"])
-            shares[key] = max(shares.get(key, 0.0), math.inf if math.isnan(share) else share)
-        yield from shares.items()
+        yield from (((case["runtime"], case["case"], name), float(share)) for name, share in case["shares"].items())
 
 
 def _rows(report: Json) -> Iterator[tuple[Key, tuple[int, int]]]:

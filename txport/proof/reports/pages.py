@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator
+from dataclasses import replace
 
-from txport.proof.matrix import Cell, Matrix
+from txport.proof.matrix import NOT_AVAILABLE, Cell, Matrix
 from txport.system.markdown import line, plain
 from txport.system.terminal import one_line
 
@@ -75,6 +76,22 @@ def about(matrix: Matrix) -> str:
     """Return a line with the machine, the versions and the hash of the checkpoint."""
     versions = ", ".join(f"{name} {version}" for name, version in matrix.about["versions"].items())
     return f"{matrix.about['machine']}; {versions}; checkpoint SHA-256 {matrix.about['checkpoint']['sha256']}"
+
+
+def compared(matrix: Matrix) -> Matrix:
+    """Return the matrix without the cells that are not available."""
+    return replace(matrix, cells=[cell for cell in matrix.cells if cell.verdict != NOT_AVAILABLE])
+
+
+def unavailable(matrix: Matrix) -> dict[str, tuple[str, int]]:
+    """Return the runtimes, and the number of cells, that are not available for each reason."""
+    cells: dict[str, list[Cell]] = {}
+    for cell in (each for each in matrix.cells if each.verdict == NOT_AVAILABLE):
+        cells.setdefault(" ".join(cell.why.split()), []).append(cell)
+    return {
+        why: (", ".join(dict.fromkeys(f"{cell.runtime} {cell.provider}" for cell in each)), len(each))
+        for why, each in cells.items()
+    }
 
 
 def rows(matrix: Matrix) -> Iterator[tuple[str, ...]]:
