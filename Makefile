@@ -17,7 +17,7 @@ WORDS := transformer attention onnx pronunciation
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test check docs format agreement bench bench-peers peers examples hostile gpu clean no-npm
+.PHONY: run test check docs dist format agreement bench bench-peers peers examples hostile gpu clean no-npm
 
 run: $(INSTALLED)
 	$(BIN)/txport run g2p-en $(WORDS)
@@ -38,11 +38,18 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/python -m tests.house
 	$(MAKE) docs
+	$(MAKE) dist
 	$(MAKE) test
 
 # The site of the documents, in build/site; a broken link is an error.
 docs: $(DOCS)/.installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
+
+# The package as an index gets it, in build/dist; a description that an index can't show is an error.
+dist: $(DOCS)/.installed
+	rm -rf build/dist
+	$(DOCS)/bin/python -m build --no-isolation --outdir build/dist . >/dev/null
+	$(DOCS)/bin/twine check --strict build/dist/*
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .
