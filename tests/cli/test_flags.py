@@ -48,11 +48,7 @@ def test_no_text_of_the_library_names_an_option_outside_a_whole_command() -> Non
     files = [file for file in PACKAGE.rglob("*.py") if not file.is_relative_to(PACKAGE / "cli")]
     assert len(files) > 100
     wrong = [
-        f"{file.relative_to(PACKAGE)}:{line}: {text}"
-        for file in files
-        if file.name != "style.py"  # CSS, whose variables begin with two hyphens
-        for line, text in texts(file)
-        if named(text)
+        f"{file.relative_to(PACKAGE)}:{line}: {text}" for file in files for line, text in texts(file) if named(text)
     ]
     assert wrong == []
 

@@ -12,6 +12,7 @@ import pytest
 import setuptools
 
 import txport
+from docs import options
 from tests.javascript import INSTALLED, PACKAGE, node, on_node
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import FORMAT
@@ -80,3 +81,9 @@ def test_what_npm_packs_runs(bundle: Bundle, tmp_path: Path) -> None:
     (tmp_path / "node_modules" / "onnxruntime-node").symlink_to(INSTALLED / "onnxruntime-node")
     (found,) = on_node(bundle.path, [("generate", "bad")], package=str(own / "src" / "index.js"), found=True)
     assert found["output"] == txport.load(bundle.path).generate("bad")[0].output
+
+
+def test_the_options_of_a_search_are_those_of_python() -> None:
+    """`python -m docs.options` writes both files again."""
+    assert options.TABLE.read_text(encoding="utf-8") == options.table()
+    assert options.TYPES.read_text(encoding="utf-8") == options.types()

@@ -179,7 +179,7 @@ REQUESTS: list[tuple[tuple[Any, ...], str, str]] = [
     (
         ("generate", "a", {"num_beams": 2}),
         "UnsupportedError",
-        "unknown option 'num_beams'; supported: prefix, unknown, special, signal, max_new_tokens,",
+        "unknown option 'num_beams'; supported: prefix, unknown, special, signal, beams, nbest,",
     ),
     (
         ("generate", "a", {"beam_groups": 2}),

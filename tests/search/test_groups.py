@@ -137,11 +137,14 @@ def test_groups_in_a_batch_find_what_they_find_alone(
         ({"beams": 4, "beam_groups": 3}, "beam_groups must be as many as beams can be parted into, got 3 for 4"),
         ({"beams": 4, "diversity_penalty": 1.0}, "diversity_penalty is for beam_groups; give these too"),
         ({"beams": 4, "beam_groups": 2}, "beam_groups find the same without a diversity_penalty; give one above 0"),
-        ({"beams": 4, "beam_groups": 2, "diversity_penalty": -1.0}, "diversity_penalty must be a number from 0 on"),
+        (
+            {"beams": 4, "beam_groups": 2, "diversity_penalty": -1.0},
+            "diversity_penalty must lie in 0 to 1e\\+09, got -1.0",
+        ),
         ({"beam_groups": 2}, "beam_groups must be as many as beams can be parted into, got 2 for 1"),
         ({"beams": 2, "beam_groups": 0}, "beam_groups must be at least 1, got 0"),
         ({"coverage_penalty": 0.2}, "coverage_penalty is for beam search; give beams too"),
-        ({"beams": 2, "coverage_penalty": float("nan")}, "coverage_penalty must be a number from 0 on, got nan"),
+        ({"beams": 2, "coverage_penalty": float("nan")}, "coverage_penalty must lie in 0 to 1e\\+09, got nan"),
         ({"alignment": "most"}, "alignment must be 'soft' or 'hard', got 'most'"),
     ],
 )

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from txport.errors import AudioError, TextError, UnsupportedError, quoted
 from txport.models.audio import Features
+from txport.models.options import LONGEST_ID
 from txport.search.batching import MOST
-from txport.search.problems import LONGEST_ID
 from txport.system.numbers import whole
 from txport.text.base import Unknown
 

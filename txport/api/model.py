@@ -653,6 +653,11 @@ def load(
     tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
     chat = chat_of(bundle.texts, bundle.path, tokenizer) if facts.is_causal else None
     model = Model(engine, tokenizer, facts, workers, defaults, chat, bundle.manifest.not_followed)
-    made = f"{bundle.manifest.architecture} ({facts.task}), {bundle.manifest.target} {bundle.manifest.precision}"
-    model.described = f"{bundle.path}, {made}, {runtime} on {provider}"
+    model.described = _describe(bundle, runtime, provider)
     return model
+
+
+def _describe(bundle: Bundle, runtime: str, provider: str) -> str:
+    manifest = bundle.manifest
+    made = f"{manifest.architecture} ({manifest.facts.task}), {manifest.target} {manifest.precision}"
+    return f"{bundle.path}, {made}, {runtime} on {provider}"

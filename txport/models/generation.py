@@ -10,42 +10,15 @@ from typing import Any, NamedTuple
 from txport.errors import ConfigError, quoted
 from txport.models.audio import Features
 from txport.models.facts import Facts
+from txport.models.options import GenerationOptions, options
 
 # Every option of GenerationConfig in transformers 4.57 and 5.24 is in exactly one of NAMES, ELSEWHERE, NOT_FOLLOWED and
 # UNUSED.
-NAMES = {  # options that are followed -> their name in `SearchOptions`
-    "num_beams": "beams",
-    "num_beam_groups": "beam_groups",
-    "num_return_sequences": "nbest",
-    "diversity_penalty": "diversity_penalty",
-    "length_penalty": "length_penalty",
-    "early_stopping": "early_stopping",
-    "do_sample": "do_sample",
-    "temperature": "temperature",
-    "top_h": "top_h",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "epsilon_cutoff": "epsilon_cutoff",
-    "eta_cutoff": "eta_cutoff",
-    "sequence_bias": "sequence_bias",
-    "encoder_repetition_penalty": "encoder_repetition_penalty",
-    "repetition_penalty": "repetition_penalty",
-    "no_repeat_ngram_size": "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size": "encoder_no_repeat_ngram_size",
-    "bad_words_ids": "bad_words_ids",
-    "max_length": "max_length",
-    "max_new_tokens": "max_new_tokens",
-    "min_length": "min_length",
-    "min_new_tokens": "min_new_tokens",
-    "forced_bos_token_id": "forced_bos_token_id",
-    "forced_eos_token_id": "forced_eos_token_id",
-    "exponential_decay_length_penalty": "exponential_decay_length_penalty",
-    "suppress_tokens": "suppress_tokens",
-    "begin_suppress_tokens": "begin_suppress_tokens",
-    "renormalize_logits": "renormalize_logits",
-    "stop_strings": "stop",
+# options that are followed -> their name in `SearchOptions`
+NAMES = {
+    option.published or name: name
+    for name, option in options(GenerationOptions).items()
+    if option.published is not None
 }
 FACTS = "the facts of the model have it"
 WHISPER = "the family of Whisper reads it, or only the alignment and the fallback of transformers do"
@@ -154,8 +127,6 @@ IN_CONFIG = (
     "force_bos_token_to_be_generated",
 )  # keys that old versions wrote into config.json
 OF_SOURCES = ("encoder_repetition_penalty", "encoder_no_repeat_ngram_size")  # without effect on sources of features
-# of sampling alone
-SAMPLING = ("temperature", "top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 TOP_K = 50  # default of transformers for sampling
 
 

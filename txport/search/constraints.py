@@ -18,8 +18,7 @@ from txport.models.facts import Facts
 from txport.runtimes.base import Floats, Ints, Scores, log_softmax, scores
 from txport.runtimes.inputs import Sources
 from txport.search.changes import NOTHING, Changes, ends_with, renormalise
-from txport.search.options import Processor, SearchOptions
-from txport.search.problems import single_tokens
+from txport.search.options import Processor, SearchOptions, single_tokens
 from txport.search.requests import SearchRequest, Step
 from txport.search.stops import Stops
 

@@ -3,62 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from txport.checkpoints.pooling import require_pooling
 from txport.errors import UnsupportedError, quoted
 from txport.models.audio import Features
 from txport.models.facts import Facts
-from txport.models.generation import SAMPLING
+from txport.models.options import STEEPEST, GenerationOptions, needing
 from txport.runtimes.base import Floats, Ints
-from txport.search.problems import BEAMS, LONGEST_ID, problems
-from txport.search.stops import Stops
-from txport.system.numbers import is_switch, number, switch, whole
-from txport.text.file import NOT_UTF8
+from txport.system.numbers import number, switch, whole
 
-EarlyStopping = bool | Literal["never"]
 Alignment = tuple[tuple[float, ...], ...] | tuple[int, ...]  # (T, S), or (T,)
 Processor = Callable[[Floats, Ints], Floats]
-STEEPEST = 20  # a length to this power is still finite
-OPTIONAL = ("max_new_tokens", "max_length", "seed", "forced_bos_token_id", "forced_eos_token_id")
-WHOLE = (
-    "max_new_tokens",
-    "max_length",
-    "min_length",
-    "min_new_tokens",
-    "beams",
-    "beam_groups",
-    "nbest",
-    "top_k",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-    "seed",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-)
-REAL = (
-    "diversity_penalty",
-    "length_penalty",
-    "coverage_penalty",
-    "patience",
-    "temperature",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "repetition_penalty",
-    "encoder_repetition_penalty",
-)
-SWITCHES = ("do_sample", "renormalize_logits", "scores")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions:
+class SearchOptions(GenerationOptions):
     """Generation options. Names and meanings are Hugging Face's where they exist; docs/search.md lists them all.
 
     The score of a hypothesis is sum(log p) / length^`length_penalty`, the end token included. Beam search stops when
@@ -76,72 +39,13 @@ class SearchOptions:
     thread-safe if there are several workers.
     """
 
-    max_new_tokens: int | None = None
-    max_length: int | None = None
-    min_length: int = 0
-    min_new_tokens: int = 0
-    beams: int = 1
-    beam_groups: int = 1
-    diversity_penalty: float = 0.0
-    nbest: int = 1
-    length_penalty: float = 1.0
-    coverage_penalty: float = 0.0
-    early_stopping: EarlyStopping = False
-    patience: float = 1.0
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_h: float | None = None
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    epsilon_cutoff: float = 0.0
-    eta_cutoff: float = 0.0
-    seed: int | None = None
-    sequence_bias: Sequence[tuple[Sequence[int], float]] = ()
-    encoder_repetition_penalty: float = 1.0
-    repetition_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0
-    encoder_no_repeat_ngram_size: int = 0
-    suppress_tokens: Sequence[int] = ()
-    begin_suppress_tokens: Sequence[int] = ()
-    bad_words_ids: Sequence[Sequence[int]] = ()
-    forced_bos_token_id: int | None = None
-    forced_eos_token_id: int | None = None
-    exponential_decay_length_penalty: tuple[int, float] | None = None
-    renormalize_logits: bool = False
-    eos_token_id: int | Sequence[int] | None = None
-    stop: str | Sequence[str] = ()
     logits_processor: Processor | None = None
-    alignment: Literal["soft", "hard"] | None = None
     scores: bool = True
 
     def __post_init__(self) -> None:
-        for name in WHOLE:
-            object.__setattr__(self, name, _whole(name, getattr(self, name)))
-        for name in REAL:
-            object.__setattr__(self, name, number(name, getattr(self, name)))
-        for name in SWITCHES:
-            object.__setattr__(self, name, switch(name, getattr(self, name)))
-        if is_switch(self.early_stopping):
-            object.__setattr__(self, "early_stopping", bool(self.early_stopping))
-        for name in ("suppress_tokens", "begin_suppress_tokens"):
-            object.__setattr__(self, name, _tokens(name, getattr(self, name)))
-        words = _many("bad_words_ids", self.bad_words_ids)
-        object.__setattr__(self, "bad_words_ids", tuple(_tokens("bad_words_ids", each) for each in words))
-        object.__setattr__(self, "sequence_bias", _biases(self.sequence_bias))
-        if self.top_h is not None:
-            object.__setattr__(self, "top_h", number("top_h", self.top_h))
-        if self.exponential_decay_length_penalty is not None:
-            start, factor = _pair("exponential_decay_length_penalty", self.exponential_decay_length_penalty)
-            penalty = (_whole("exponential_decay_length_penalty", start), number("its factor", factor))
-            object.__setattr__(self, "exponential_decay_length_penalty", penalty)
-        if self.eos_token_id is not None:
-            ends = np.atleast_1d(np.asarray(self.eos_token_id, object))
-            object.__setattr__(self, "eos_token_id", tuple(_whole("eos_token_id", each) for each in ends))
-        object.__setattr__(self, "stop", _strings("stop", self.stop))
-        require_length_penalty(self.length_penalty)
-        for problem in problems(self):
+        super().__post_init__()
+        object.__setattr__(self, "scores", switch("scores", self.scores))
+        for problem in _problems(self):
             raise UnsupportedError(problem)
 
     @property
@@ -225,50 +129,47 @@ class SearchOptions:
             raise UnsupportedError(f"{what}; put the token at the end of the prompt")
 
 
-def _whole(name: str, value: object) -> int | None:
-    """Return a whole number as an int; None is kept for optional values."""
-    if value is None and name in OPTIONAL:
-        return None
-    return whole(name, value, most=None if name == "seed" else LONGEST_ID)
+def _problems(options: SearchOptions) -> Iterable[str]:
+    """Yield error messages for invalid options, the most basic first."""
+    if options.min_new_tokens > (options.max_new_tokens or math.inf):
+        yield f"min_new_tokens must not exceed max_new_tokens, {options.max_new_tokens}; got {options.min_new_tokens}"
+    processor: Any = options.logits_processor
+    if processor is not None and not callable(processor):
+        yield f"logits_processor must be a function of scores and tokens, got {quoted(processor)}"
+    defaults = {entry.name: entry.default for entry in dataclasses.fields(options)}
+    changed = {name for name, default in defaults.items() if getattr(options, name) != default}
+    if not options.do_sample:
+        for name in sorted(changed.intersection(needing("do_sample"))):
+            yield f"{name} is for sampling; give do_sample too"
+        if options.nbest > options.beams:
+            yield f"nbest can't exceed beams, got {options.nbest} of {options.beams}"
+    elif options.beams > 1:
+        yield "do_sample and beams exclude each other; give one of them"
+    if options.beams == 1:
+        for name in sorted(changed.intersection(needing("beams"))):
+            yield f"{name} is for beam search; give beams too"
+    elif not options.scores:
+        yield "beam search can't do without scores"
+    elif options.nbest > (waited := options.beam_groups * options.kept):
+        yield f"nbest can't exceed beams x patience: so many hypotheses are waited for, {waited}"
+    if options.beams % options.beam_groups:
+        yield f"beam_groups must be as many as beams can be parted into, got {options.beam_groups} for {options.beams}"
+    if options.beam_groups == 1 and options.diversity_penalty:
+        yield "diversity_penalty is for beam_groups; give these too"
+    if options.beam_groups > 1 and not options.diversity_penalty:
+        yield "beam_groups find the same without a diversity_penalty; give one above 0"
+    if not options.scores and options.length_penalty != 1:
+        yield "length_penalty is for scores; there are to be none"
+    forbidden = {"suppress_tokens": options.suppress_tokens, "bad_words_ids": single_tokens(options.bad_words_ids)}
+    for name, tokens in forbidden.items():
+        for forced in ("forced_bos_token_id", "forced_eos_token_id"):
+            if (token := getattr(options, forced)) in tokens:
+                yield f"{name} must not forbid what {forced} says; got {token}"
 
 
-def _tokens(name: str, values: object) -> tuple[int | None, ...]:
-    """Return the token ids of any sequence as ints."""
-    return tuple(_whole(name, each) for each in _many(name, values))
-
-
-def _pair(name: str, value: object) -> tuple[Any, Any]:
-    """Return the two items of a sequence."""
-    items = _many(name, value)
-    if isinstance(value, str) or len(items) != 2:
-        raise UnsupportedError(f"{name} must have two values, got {quoted(value)}")
-    return items[0], items[1]
-
-
-def _biases(values: object) -> tuple[tuple[tuple[int | None, ...], float], ...]:
-    """Return sequences of tokens with their biases, from pairs or from a mapping."""
-    pairs = values.items() if isinstance(values, Mapping) else _many("sequence_bias", values)
-    found = [_pair("an item of sequence_bias", pair) for pair in pairs]
-    return tuple({_tokens("sequence_bias", words): number("sequence_bias", bias) for words, bias in found}.items())
-
-
-def _strings(name: str, values: object) -> tuple[str, ...]:
-    """Return one string or many as a tuple."""
-    if isinstance(values, Stops):
-        return values
-    strings = [values] if isinstance(values, str) else _many(name, values)
-    for each in strings:
-        if not isinstance(each, str) or not each or NOT_UTF8.search(each):
-            raise UnsupportedError(f"{name} must be strings with at least one character, got {quoted(each)}")
-    return tuple(strings)
-
-
-def _many(name: str, values: Any) -> list[Any]:
-    """Return the items of any sequence as a list; None is an empty sequence, as in Hugging Face."""
-    try:
-        return [] if values is None else list(values)
-    except TypeError:
-        raise UnsupportedError(f"{name} must be a sequence, got {quoted(values)}") from None
+def single_tokens(sequences: Sequence[Sequence[int]]) -> list[int]:
+    """Return the tokens of the sequences that have one token."""
+    return [words[0] for words in sequences if len(words) == 1]
 
 
 def _given(token: int | None) -> tuple[int, ...]:
@@ -302,8 +203,8 @@ def applied(defaults: Mapping[str, object], given: Mapping[str, object]) -> dict
     invalid values of `do_sample` and `beams`.
     """
     chosen = {"do_sample": False, "beams": 1, **defaults, **given}
-    idle = {*(() if switch("do_sample", chosen["do_sample"]) else SAMPLING)}
-    idle |= {*(BEAMS if whole("beams", chosen["beams"]) == 1 else ())}
+    idle = {*(() if switch("do_sample", chosen["do_sample"]) else needing("do_sample"))}
+    idle |= {*(needing("beams") if whole("beams", chosen["beams"]) == 1 else ())}
     return {name: value for name, value in defaults.items() if name not in given and name not in idle}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from txport.errors import UnsupportedError, quoted
-from txport.models.generation import SAMPLING
+from txport.models.options import needing
 from txport.runtimes.inputs import Sources, batch
 from txport.runtimes.single import SingleRuntime, Targets
 from txport.search.generate import Ids, prompts_of, require_fit, require_room
@@ -53,7 +53,7 @@ def longest_new(options: SearchOptions, prefix: int, longest: int) -> int:
 
 def built_in(defaults: Mapping[str, object]) -> dict[str, Any]:
     """Return the options of a bundle that are built into its graph, which does not sample."""
-    return {name: value for name, value in defaults.items() if name not in (*ASKED, *SAMPLING)}
+    return {name: value for name, value in defaults.items() if name not in (*ASKED, *needing("do_sample"))}
 
 
 def require_built_in(runtime: SingleRuntime[Any], options: SearchOptions, *, begun: bool = False) -> None:

@@ -146,26 +146,27 @@ def run(
 ) -> None:
     """Run BUNDLE on TEXT, on files, or on the lines of standard input.
 
-    A model that reads audio expects audio files as TEXT, such as talk.wav, and transcribes them.
+    A model that reads audio expects audio files as TEXT, such as talk.wav, and transcribes them. The output of a causal
+    model is the continuation of each text. An encoder-only model prints labels, tokens for each mask, or vectors (as
+    lists, or as an array with --output X.npy). A classifier prints its most probable label; with independent labels,
+    score and label of those with a score of at least 0.5; with a single label or a regression, score and label of each.
 
     Line ends in an output are escaped, and tabs in rows with scores, so that lines of output match lines of input;
-    --raw, --json and --stream keep them. The output of a causal model is the continuation of each text. An encoder-only
-    model prints labels, tokens for each mask, or vectors (as lists, or as an array with --output X.npy). A classifier
-    prints its most probable label; with independent labels, score and label of those with a score of at least 0.5; with
-    a single label or a regression, score and label of each. With --unknown skip, a text without known characters gets
-    an empty output; with --output X.npy this is an error.
+    --raw, --json and --stream keep them. With --unknown skip, a text without known characters gets an empty output;
+    with --output X.npy this is an error.
     """
     from txport.api import model as api
 
     if text and inputs:
         raise UnsupportedError("give TEXT or --input, not both")
     _require_shown(as_stream, as_json, raw, options["alignment"])
-    _require_explained(explained, as_json, options["nbest"])
+    if explained:
+        _require_explained(as_json, options["nbest"])
     bulk.require_fit(truncate)
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
-    how: dict[str, Any] = {"checkpoint": checkpoint, "trust_code": trust_code, "single": single, "variant": variant}
-    model = api.load(bundle, **where, **how, progress=progress)
+    where |= {"checkpoint": checkpoint, "trust_code": trust_code, "single": single, "variant": variant}
+    model = api.load(bundle, **where, progress=progress)
     if as_ids:
         model.tokenizer = NumberTokenizer(model.facts, exact=True)
     speech.require_fit(model.facts)
@@ -215,8 +216,8 @@ def _carry_out(
         _write(model, source, total, out, options, as_json, as_stream, faults)
 
 
-def _require_explained(explained: bool, as_json: bool, nbest: object) -> None:
-    """Raise `UnsupportedError` if --explain is given with options whose lines it would break."""
+def _require_explained(as_json: bool, nbest: object) -> None:
+    """Raise `UnsupportedError` for options whose lines --explain would break."""
     others = {
         "--stream": is_given("as_stream"),
         "--json": as_json,
@@ -224,7 +225,7 @@ def _require_explained(explained: bool, as_json: bool, nbest: object) -> None:
         "--errors": is_given("errors"),
     }
     others |= {"--ids": is_given("as_ids"), "--resume": is_given("resume")}
-    if explained and (given := [flag for flag, has in others.items() if has]):
+    if given := [flag for flag, has in others.items() if has]:
         raise UnsupportedError(f"--explain writes lines for people; it can't be combined with {', '.join(given)}")
 
 

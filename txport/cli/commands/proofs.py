@@ -129,13 +129,11 @@ def parity(
         result = release.compare(found, source, providers, texts=texts, baseline=old, with_culprit=bisect, **options)
     from txport.proof.reports.report import Broken
 
-    _write(result, time.perf_counter() - started, report, junit, markdown)
+    _write(result, time.perf_counter() - started, report, junit, markdown, save_baseline)
     if isinstance(result, Broken):
         if bisect:
             tables.show_culprit(result.culprit)
         raise result.error
-    if save_baseline:
-        textio.write_json(save_baseline, _summary(result.to_dict()))
     tables.show_parity(result)
     if not result.passed:
         raise SystemExit(1)
@@ -151,21 +149,26 @@ def _read_baseline(path: Path) -> dict[str, Any]:
     return read_baseline(path)
 
 
-def _summary(report: dict[str, Any]) -> dict[str, Any]:
-    from txport.proof.reports.baseline import summary
-
-    return summary(report)
-
-
 def _read_quality(path: Path, count: int, seed: int) -> dict[str, list[str]]:
     return textio.draw_texts(textio.split_pairs(textio.open_texts((), [path])[0]), count, seed)
 
 
-def _write(result: Any, seconds: float, report: Path | None, junit: Path | None, markdown: Path | None) -> None:
+def _write(
+    result: Any,
+    seconds: float,
+    report: Path | None,
+    junit: Path | None,
+    markdown: Path | None,
+    baseline: Path | None,
+) -> None:
     from txport.proof.reports import render
+    from txport.proof.reports.baseline import summary
+    from txport.proof.reports.report import Broken
 
     if report:
         textio.write_json(report, result.to_dict())
+    if baseline and not isinstance(result, Broken):
+        textio.write_json(baseline, summary(result.to_dict()))
     if junit:
         textio.write_text(junit, render.junit(result, seconds))
     if markdown:

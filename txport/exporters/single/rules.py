@@ -9,7 +9,7 @@ from typing import Any
 from txport.bundles.manifest import Manifest
 from txport.errors import UnsupportedError, quoted
 from txport.models.facts import Facts
-from txport.models.generation import SAMPLING
+from txport.models.options import needing
 
 # Options of a search that are inputs of the graph, or select among its outputs: each call chooses them.
 ASKED = frozenset({"beams", "nbest", "length_penalty", "max_new_tokens", "max_length"})
@@ -81,7 +81,9 @@ def _problems(generation: Mapping[str, Any], *, is_causal: bool) -> Iterator[str
         yield f"forbid {count} sequences of tokens (bad_words_ids), and a graph may forbid {MOST_WORDS}"
     if is_causal and (length := next((name for name in ("max_length", "min_length") if generation.get(name)), None)):
         yield f"have {length} {quoted(generation[length])}, which counts the prompt, and the graph counts new tokens"
-    if others := sorted(name for name in generation if name not in {*ASKED, *BUILT_IN, *WITHOUT, *SAMPLING}):
+    if others := sorted(
+        name for name in generation if name not in {*ASKED, *BUILT_IN, *WITHOUT, *needing("do_sample")}
+    ):
         yield f"have {others[0]} {quoted(generation[others[0]])}, which the graph has not"
 
 

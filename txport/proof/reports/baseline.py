@@ -43,7 +43,7 @@ def read_baseline(path: Path) -> Json:
         if known == FORMAT:
             drift(report, report)  # reads all values that are compared
     except DocumentError as error:
-        raise TextError(f"{error}; give what `txport parity --save-baseline` wrote, or a --report") from error
+        raise TextError(f"{error}; give what `txport parity --save-baseline` wrote") from error
     except (AttributeError, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
         raise TextError(f"{path} is not a baseline of `txport parity`, nor a report") from error
     if known != FORMAT:

@@ -40,44 +40,73 @@ export interface LoadOptions {
 
 /** How to search; names, meanings and defaults are those of txport in Python. */
 export interface SearchOptions {
-  max_new_tokens?: number;
-  max_length?: number;
-  min_length?: number;
-  min_new_tokens?: number;
+  /** Width of beam search; 1 is greedy. */
   beams?: number;
+  /** Hypotheses a text; with `do_sample`, samples. */
   nbest?: number;
+  /** Exponent of the length that a score is divided by. */
   length_penalty?: number;
+  /** Stopping condition of beam search, as in Hugging Face. */
   early_stopping?: boolean | "never";
+  /** Finished hypotheses to wait for, as a multiple of `beams`. */
   patience?: number;
+  /** Sample each token instead of taking the most probable one. */
   do_sample?: boolean;
+  /** Divide logits by this before sampling; values below 1 sharpen the distribution. */
   temperature?: number;
+  /** Sample from the most probable tokens that have at most this share of the entropy. */
   top_h?: number;
+  /** Sample from the k most probable tokens; 0: all. */
   top_k?: number;
+  /** Sample from the smallest set of tokens with total probability >= p. */
   top_p?: number;
+  /** Sample from tokens with p >= min_p * max(p). */
   min_p?: number;
+  /** Sample from the tokens of total probability p whose -log(p) is closest to the entropy. */
   typical_p?: number;
+  /** Sample from tokens with at least this probability. */
   epsilon_cutoff?: number;
+  /** Sample from tokens with p >= min(eta, sqrt(eta) * exp(-entropy)). */
   eta_cutoff?: number;
-  /** The same seed draws the same tokens as in Python. */
+  /** Random seed; the samples of a text do not depend on its batch. */
   seed?: number | bigint;
+  /** Maximum number of new tokens. */
+  max_new_tokens?: number;
+  /** Like `max_new_tokens`, but the start token and a prefix count too, or the prompt. */
+  max_length?: number;
+  /** Like `min_new_tokens`, but the start token and a prefix count too, or the prompt. */
+  min_length?: number;
+  /** Minimum number of tokens before the end token. */
+  min_new_tokens?: number;
+  /** Above 1: lower the scores of tokens that the target already has. */
+  repetition_penalty?: number;
+  /** Above 1: raise the scores of tokens that the source, or the prompt, has. */
+  encoder_repetition_penalty?: number;
+  /** Let no sequence of this many tokens occur twice; 0: no limit. */
+  no_repeat_ngram_size?: number;
+  /** Write no sequence of this many tokens of the source, or of the prompt; 0: no limit. */
+  encoder_no_repeat_ngram_size?: number;
   /** Sequences of tokens, and what is added to the score of the last token after the others. */
   sequence_bias?: [number[], number][];
-  encoder_repetition_penalty?: number;
-  repetition_penalty?: number;
-  no_repeat_ngram_size?: number;
-  encoder_no_repeat_ngram_size?: number;
-  suppress_tokens?: number[];
-  begin_suppress_tokens?: number[];
-  bad_words_ids?: number[][];
-  forced_bos_token_id?: number;
-  forced_eos_token_id?: number;
   /** A number of new tokens, and the factor by which the scores of end tokens grow after it. */
   exponential_decay_length_penalty?: [number, number];
+  /** Beam search: make scores log-probabilities again after all changes. */
   renormalize_logits?: boolean;
+  /** First token that is generated. */
+  forced_bos_token_id?: number;
+  /** Last token of a target that reaches the maximum length. */
+  forced_eos_token_id?: number;
+  /** Tokens that are never generated. */
+  suppress_tokens?: number[];
+  /** Tokens that are not generated as the first token. */
+  begin_suppress_tokens?: number[];
+  /** Sequence of tokens that is never generated. */
+  bad_words_ids?: number[][];
+  /** End a target at this token instead of the model's own. */
   eos_token_id?: number | number[];
-  /** A target ends with the token that completes one of these; its output ends before that string. */
+  /** End a target when its text has TEXT; the output ends before it. */
   stop?: string | string[];
-  /** What each token attended to in the source: how much at each place, or where most. */
+  /** Each token's attention over the input (soft), or where it is largest (hard). */
   alignment?: "soft" | "hard";
 }
 
