@@ -1,6 +1,6 @@
 """The bytes that exports write, to compare two commits: `python -m tests.bytes > list`, and `diff` of two lists.
 
-Each folder of tests/families and each tiny preset is exported without a proof, in every target and precision.
+Each folder of tests/recorded/families and each tiny preset is exported without a proof, in every target and precision.
 A line has the SHA-256 of a file and its place; pages and manifests are left out, since they hold words and versions.
 """
 
@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.families.folders import FOLDER, is_recorded, names
+from tests.recorded import FAMILIES, is_recorded, names
 from tests.tiny import unproven
 from txport.errors import TxportError
 from txport.models import architecture
@@ -23,7 +23,7 @@ LEFT_OUT = ("README.md", "txport.json")
 
 def checkpoints() -> dict[str, str]:
     """A name for each checkpoint."""
-    folders = {name: str(FOLDER / name) for name in names() if is_recorded(name)}
+    folders = {name: str(FAMILIES / name) for name in names() if is_recorded(name)}
     return folders | {name: f"preset:{name}" for name in architecture.presets() if name.endswith("tiny")}
 
 

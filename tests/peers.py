@@ -24,6 +24,6 @@ def run(module: str, *arguments: str, given: Any = None) -> str:
 
 
 def proceed(jobs: list[dict[str, Any]]) -> list[list[list[int]]]:
-    """What Optimum's ORTModelForCausalLM finds in each job of `tests.architectures.optimum_causal`."""
-    found: list[list[list[int]]] = json.loads(run("tests.architectures.optimum_causal", given=jobs))
+    """What Optimum's ORTModelForCausalLM finds in each job of `tests.loading.optimum_causal`."""
+    found: list[list[list[int]]] = json.loads(run("tests.loading.optimum_causal", given=jobs))
     return found

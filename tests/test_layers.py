@@ -122,6 +122,14 @@ def test_a_cached_export_depends_on_every_room_that_makes_it() -> None:
     assert {*ALLOWED["exporters"], "proof"} - LOWEST == set(locate.EXPORTING)
 
 
+def test_tests_mirror_the_package() -> None:
+    tests = Path(__file__).parent
+    folders = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")}
+    rooms = {folder for folder in folders if folder.parts and folder.parts[0] in {"cli", *ROOMS}}
+    assert len(rooms) > len(ROOMS)
+    assert [folder for folder in sorted(rooms) if not (PACKAGE / folder).is_dir()] == []
+
+
 def test_every_room_was_looked_at() -> None:
     names = {file.relative_to(PACKAGE).as_posix() for file in files()}
     assert {

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 import txport
 from tests.agreement.asked import FILL, INPUTS, SEARCHES, SECONDS
-from tests.architectures.seeded import bundle_of
-from tests.speech.audio import drawn_noise
+from tests.audio.noise import drawn_noise
+from tests.seeded import bundle_of
 from txport.checkpoints.checkpoint import load_checkpoint
 
 NEAR = 1e-5  # of the largest output of an encoder: fp32 rounds otherwise in other kernels

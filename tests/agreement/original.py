@@ -21,8 +21,8 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.utils import logging
 
 from tests.agreement.asked import FILL, INPUTS, MOVED, SEARCHES, SECONDS, SPEECH, TRIES
+from tests.audio.noise import RATE, drawn_noise
 from tests.hugging_face.family_models import CASES, attention, make
-from tests.speech.audio import RATE, drawn_noise
 
 Said = dict[str, NDArray[Any]]
 OF_FIVE = ("modernbert-token-labels",)  # version 4 does not read `layer_types` of its config
@@ -141,9 +141,10 @@ def of_texts(model: Any) -> Said:
 @torch.inference_mode()
 def of_speech(folder: Path) -> Said:
     """The tokens that the whole of Whisper's own `generate` writes down of audio, window by window."""
-    from tests.hugging_face.test_whisper import FOLDER, GENERATION, extractor
+    from tests.hugging_face.test_whisper import GENERATION, extractor
+    from tests.recorded import WHISPER
 
-    model = transformers.WhisperForConditionalGeneration.from_pretrained(FOLDER).eval()
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(WHISPER).eval()
     enliven(model)
     model.generation_config = GenerationConfig(**GENERATION)
     model.save_pretrained(folder)

@@ -14,9 +14,9 @@ from tests.agreement.__main__ import table
 from tests.agreement.asked import FILL, INPUTS, SEARCHES
 from tests.agreement.cells import Cell, Version, without_ties
 from tests.agreement.compared import OURS, Difference, Said, answer, compare
-from tests.architectures.seeded import bundle_of
-from tests.families.folders import whole
 from tests.pages import split_page, write_table
+from tests.recorded import whole
+from tests.seeded import bundle_of
 from txport.checkpoints.checkpoint import load_checkpoint
 
 INPUT = [[7, 8, 9, FILL], [10, 11, 12, 13]]

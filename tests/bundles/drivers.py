@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import txport
-from tests.architectures.seeded import seeded_model
+from tests.seeded import seeded_model
 from tests.tiny import tiny_config
 from txport.audio.spectrogram import drawn_features, in_blocks, log_mel
 from txport.bundles.bundle import Bundle

@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 import txport
-from tests.architectures.seeded import bundle_of
+from tests.recorded import FAMILIES
+from tests.seeded import bundle_of
 from txport.bundles.bundle import Bundle
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.cli.commands import cli
 from txport.errors import UnsupportedError
 
-FAMILIES = Path(__file__).parents[1] / "families"
 SOURCES = ["9 5 3 7 2", "6 2"]
 
 

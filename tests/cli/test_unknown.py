@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 import txport
-from tests.architectures.seeded import bundle_of
 from tests.cli.processes import run
-from tests.tokenizers.grown import grown
-from tests.tokenizers.test_agreement import tokenizers
+from tests.seeded import bundle_of
+from tests.text.grown import grown
+from tests.text.test_agreement import tokenizers
 from txport.bundles.bundle import Bundle
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.cli.commands import cli

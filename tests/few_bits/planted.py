@@ -17,8 +17,8 @@ import click
 import onnx
 import pytest
 
-from tests.architectures.owned import beside_the_others
 from tests.few_bits.faults import FAULTS, SUBJECTS, Fault, Subject
+from tests.models.architectures.owned import beside_the_others
 from tests.proof.few import draw_few
 from txport import runtimes
 from txport.api import release

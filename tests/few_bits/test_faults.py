@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.architectures.owned import beside_the_others
 from tests.covering import EVERY
 from tests.few_bits.faults import FAULTS, SUBJECTS
 from tests.few_bits.planted import PLANS, PRECISIONS, Outcome, Plan, Planted, every, examine, exports, lines_of, saved
+from tests.models.architectures.owned import beside_the_others
 from tests.proof.few import draw_few
 from txport.proof.bisect import culprit
 from txport.targets import TARGETS

@@ -9,13 +9,14 @@ import struct
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parent.parent
-FAMILIES = (  # in tests/families, and one in tests/speech
+from tests import recorded
+
+FAMILIES = (  # of transformers, and Whisper
     *("bart", "bert-labels", "distilbert", "flan-t5", "gemma2", "gemma3-images", "gpt2", "llama-3", "llama-yarn"),
     *("m2m_100-language", "marian-defaults", "mbart-50", "mistral-window", "opt-post-narrow", "pegasus"),
     *("phi3-longrope", "qwen3", "roberta-tokens", "sentences-first", "sentences-mean", "whisper"),
 )
-TOKENIZERS = {  # in tests/tokenizers, with a model of this family
+TOKENIZERS = {  # with a model of this family
     "bert": "bert",
     "gemma": "gemma2",
     "gpt2": "gpt2",
@@ -38,12 +39,12 @@ RATE = 16_000
 def make_bases(folder: Path, checkpoint: Path) -> None:
     """All of them, in folders by their names; some are made of a sound checkpoint."""
     for name in FAMILIES:
-        source = TESTS / "speech" / name if name == "whisper" else TESTS / "families" / name
+        source = recorded.WHISPER if name == "whisper" else recorded.FAMILIES / name
         shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("*.npz", "expected.json"))
     for name, family in TOKENIZERS.items():
         _tokenizer(folder / f"tokenizer-{name}", family, name)
     for name in CTRANSLATE2:
-        source = TESTS / "trainers" / "ctranslate2_models" / name
+        source = recorded.CTRANSLATE2 / name
         shutil.copytree(source, folder / f"ctranslate2-{name}", ignore=shutil.ignore_patterns("expected.npz"))
     _trainers(folder)
     _own(folder, checkpoint)
@@ -52,11 +53,11 @@ def make_bases(folder: Path, checkpoint: Path) -> None:
 
 
 def _tokenizer(folder: Path, family: str, name: str) -> None:
-    from tests.tokenizers.grown import grown
+    from tests.text.grown import grown
     from txport.models.names import TARGET_TOKENIZER, TOKENIZER
     from txport.text.convert import companions_of
 
-    files = companions_of(TESTS / "tokenizers" / name)
+    files = companions_of(recorded.TOKENIZERS / name)
     vocabularies = (json.loads(str(files.get(each, "{}"))) for each in (TOKENIZER, TARGET_TOKENIZER))
     grown(folder, family, name, max(map(_size, vocabularies)))
 
@@ -70,7 +71,7 @@ def _size(tokenizer: Any) -> int:
 
 
 def _trainers(folder: Path) -> None:
-    from tests.trainers import marian, test_fairseq, test_opennmt
+    from tests.checkpoints.sources import marian, test_fairseq, test_opennmt
 
     marian.save(folder / "marian", marian.PLAIN, marian.weights_of(marian.PLAIN))
     vocabulary = "".join(f"w{number}: {number}\n" for number in range(1, 26))
@@ -83,7 +84,7 @@ def _own(folder: Path, checkpoint: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
-    from tests.importing.layouts import HYPERPARAMETERS
+    from tests.checkpoints.importing.layouts import HYPERPARAMETERS
     from txport.models.names import CONFIG, INDEX, PICKLE, RULES, TOKENIZER, WEIGHTS
 
     weights = load_file(checkpoint / WEIGHTS)
@@ -154,11 +155,11 @@ def _audio(folder: Path) -> None:
 
 
 def _bundles(folder: Path) -> None:
-    from tests.architectures.seeded import bundle_of
+    from tests.seeded import bundle_of
     from txport.checkpoints.checkpoint import load_checkpoint
 
     made: dict[str, tuple[Path, str]] = {
-        "speech": (TESTS / "speech" / "whisper", "cpu"),
+        "speech": (recorded.WHISPER, "cpu"),
         "chat": (folder / "tokenizer-llama-new", "cpu"),
         "languages": (folder / "tokenizer-m2m100", "portable"),
         "sentences": (folder / "sentences-mean", "portable"),

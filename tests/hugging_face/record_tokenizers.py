@@ -1,8 +1,8 @@
 """What tokenizers of transformers 4.57.6 make of lines of many scripts, by small vocabularies of each class we convert.
 
-tests/tokenizers holds a folder for each, as `save_pretrained` wrote it, and what the tokenizer makes of a few hundred
-lines, which our conversion is held to. `python -m tests.hugging_face.record_tokenizers [NAME ...]` records them anew;
-it needs `sentencepiece` and this version of transformers, since later ones have no classes in Python.
+tests/recorded/tokenizers holds a folder for each, as `save_pretrained` wrote it, and what the tokenizer makes of a few
+hundred lines, which our conversion is held to. `python -m tests.hugging_face.record_tokenizers [NAME ...]` records them
+anew; it needs `sentencepiece` and this version of transformers, since later ones have no classes in Python.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 import jinja2
 import transformers
 
-from tests.tokenizers.corpus import SENTENCES, lines
+from tests.recorded import TOKENIZERS
+from tests.text.corpus import SENTENCES, lines
 from txport.text.pieces import M2M_LANGUAGES
 
-FOLDER = Path(__file__).parents[1] / "tokenizers"
 EXPECTED = "expected.json"
 FEW = 150  # lines of each kind
 
@@ -338,8 +338,8 @@ def literal(folder: Path, said: list[list[int]]) -> list[str]:
 
 
 def record(name: str) -> None:
-    """A folder in tests/tokenizers, and what its tokenizer says."""
-    folder = FOLDER / name
+    """A folder in tests/recorded/tokenizers, and what its tokenizer says."""
+    folder = TOKENIZERS / name
     shutil.rmtree(folder, ignore_errors=True)
     theirs = made(name, folder)
     said = [ids_of(theirs, text) for text in lines(FEW, 2)]

@@ -1,4 +1,4 @@
-"""`txport import --against transformers`: the models of tests/families beside transformers, layer by layer."""
+"""`txport import --against transformers`: the models of tests/recorded/families beside transformers, layer by layer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 import transformers
 from safetensors.torch import load_file, save_file
 
+from tests.recorded import FAMILIES
 from txport import cli
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import CheckpointError, ConfigError
 from txport.models.names import CONFIG, RULES, WEIGHTS
 from txport.proof.against.hold import hold_against
 
-FAMILIES = Path(__file__).parents[1] / "families"
 NAMES = [
     "gpt2",
     "opt",

@@ -1,7 +1,8 @@
 """What transformers says through small models of every family that a checkpoint can be of.
 
-tests/families holds a folder for each, as `save_pretrained` of transformers 4.57.6 wrote it, and what the model says,
-which our graphs are held to. tests/families/transformers-5 holds what version 5 writes otherwise of the same models.
+tests/recorded/families holds a folder for each, as `save_pretrained` of transformers 4.57.6 wrote it, and what the
+model says, which our graphs are held to. Its folder transformers-5 holds what version 5 writes otherwise of the same
+models.
 `python -m tests.hugging_face.test_families [NAME ...]` records that anew, and models that only version 5 makes.
 """
 
@@ -21,8 +22,8 @@ import torch
 import transformers
 from transformers import GenerationMixin
 
-from tests.families.folders import EXPECTED, FOLDER, NEWEST, names, whole
 from tests.hugging_face.family_models import CASES, LONGEST, VOCABULARY, attention, make
+from tests.recorded import EXPECTED, FAMILIES, NEWEST, names, whole
 
 NEW, GIVEN = 8, 5
 
@@ -172,14 +173,18 @@ def write_sentences(folder: Path, mode: str, normalize: bool, longest: int) -> N
 def record(name: str) -> None:
     """Write what this version saves of a model: all of it with version 4, with version 5 what that did not write."""
     is_old = transformers.__version__.startswith("4.")
-    folder = FOLDER / name if is_old else FOLDER / NEWEST / name
+    folder = FAMILIES / name if is_old else FAMILIES / NEWEST / name
     shutil.rmtree(folder, ignore_errors=True)
-    model = loaded(name) if (FOLDER / name).is_dir() else make(name)
+    model = loaded(name) if (FAMILIES / name).is_dir() else make(name)
     model.save_pretrained(folder)
     if name in SENTENCES and is_old:
         write_sentences(folder, **SENTENCES[name])
     for path in [*folder.iterdir()]:
-        if not is_old and (FOLDER / name / path.name).is_file() and cmp(path, FOLDER / name / path.name, shallow=False):
+        if (
+            not is_old
+            and (FAMILIES / name / path.name).is_file()
+            and cmp(path, FAMILIES / name / path.name, shallow=False)
+        ):
             path.unlink()
     if (folder / "model.safetensors").is_file():
         np.savez(folder / EXPECTED, **all_said(model, name))

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import transformers
 
-from tests.hugging_face.record_tokenizers import FOLDER, ids_of
-from tests.tokenizers.corpus import SENTENCES
+from tests.hugging_face.record_tokenizers import ids_of
+from tests.recorded import TOKENIZERS
+from tests.text.corpus import SENTENCES
 from txport.models.names import CONFIG, TOKENIZER, TOKENIZER_CONFIG
 from txport.text.convert import companions_of
 from txport.text.file import FileTokenizer
@@ -40,7 +41,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 def saved(name: str, folder: Path, changes: dict[str, Any]) -> Path:
     """A recorded folder with a `tokenizer.json`, and changed settings; null takes a key away."""
-    shutil.copytree(FOLDER / name, folder, ignore=shutil.ignore_patterns("expected.json"))
+    shutil.copytree(TOKENIZERS / name, folder, ignore=shutil.ignore_patterns("expected.json"))
     if name == "llama":
         (folder / TOKENIZER).write_text(str(companions_of(folder)[TOKENIZER]), encoding="utf-8")
         changes = {"add_prefix_space": None, **changes}  # with which version 4 reads tokenizer.model in its place

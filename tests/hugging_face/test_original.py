@@ -12,8 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.families.folders import FOLDER, NEWEST, whole
-from tests.hugging_face.record_tokenizers import FOLDER as TOKENIZERS
+from tests.recorded import FAMILIES, NEWEST, TOKENIZERS, whole
 from txport.bundles.comparisons import NOT_COMPARED, TEXTS, describe_original, require_original
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import CheckpointError, ParityError
@@ -102,7 +101,7 @@ def test_what_transformers_can_not_load_is_an_error_if_it_is_asked_for(monkeypat
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no such layer")
 
-    folder = FOLDER / "llama"
+    folder = FAMILIES / "llama"
     monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", fail)
     saved, here = json.loads((folder / CONFIG).read_text())["transformers_version"], transformers.__version__
     reason = f"transformers {here} can't load llama: RuntimeError: no such layer"
@@ -122,7 +121,7 @@ def test_a_folder_of_other_names_can_not_be_run(tmp_path: Path) -> None:
     (folder / "txport.toml").write_text("\n".join(lines), encoding="utf-8")
     reason = record_of(folder)[NOT_COMPARED]
     assert reason.startswith(f"{folder.name} lacks ")
-    assert str(FOLDER) not in reason
+    assert str(FAMILIES) not in reason
 
 
 def with_tokenizer(name: str, kind: str, folder: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.models.packed import write_folder
+from tests.checkpoints.weights.packed import write_folder
 from txport.proof.against.hold import hold_against
 
 pytest.importorskip("transformers")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.hugging_face.record_tokenizers import train
-from tests.tokenizers.odd import odd_lines
-from tests.tokenizers.readers import BYTES, COUNT, READERS, Side, differences, in_javascript, sides_of
+from tests.text.odd import odd_lines
+from tests.text.readers import BYTES, COUNT, READERS, Side, differences, in_javascript, sides_of
 from txport.text.convert import companions_of
 
 MAPS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")

@@ -1,6 +1,6 @@
 """What tokenizers that the newest transformers saves make of lines of many scripts, of every class that we convert.
 
-The folders of tests/tokenizers are those of version 4.57.6; here they are read and saved again.
+The folders of tests/recorded/tokenizers are those of version 4.57.6; here they are read and saved again.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from typing import Any
 import pytest
 import transformers
 
-from tests.hugging_face.record_tokenizers import EXPECTED, FOLDER, ids_of, unknown_of, written
-from tests.tokenizers.corpus import lines
+from tests.hugging_face.record_tokenizers import EXPECTED, ids_of, unknown_of, written
+from tests.recorded import TOKENIZERS
+from tests.text.corpus import lines
 from txport.models.names import TEXT
 from txport.text.convert import companions_of
 from txport.text.file import FileTokenizer
 from txport.text.usage import read_usage
 
 MANY = 300  # lines of each kind
-NAMES = sorted(path.parent.name for path in FOLDER.glob(f"*/{EXPECTED}"))
+NAMES = sorted(path.parent.name for path in TOKENIZERS.glob(f"*/{EXPECTED}"))
 
 
 def saved_again(name: str, folder: Path) -> Any:
     """The tokenizer of a recorded folder, and its files as this version saves them."""
-    old = shutil.copytree(FOLDER / name, folder / "old")
+    old = shutil.copytree(TOKENIZERS / name, folder / "old")
     theirs = transformers.AutoTokenizer.from_pretrained(old)
     theirs.save_pretrained(folder / "new")
     shutil.copyfile(old / "config.json", folder / "new" / "config.json")
@@ -56,7 +57,8 @@ def test_ours_agree(name: str, tmp_path: Path) -> None:
 def test_languages_are_those_of_the_older_folder(name: str, tmp_path: Path) -> None:
     saved_again(name, tmp_path)
     found, expected = (
-        read_usage(folder / TEXT, companions_of(folder)[TEXT]).languages for folder in (tmp_path / "new", FOLDER / name)
+        read_usage(folder / TEXT, companions_of(folder)[TEXT]).languages
+        for folder in (tmp_path / "new", TOKENIZERS / name)
     )
     assert found == expected is not None
 

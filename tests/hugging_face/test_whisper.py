@@ -1,13 +1,12 @@
 """What transformers writes down of audio by a small seeded Whisper, and the features that it hears.
 
-tests/speech/whisper holds the model as `save_pretrained` wrote it, and what it says, which our graphs are held to.
+tests/recorded/whisper holds the model as `save_pretrained` wrote it, and what it says, which our graphs are held to.
 `python -m tests.hugging_face.test_whisper` records both anew.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,12 @@ from transformers import (
 )
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
-from tests.speech.audio import PIECES, RATE, noise
+from tests.audio.noise import PIECES, RATE, noise
+from tests.recorded import WHISPER
 from txport.search.timestamps import TimestampRules
 
-FOLDER = Path(__file__).parents[1] / "speech" / "whisper"
-EXPECTED = FOLDER / "expected.json"
-HEARD = FOLDER / "heard.npz"
+EXPECTED = WHISPER / "expected.json"
+HEARD = WHISPER / "heard.npz"
 END, START, FIRST_LANGUAGE, TRANSLATE, TRANSCRIBE, PREVIOUS, NO_TIMES = 24, 25, 26, 29, 30, 32, 34
 PLACES = 50
 VOCABULARY = 35 + 51
@@ -114,7 +113,7 @@ def heard() -> dict[str, np.ndarray]:
 
 
 def test_what_our_graphs_are_held_to_is_what_transformers_says() -> None:
-    model = WhisperForConditionalGeneration.from_pretrained(FOLDER).eval()
+    model = WhisperForConditionalGeneration.from_pretrained(WHISPER).eval()
     stored = json.loads(EXPECTED.read_text(encoding="utf-8"))
     for name, each in said(model).items():
         for how, parts in each.items():
@@ -146,7 +145,7 @@ def test_times_are_allowed_where_transformers_allows_them() -> None:
 
 
 def main() -> None:
-    model = WhisperForConditionalGeneration.from_pretrained(FOLDER).eval()
+    model = WhisperForConditionalGeneration.from_pretrained(WHISPER).eval()
     np.savez_compressed(HEARD, **heard())
     EXPECTED.write_text(json.dumps(said(model)) + "\n", encoding="utf-8")
 

@@ -13,8 +13,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 import txport
 from tests import transformers_js
-from tests.architectures.test_bert import VOCABULARY, model_of, tiny, word_pieces
 from tests.javascript import in_chromium, on_node
+from tests.models.architectures.test_bert import VOCABULARY, model_of, tiny, word_pieces
 from tests.tiny import unproven
 from txport.checkpoints.checkpoint import save_checkpoint
 from txport.errors import UnknownTextError

@@ -12,9 +12,9 @@ import onnx
 import pytest
 
 import txport
-from tests.architectures.test_bert import model_of, tiny
 from tests.javascript import in_chromium, on_node, run
 from tests.javascript.test_encoders import made, whole_words
+from tests.models.architectures.test_bert import model_of, tiny
 from tests.tiny import edit_graph, reseal, unproven
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.checkpoints.checkpoint import save_checkpoint

@@ -9,9 +9,10 @@ import pytest
 
 from tests import transformers_js
 from tests.javascript import run
-from tests.tokenizers.odd import odd_lines
-from tests.tokenizers.readers import BYTES, COUNT, Side, sides_of
-from tests.tokenizers.test_agreement import FOLDER, NAMES
+from tests.recorded import TOKENIZERS
+from tests.text.odd import odd_lines
+from tests.text.readers import BYTES, COUNT, Side, sides_of
+from tests.text.test_agreement import NAMES
 from txport.models.names import TOKENIZER
 from txport.text.convert import companions_of
 from txport.text.file import FileTokenizer
@@ -28,7 +29,9 @@ def test_ids_are_those_of_python(tmp_path: Path) -> None:
     if not LIBRARY.is_file():
         pytest.skip("needs @huggingface/tokenizers: `make test` installs it where there is npm")
     sides = {
-        side: each for name in NAMES for side, each in sides_of(name, companions_of(FOLDER / name), tmp_path).items()
+        side: each
+        for name in NAMES
+        for side, each in sides_of(name, companions_of(TOKENIZERS / name), tmp_path).items()
     }
     readers = {name: FileTokenizer(side.folder / TOKENIZER) for name, side in sides.items()}
     jobs = [

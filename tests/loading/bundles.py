@@ -10,9 +10,8 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from tests.architectures.seeded import bundle_of, drawn, saved
-from tests.families.test_families import FOLDER
-from tests.speech.test_whisper import FOLDER as SPEECH
+from tests import recorded
+from tests.seeded import bundle_of, drawn, saved
 from txport.bundles.bundle import Bundle
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.models.names import TOKENIZER, WEIGHTS
@@ -53,7 +52,9 @@ SAID = {24: "<|endoftext|>", 25: "<|startoftranscript|>", 26: "<|en|>", 27: "<|d
 
 def made(folder: Path) -> dict[str, Bundle]:
     """All of them, in a folder."""
-    found = {name: bundle_of(load_checkpoint(str(FOLDER / name)), folder / name, "portable") for name in FAMILIES}
+    found = {
+        name: bundle_of(load_checkpoint(str(recorded.FAMILIES / name)), folder / name, "portable") for name in FAMILIES
+    }
     for name, seed in (*DRAWN.items(), WINDOWED):
         key = f"{name} drawn {seed}"
         found[key] = bundle_of(saved(drawn(name, seed), folder / f"{key} checkpoint"), folder / key, "portable")
@@ -64,7 +65,11 @@ def texted(folder: Path) -> dict[str, Bundle]:
     """Those with a tokenizer, whose words are letters."""
     found = {}
     for name, (family, before, after) in TEXTED.items():
-        source = Path(shutil.copytree(SPEECH if name == "hears" else FOLDER / family, folder / f"{name} checkpoint"))
+        source = Path(
+            shutil.copytree(
+                recorded.WHISPER if name == "hears" else recorded.FAMILIES / family, folder / f"{name} checkpoint"
+            )
+        )
         size = json.loads((source / "config.json").read_text())["vocab_size"]
         special = SAID if name == "hears" else SPECIAL[family.partition("-")[0]]
         words = {f"w{number}" if number >= 7 else "abcdefg"[number]: number for number in range(size)}

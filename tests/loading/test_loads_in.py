@@ -12,8 +12,8 @@ import pytest
 
 import txport
 from tests import peers, transformers_js
+from tests.audio.noise import noise
 from tests.loading import bundles as makes
-from tests.speech.audio import noise
 from txport.audio.spectrogram import drawn_features
 from txport.bundles.bundle import Bundle
 from txport.models.audio import Features

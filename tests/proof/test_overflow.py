@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import txport
-from tests.families.folders import FOLDER
+from tests.recorded import FAMILIES
 from txport.api.release import parity
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import ParityError
@@ -26,7 +26,7 @@ from txport.proof.proven import write
     [(3e4, r"decoder\.0\.feed_forward\.inner reaches \d+"), (1e7, r"feed_forward\.inner\.weight holds \d")],
 )
 def test_the_value_and_the_way_out_are_named(target: str, fix: str, factor: float, part: str, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(FOLDER / "llama", tmp_path / "llama"))
+    folder = Path(shutil.copytree(FAMILIES / "llama", tmp_path / "llama"))
     weights = load_file(folder / WEIGHTS)
     name = "model.layers.0.mlp.up_proj.weight"
     save_file({**weights, name: weights[name] * factor}, folder / WEIGHTS)
@@ -45,12 +45,12 @@ def test_values_that_overflow_on_a_gpu_alone_are_named(tmp_path: Path) -> None:
 
 def test_the_masks_of_windows_are_no_values(tmp_path: Path) -> None:
     """They are half of the lowest number of a type."""
-    assert txport.export(FOLDER / "gemma3", tmp_path / "out", precision="fp16", against="none")
+    assert txport.export(FAMILIES / "gemma3", tmp_path / "out", precision="fp16", against="none")
 
 
 def _grown(place: Path) -> Path:
     """Return a folder whose values are beyond the range."""
-    folder = Path(shutil.copytree(FOLDER / "smollm", place / "smollm"))
+    folder = Path(shutil.copytree(FAMILIES / "smollm", place / "smollm"))
     weights = load_file(folder / WEIGHTS)
     grown = {name: each * 3e4 for name, each in weights.items() if "down_proj" in name}
     save_file({**weights, **grown}, folder / WEIGHTS)

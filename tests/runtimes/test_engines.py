@@ -15,8 +15,8 @@ import onnx
 import pytest
 
 import txport
-from tests.architectures.seeded import bundle_of
-from tests.architectures.test_conformance import APART, CLOSE, error, infer, sources, step_through, targets
+from tests.models.architectures.test_conformance import APART, CLOSE, error, infer, sources, step_through, targets
+from tests.seeded import bundle_of
 from tests.tiny import edit_graph
 from txport import runtimes
 from txport.api import diagnose

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architectures.seeded import bundle_of
+from tests.seeded import bundle_of
 from txport.checkpoints.checkpoint import load_checkpoint
 
 ENDS = {

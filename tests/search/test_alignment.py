@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txport
-from tests.architectures.seeded import bundle_of
 from tests.fakes import attention_of, random_table
 from tests.search.test_generate import SEEDS, SOURCES, every_sequence, search, sum_of
+from tests.seeded import bundle_of
 from txport.bundles.bundle import Bundle
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.models.model import Model

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txport
-from tests.architectures.seeded import bundle_of
 from tests.fakes import SeatedRuntime, TableRuntime, random_table
 from tests.runtimes.driven import ENGINES
 from tests.search.test_generate import SEEDS, facts_of
+from tests.seeded import bundle_of
 from txport.bundles.bundle import Bundle
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import UnsupportedError

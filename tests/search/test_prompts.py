@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from tokenizers import Tokenizer, decoders, models
 
 import txport
-from tests.architectures.seeded import bundle_of
 from tests.runtimes.driven import ENGINES
+from tests.seeded import bundle_of
 from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.cli import cli
 from txport.errors import TextError, TxportError, UnsupportedError

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.tokenizers.test_files import piece
+from tests.text.test_files import piece
 from txport.checkpoints.checkpoint import save_checkpoint
 from txport.models.architectures.transformer import Transformer, TransformerConfig
 from txport.models.names import TARGET_TOKENIZER, TOKENIZER

@@ -17,8 +17,8 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper
 
-from tests.architectures.seeded import drawn, saved
 from tests.proof.faults import Edit
+from tests.seeded import drawn, saved
 from tests.tiny import edit_graph, tiny_config, tiny_model, unproven
 from txport.bundles.bundle import Bundle, load_bundle, seal
 from txport.bundles.forms import DYNAMIC, Form, blocks_of

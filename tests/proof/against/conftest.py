@@ -1,0 +1,3 @@
+from __future__ import annotations
+
+from tests.checkpoints.importing.conftest import run as run

@@ -1,0 +1,90 @@
+"""Tokenizers that we make of others' files: they read and write what transformers' tokenizers do.
+
+tests/hugging_face/record_tokenizers.py recorded what these say, over vocabularies that it trained on our own sentences.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.recorded import TOKENIZERS
+from tests.text.corpus import lines
+from txport.errors import TextError
+from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER
+from txport.text.chat import ChatReader, chat_line
+from txport.text.convert import companions_of
+from txport.text.file import FileTokenizer
+from txport.text.usage import read_usage
+
+NAMES = sorted(path.parent.name for path in TOKENIZERS.glob("*/expected.json"))
+CHATTING = ("gemma", "llama", "llama-new", "qwen2")
+
+
+def said(name: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((TOKENIZERS / name / "expected.json").read_text(encoding="utf-8"))
+    return values
+
+
+def tokenizers(name: str) -> tuple[FileTokenizer, FileTokenizer]:
+    """For sources and for targets."""
+    files = companions_of(TOKENIZERS / name)
+    clean_up = TEXT in files and read_usage(TOKENIZERS / TEXT, files[TEXT]).clean_up
+    found = [
+        FileTokenizer(TOKENIZERS / name / file, content=str(files[file]), clean_up=clean_up)
+        for file in (TOKENIZER, TARGET_TOKENIZER)
+        if file in files
+    ]
+    return found[0], found[-1]
+
+
+def test_every_class_is_here() -> None:
+    assert len(NAMES) >= 18
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lines_of_many_scripts_have_the_ids_that_they_have_in_transformers(name: str) -> None:
+    source, target = tokenizers(name)
+    recorded = said(name)
+    texts = lines(len(recorded["ids"]), 2)
+    for text, ids, written in zip(texts, recorded["ids"], recorded["texts"], strict=True):
+        known = [each for each in ids if each != recorded["unknown"]]
+        assert source.encode(text) == source.encode(text, "token") == ids, text
+        if known != ids:
+            with pytest.raises(TextError, match=r"outside the vocabulary|no character of the vocabulary"):
+                source.encode(text, "error")
+        if known != source.around:
+            assert source.encode(text, "skip") == known, text
+        if known == ids:
+            assert target.decode(ids) == written
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "literal" in said(name)])
+def test_special_tokens_are_written_as_they_are_in_transformers(name: str) -> None:
+    _, target = tokenizers(name)
+    recorded = said(name)
+    for ids, text in zip(recorded["ids"], recorded["literal"], strict=False):
+        assert target.decode(ids, special=True) == text
+        begun = target.decode(ids[:1], special=True)
+        if text.startswith(begun):  # it may end within a character
+            assert target.continuation(ids[:1], ids[1:], special=True) == text.removeprefix(begun)
+
+
+@pytest.mark.parametrize("name", CHATTING)
+def test_chats_have_the_prompts_that_they_have_in_transformers(name: str) -> None:
+    reader = chat_reader(name)
+    recorded = said(name)
+    for messages, ids in zip(recorded["chats"], recorded["prompts"], strict=True):
+        if ids is None:
+            with pytest.raises(TextError, match="the chat template does not take these messages"):
+                reader.encode(chat_line(messages))
+        else:
+            assert reader.encode(chat_line(messages)) == ids
+
+
+def chat_reader(name: str) -> ChatReader:
+    chat = read_usage(TOKENIZERS / TEXT, companions_of(TOKENIZERS / name)[TEXT]).chat
+    assert chat is not None
+    return ChatReader(tokenizers(name)[0], chat, continues=False)  # as recorded

@@ -1,0 +1,373 @@
+"""Messages of a chat as prompts: nothing that a message says becomes a special token."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import txport
+from tests.seeded import bundle_of
+from tests.text.grown import grown
+from tests.text.test_agreement import CHATTING, chat_reader, tokenizers
+from txport.checkpoints.checkpoint import load_checkpoint
+from txport.cli.commands import cli
+from txport.errors import BundleError, TextError, UnavailableError, UnsupportedError
+from txport.models.names import CHAT_TEMPLATE
+from txport.text import chat
+from txport.text.chat import ChatReader, chat_line, messages_of, require_options
+from txport.text.usage import MAX_LENGTH
+
+READERS = {name: chat_reader(name) for name in CHATTING}
+PARTS = [
+    *(
+        "<s>",
+        "</s>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|endoftext|>",
+        "<start_of_turn>",
+        "<end_of_turn>",
+        "<bos>",
+        "<eos>",
+    ),
+    *("<|im_", "start|>", "<", ">", "</", "s>", "|>", "<start_of", "_turn>", "[INST]", "\n", " ", "a", "user", "<unk>"),
+]
+SAID = st.lists(st.sampled_from(PARTS), max_size=6).map("".join)
+CONTROL = {  # tokens that may stand in prompts only where the template has them
+    name: {reader.inner.id_of(token) for token in reader._control[0]} for name, reader in READERS.items()
+}
+
+
+def control(name: str, messages: list[dict[str, Any]]) -> list[int]:
+    return [id_ for id_ in READERS[name].encode(chat_line(messages)) if id_ in CONTROL[name]]
+
+
+@pytest.mark.parametrize("name", CHATTING)
+@settings(max_examples=60, deadline=None)
+@given(said=st.lists(SAID.filter(str.strip), min_size=1, max_size=3))
+def test_no_message_writes_a_special_token(name: str, said: list[str]) -> None:
+    roles = ["user", "assistant"] * 2
+    messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]
+    neutral = [{**message, "content": "a"} for message in messages]
+    assert control(name, messages) == control(name, neutral)
+
+
+@pytest.mark.parametrize("name", CHATTING)
+def test_what_a_message_says_is_all_there(name: str) -> None:
+    said = "So <|im_end|> and </s><end_of_turn> are words <"
+    ids = READERS[name].encode(said)
+    assert said in READERS[name].inner.decode(ids)
+
+
+def test_a_line_is_what_a_user_says_or_messages() -> None:
+    reader = READERS["qwen2"]
+    assert reader.encode("Hello") == reader.encode('[{"role": "user", "content": "Hello"}]')
+    assert messages_of("[1] is a number") == [{"role": "user", "content": "[1] is a number"}]
+    for line in ('[{"role"', '[{"role": "user", "content": "a"}, 3]'):
+        with pytest.raises(TextError, match="is not a JSON list of messages"):
+            reader.encode(line)
+    for line in (
+        '[{"content": "a"}]',
+        '[{"role": "a b", "content": "a"}]',
+        '[{"role": "<|im_end|>"}]',
+        '[{"role": 3}]',
+    ):
+        with pytest.raises(TextError, match='a message must be an object with a "role"'):
+            reader.encode(line)
+    deep = "[" * 900 + "]" * 900
+    with pytest.raises(
+        TextError,
+        match=r"too many to be read|messages: RecursionError|is not a JSON list",
+    ):
+        reader.encode(f'[{{"role": "user", "content": {deep}}}]')
+    with pytest.raises(TextError, match=r"U\+FDD0"):
+        reader.encode("a \ufdd0 b")
+    for messages in ("", [], [3], {"role": "user"}, [{"role": "user", "content": {1, 2}}]):
+        with pytest.raises(TextError, match=r"messages must be|a message|empty|does not take|no character"):
+            reader.encode(chat_line(messages) if messages else chat_line([]))  # type: ignore[arg-type]
+
+
+def templated(template: str) -> ChatReader:
+    reader = READERS["qwen2"]
+    return ChatReader(reader.inner, dataclasses.replace(reader.chat, template=template), continues=False)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ search(messages) }}", "it calls 'search', which is not there"),
+        ("{{ messages | translate }}", "No filter named 'translate'"),
+        ("{{ messages", "can't be used: unexpected end"),
+        ("{% include 'x' %}", "no loader"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "is unsafe|has no attribute|not safe"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{{ raise_exception('Nobody may talk') }}", "Nobody may talk"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ range(10 ** 9) | list }}", "Range too big"),
+        ("{{ messages.append(3) }}", "is unsafe|not safe"),
+    ],
+)
+def test_a_template_that_can_not_be_used_is_refused(template: str, message: str) -> None:
+    with pytest.raises((BundleError, TextError), match=message) as caught:
+        templated(template).encode("Hello")
+    assert "\n" not in str(caught.value)
+
+
+DOUBLING = "{% set n = namespace(a=?) %}{% for b in range(60) %}{% set n.a = n.a + n.a %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set a = range(99999) | list %}{% for b in a %}{% for c in a %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n else 1 }}{% endmacro %}{{ f(60) }}",
+    ],
+)
+def test_a_template_takes_bounded_time(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "MAX_SECONDS", 0.2)
+    with pytest.raises(TextError, match="it takes more than"):
+        templated(template).prompt(messages_of("Hello"))
+
+
+def test_all_texts_of_a_prompt_have_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(chat.time, "monotonic", lambda: next(ticks))
+    template = "{% for each in range(6) %}{% endfor %}{{ messages[0].content }}"
+    assert templated(template).prompt(messages_of("Hello"))
+    with pytest.raises(TextError, match="takes more than 10 seconds"):
+        templated(template.replace(" }}", " | lower }}")).prompt(messages_of("Hello"))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'a' * 9999999999 }}",
+        "{{ 9999999999 * [0] }}",
+        "{{ 9 ** 99999999 }}",
+        DOUBLING.replace("?", "'a'"),
+        DOUBLING.replace("?", "[0]"),
+        "{% for a in range(99) %}" + "a" * 99_999 + "{% endfor %}",
+    ],
+)
+def test_a_template_makes_nothing_large_by_operators_or_as_a_prompt(template: str) -> None:
+    with pytest.raises(TextError, match="it makes something of the size"):
+        templated(template).prompt(messages_of("Hello"))
+
+
+def test_what_a_template_is_given_has_a_bounded_length() -> None:
+    with pytest.raises(TextError, match="a chat may have 4194304 characters, this one has 4194305"):
+        messages_of("a" * (MAX_LENGTH + 1))
+    with pytest.raises(UnsupportedError, match="options of a template may have 4194304 characters"):
+        require_options({"documents": ["a" * MAX_LENGTH]})
+
+
+def test_templates_have_what_they_have_in_transformers() -> None:
+    template = """{%- for each in ['a', 'b'] -%}{{ loop.index ~ each ~ loop.last }}{{ loop.length }}{%- endfor -%}
+    {{ [1, 2] | join('-') }}{{ messages | join(',', attribute='role') }}{{ 'a.a' | replace('.', '!') }}
+    {{- '%s=%d' % ('x', 3) }}{{ '{} {}'.format(1, 2) }}{{ 'aa'.replace('a', 'b', 1) }}{{ none ~ 1.5 }}{{ nothing }}
+    {{- {'b': '<', 'a': 1} | tojson(sort_keys=true) }}{% generation %}{% for each in [1, 2] %}
+    {%- if each == 2 %}{% break %}{% endif %}{{ each }}{% endfor %}{% endgeneration %}"""
+    found = templated(template).prompt([{"role": "user", "content": "x"}])
+    assert found == '1aFalse22bTrue21-2usera!ax=31 2baNone1.5{"a": 1, "b": "<"}1'
+
+
+def test_a_template_may_look_for_the_end_of_a_thought_in_what_the_model_said() -> None:
+    """But in what a user says, that token is text, and elsewhere in what the model said too."""
+    inner = READERS["gemma"].inner
+    template = "{{ messages[0].content.split('<end_of_turn>')[-1] }}|<end_of_turn><start_of_turn>"
+    reader = ChatReader(inner, dataclasses.replace(READERS["gemma"].chat, template=template), continues=False)
+    said = "a<end_of_turn>b<start_of_turn>"
+    tail = inner.decode(reader.encode(chat_line([{"role": "assistant", "content": said}])))
+    assert tail == "b<start_of_turn>|<end_of_turn><start_of_turn>"
+    ids = reader.encode(said)
+    assert inner.decode(ids) == f"{said}|<end_of_turn><start_of_turn>"
+    assert ids.count(inner.id_of("<end_of_turn>")) == 1
+
+
+CHANGING = (  # templates that change what messages say, and what then writes a special token
+    ("{{ messages[0].content | lower }}<|im_end|>", "<|IM_START|>"),
+    ("{{ messages[0].content.lower() }}<|im_end|>", "<|IM_START|>"),
+    ("{{ messages[0].content | replace('[', '<|') | replace(']', '|>') }}", "[im_start]"),
+    ("{{ messages[0].content.split('x') | join }}", "<xx|im_xxstart|>"),
+    ("{% for part in messages[0].content.split('x') %}{{ part }}{% endfor %}", "<xx|im_xxstart|>"),
+    ("{{ messages[0].content[::2] }}", "<.|.i.m._.s.t.a.r.t.|.>."),
+    ("{{ messages[0].content | reverse }}", ">|trats_mi|<"),
+    ("{{ messages[0].content | upper | lower }}", "<|im_\u017ftart|>"),
+)
+
+
+@pytest.mark.parametrize(("template", "said"), CHANGING)
+def test_a_template_that_changes_what_a_message_says_makes_no_special_token_of_it(template: str, said: str) -> None:
+    reader = templated(template)
+    with pytest.raises(TextError, match=r"makes the special token '<\|im_start\|>' of what a message says; write"):
+        reader.encode(f"Hello {said} there" if "reverse" not in template and "2" not in template else said)
+    assert reader.inner.decode(reader.encode("hello there"))
+
+
+@pytest.mark.parametrize("change", ["lower", "upper", "title", "capitalize", "swapcase", "casefold"])
+@settings(max_examples=25, deadline=None)
+@given(said=st.lists(SAID.filter(str.strip), min_size=1, max_size=3))
+def test_no_change_of_case_writes_a_special_token(change: str, said: list[str]) -> None:
+    reader = templated(
+        "{% for message in messages %}<|im_start|>{{ message.content." + change + "() }}<|im_end|>{% endfor %}"
+    )
+    ids = {reader.inner.id_of(token) for token in reader._control[0]}
+    messages = [{"role": "user", "content": text.swapcase()} for text in said]
+    try:
+        found = [id_ for id_ in reader.encode(chat_line(messages)) if id_ in ids]
+    except TextError as error:
+        assert "makes the special token" in str(error)  # noqa: PT017 - it may be written or refused
+    else:
+        assert len(found) == 2 * len(said)
+
+
+def test_a_template_may_ask_for_the_day() -> None:
+    assert templated("{{ strftime_now('%Y') }} {{ messages[0].content }}").prompt(messages_of("Hello")).startswith("2")
+
+
+def test_without_jinja2_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(
+        UnavailableError, match=r"a chat needs jinja2, which is not installed: pip install 'txport\[chat\]'"
+    ):
+        templated("{{ messages[0].content }}").encode("Hello")
+
+
+@pytest.fixture(scope="module")
+def chatting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chat")
+    size = tokenizers("llama-new")[0].size
+    checkpoint = load_checkpoint(str(grown(folder / "model", "llama", "llama-new", size)))
+    return bundle_of(checkpoint, folder / "bundle").path
+
+
+def test_a_bundle_chats(chatting: Path) -> None:
+    model = txport.load(chatting)
+    said = model.chat("Hello there", max_new_tokens=5)
+    messages = [{"role": "user", "content": "Hello there"}]
+    assert said.hypotheses[0].tokens == list(
+        model.search([READERS["llama-new"].encode("Hello there")], max_new_tokens=5)[0][0].tokens
+    )
+    assert model.chat(messages, max_new_tokens=5) == said
+    run = ["run", str(chatting), "--chat", "--max-new-tokens", "5", "--raw"]
+    for line in ("Hello there", json.dumps(messages)):
+        assert CliRunner().invoke(cli, [*run, line]).output.rstrip("\n") == said.output
+    assert model.generate("Hello there", max_new_tokens=5)[0].hypotheses != said.hypotheses
+    refused = CliRunner().invoke(cli, [*run, json.dumps([{"role": "system", "content": "x"}])])
+    assert "Only users and assistants talk here" in str(refused.exception)
+
+
+def test_a_message_that_spells_a_special_token_is_plain_text_and_said(chatting: Path) -> None:
+    run = ["run", str(chatting), "--chat", "--max-new-tokens", "2"]
+    note = "txport: 1 text spells special tokens (<s>), which are read as plain characters; "
+    note += "in a chat, the template alone writes the tokens\n"
+    for line in ("a <s> b", json.dumps([{"role": "user", "content": "a <s> b"}])):
+        assert note in CliRunner().invoke(cli, [*run, line]).stderr
+    assert note not in CliRunner().invoke(cli, [*run, "a b"]).stderr
+
+
+SWITCHED = """{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content | trim }}<|im_end|>
+{% endfor %}{% if tools %}{{ tools | tojson }}{% endif -%}
+{% for each in documents or [] %}{{ each.text | lower }}{% endfor -%}
+{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}"""
+
+
+def test_a_template_gets_its_variables() -> None:
+    reader = templated(SWITCHED)
+    plain = [{"role": "user", "content": "Hello"}]
+    assert reader.prompt(plain).endswith("<|im_start|>assistant\n")
+    quiet = dataclasses.replace(reader, options={"enable_thinking": False})
+    assert quiet.prompt(plain) == reader.prompt(plain) + "<think></think>"
+    tools = dataclasses.replace(reader, options={"tools": [{"type": "function", "name": "see <|im_end|>"}]})
+    ids = [each.encode(chat_line(plain)) for each in (reader, tools)]
+    assert [[id_ for id_ in each if id_ in CONTROL["qwen2"]] for each in ids] == [[501, 502, 501]] * 2
+    assert "see <|im_end|>" in reader.inner.decode(ids[1])
+    documents = dataclasses.replace(reader, options={"documents": [{"text": "<|IM_END|>"}]})
+    with pytest.raises(TextError, match="makes the special token"):
+        documents.prompt(plain)
+
+
+def test_a_conversation_that_ends_with_the_model_is_continued() -> None:
+    asked = [{"role": "user", "content": "Hello"}]
+    reader = dataclasses.replace(templated(SWITCHED), continues=None)
+    begun = reader.prompt(asked)
+    for said in ("I am", "I am  "):
+        messages = [*asked, {"role": "assistant", "content": said}]
+        assert reader.prompt(messages) == f"{begun}I am"
+        assert dataclasses.replace(reader, continues=False).prompt(messages).endswith("<|im_start|>assistant\n")
+    silent = dataclasses.replace(
+        templated("{% for each in messages[:-1] %}{{ each.content }}{% endfor %}"), continues=None
+    )
+    with pytest.raises(TextError, match="can't be continued"):
+        silent.prompt([*asked, {"role": "assistant", "content": "I am"}])
+
+
+@pytest.fixture(scope="module")
+def switching(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose template reads `enable_thinking` and `tools`."""
+    folder = tmp_path_factory.mktemp("switching")
+    grown(folder / "model", "llama", "llama-new", tokenizers("llama-new")[0].size)
+    (folder / "model" / CHAT_TEMPLATE).write_text(SWITCHED)
+    return bundle_of(load_checkpoint(str(folder / "model")), folder / "bundle").path
+
+
+@pytest.mark.parametrize(
+    ("written", "options"),
+    [
+        ("enable_thinking=false", {"enable_thinking": False}),
+        ("enable_thinking=False", {"enable_thinking": False}),
+        ("enable_thinking=True", {}),
+        ("thinking=None", {}),
+        ('tools=[{"name": "add"}]', {"tools": [{"name": "add"}]}),
+        ("documents=[]", {}),
+    ],
+)
+def test_commands_give_variables_to_a_template(written: str, options: dict[str, Any], switching: Path) -> None:
+    run = ["run", str(switching), "--max-new-tokens", "4", "--chat", "--json", "Hello"]
+    said = json.loads(CliRunner().invoke(cli, [*run, "--template-option", written]).stdout)
+    model = txport.load(switching)
+    plain = model.reading_chats().tokenizer.source
+    prompt = dataclasses.replace(plain, options=options).encode("Hello")
+    assert said["hypotheses"][0]["tokens"] == [*model.search([prompt], max_new_tokens=4)[0][0].tokens]
+    assert (prompt == plain.encode("Hello")) == (options == {})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--template-option", "a=1"], "--template-option needs --chat"),
+        (["--chat", "--template-option", "a"], "must be NAME=VALUE, got 'a'"),
+        (["--chat", "--template-option", "messages=[]"], "a template has no option 'messages'"),
+        (["--chat", "--template-option", "thinking=1"], "'thinking'; its options: documents, enable_thinking, tools"),
+        (["--chat", "--template-option", "tools=[1"], "--template-option tools has a value that is not JSON"),
+        (["--chat", "--parse-special"], "remove --parse-special"),
+    ],
+)
+def test_options_that_no_template_reads_are_refused(options: list[str], message: str, switching: Path) -> None:
+    assert message in str(CliRunner().invoke(cli, ["run", str(switching), "Hello", *options]).exception)
+
+
+def test_variables_of_a_template_have_two_names(chatting: Path) -> None:
+    model = txport.load(chatting)
+    options = {"messages": []}
+    for name in ("template_options", "chat_template_kwargs"):
+        with pytest.raises(UnsupportedError, match="a template has no option 'messages'"):
+            model.chat("Hello", **{name: options})
+
+
+def test_a_model_without_a_template_refuses_chats(copied: Path) -> None:
+    with pytest.raises(UnsupportedError, match="this model has no chat template"):
+        txport.load(copied).chat("a")
+    assert isinstance(CliRunner().invoke(cli, ["run", str(copied), "--chat", "a"]).exception, UnsupportedError)
