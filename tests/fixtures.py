@@ -13,6 +13,7 @@ from hypothesis import settings
 
 import txport
 from recipes.g2p_en.tokenizer import spelling_tokenizer
+from tests.called import call as call
 from tests.fake_cuda.fixture import fake_cuda as fake_cuda
 from tests.instruction_sets import SETS
 from tests.runtimes.driven import driven as driven

@@ -12,8 +12,8 @@ import pytest
 import txport
 from recipes.g2p_en.tokenizer import spelling_tokenizer
 from tests import transformers_js
+from tests.called import Cli
 from tests.tiny import SPECIAL, reseal, tiny_config, tiny_model
-from txport import cli
 from txport.bundles.bundle import Bundle
 from txport.checkpoints.checkpoint import save_checkpoint
 from txport.checkpoints.places import digest
@@ -25,8 +25,6 @@ LATIN = (*SPECIAL, *"abcdefghijklmnopqrst")
 TEXTS = ["باب", "حبر", "خ", "جذر"]
 SEED = 11  # of a model that says various tokens
 SHORT = 4 + 2  # of the target's tokens, those that a tokenizer knows that is too small
-
-Ended = tuple[int, str, str]
 
 
 def save(folder: Path, target_tokenizer: str) -> Path:
@@ -60,24 +58,11 @@ def copy(exported: Bundle, tmp_path: Path) -> Path:
     return Path(shutil.copytree(exported.path, tmp_path / "pair"))
 
 
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(*arguments: object) -> Ended:
-        code: Any = 0
-        try:
-            cli.main([str(argument) for argument in arguments])
-        except SystemExit as end:
-            code = end.code
-        return (code, *capsys.readouterr())
-
-    return run
-
-
 def spelt(tokens: list[int]) -> str:
     return " ".join(LATIN[token] for token in tokens if token >= len(SPECIAL))
 
 
-def test_sources_are_read_in_one_and_targets_written_in_the_other(call: Any, exported: Bundle) -> None:
+def test_sources_are_read_in_one_and_targets_written_in_the_other(call: Cli, exported: Bundle) -> None:
     code, out, err = call("run", exported.path, *TEXTS, "--json", "--beams", 3, "--nbest", 2)
     assert (code, err) == (0, "")
     for line in map(json.loads, out.splitlines()):
@@ -106,14 +91,14 @@ def test_other_programs_find_a_tokenizer_for_each_side(exported: Bundle) -> None
     assert transformers_js.generate(exported.path, "pair", TEXTS) == expected
 
 
-def test_given_targets_are_in_the_targets_vocabulary(call: Any, exported: Bundle) -> None:
+def test_given_targets_are_in_the_targets_vocabulary(call: Cli, exported: Bundle) -> None:
     code, out, err = call("score", exported.path, "باب", "a t s", "--json")
     assert (code, err, len(json.loads(out)["token_scores"])) == (0, "", 4)
     code, out, err = call("score", exported.path, "باب", "ب ت")
     assert (code, out, err) == (2, "", "txport: 'ب' is not a token of the vocabulary\n")
 
 
-def test_it_is_proved_like_any_other(call: Any, exported: Bundle, pair: Path, tmp_path: Path) -> None:
+def test_it_is_proved_like_any_other(call: Cli, exported: Bundle, pair: Path, tmp_path: Path) -> None:
     assert call("verify", exported.path)[0] == 0
     outputs = [each.output for each in txport.load(exported.path).generate(TEXTS)]
     lines = tmp_path / "pairs.tsv"
@@ -138,7 +123,7 @@ def test_both_files_belong_to_checkpoint_and_bundle(exported: Bundle, pair: Path
     assert digest(str(other)) != digest(str(pair))
 
 
-def test_a_target_tokenizer_that_was_swapped_or_taken_away_is_refused(call: Any, copy: Path) -> None:
+def test_a_target_tokenizer_that_was_swapped_or_taken_away_is_refused(call: Cli, copy: Path) -> None:
     (copy / "target_tokenizer.json").write_text(spelling_tokenizer((*LATIN, "u")))
     reseal(copy)
     code, out, err = call("run", copy, "باب")
@@ -155,7 +140,7 @@ def test_a_target_tokenizer_that_was_swapped_or_taken_away_is_refused(call: Any,
 
 
 @pytest.mark.parametrize("options", [(), ("--json",), ("--stream",)])
-def test_an_id_that_has_no_token_is_written_as_nothing(call: Any, short: Bundle, options: tuple[str, ...]) -> None:
+def test_an_id_that_has_no_token_is_written_as_nothing(call: Cli, short: Bundle, options: tuple[str, ...]) -> None:
     tokens = txport.load(short.path).generate("باب")[0].hypotheses[0].tokens
     lacking = sorted({id_ for id_ in tokens if id_ >= SHORT})
     code, out, err = call("run", short.path, "باب", *options)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.hostile import strangers
+from tests.hostile import archives, strangers
 from tests.hostile.case import (
     BAD,
     FAILED,
@@ -25,7 +25,7 @@ from tests.hostile.case import (
     readers,
 )
 from tests.hostile.changes import DEPTH, mutate_bytes, mutate_values, write_document
-from tests.hostile.corpus import checkpoints, goldens, graphs, reports
+from tests.hostile.corpus import checkpoints, graphs, reports
 from tests.hostile.corpus.values import spell
 from tests.hostile.graph_changes import EDITS
 from tests.hostile.sound import KINDS as BUNDLES
@@ -114,10 +114,10 @@ def _golden_bytes(place: Place, rng: random.Random) -> list[Command]:
 def _golden_member(place: Place, rng: random.Random) -> list[Command]:
     """Bytes of an array file in a zip that is sound."""
     bundle = place.bundle()
-    members = goldens.read_members(bundle / GOLDEN)
+    members = archives.read_members(bundle / GOLDEN)
     name = rng.choice(list(members))
     members[name] = mutate_bytes(members[name][: rng.choice((128, len(members[name])))], rng)
-    goldens.write_members(bundle / GOLDEN, members)
+    archives.write_members(bundle / GOLDEN, members)
     fix_hashes(bundle)
     return [command("verify", bundle, "--threads", 1, codes=VERIFIED)]
 

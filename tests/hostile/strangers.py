@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.hostile import bases
+from tests.hostile import archives, bases
 from tests.hostile.case import (
     BAD,
     FAILED,
@@ -20,7 +20,7 @@ from tests.hostile.case import (
     read_values,
 )
 from tests.hostile.changes import mutate_bytes, mutate_values, write_document
-from tests.hostile.corpus import chats, goldens
+from tests.hostile.corpus import chats
 from tests.hostile.corpus.checkpoints import join_weights, split_weights
 from txport.models.names import INDEX, PICKLE, RULES, SPELLINGS, TEXT, WEIGHTS
 
@@ -72,15 +72,15 @@ def _archive(place: Place, rng: random.Random) -> list[Command]:
         case 1:
             _altered(folder / "vocab.yml", rng)
         case _:
-            members = goldens.read_members(file)
+            members = archives.read_members(file)
             name = rng.choice(["special:model.yml.npy", *members])
             whole = members[name]
             if name.startswith("special:"):  # its header counts the bytes of the options
                 text = mutate_bytes(whole[128:], rng)
-                members[name] = goldens.npy(f"({len(text)},)", "|i1", text)
+                members[name] = archives.npy(f"({len(text)},)", "|i1", text)
             else:
                 members[name] = mutate_bytes(whole[:128], rng) + whole[128:]
-            goldens.write_members(file, members)
+            archives.write_members(file, members)
     return _imported(folder, place, rng)
 
 

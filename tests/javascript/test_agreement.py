@@ -174,9 +174,7 @@ def test_a_search_ends_where_it_is_left_or_cancelled(g2p: tuple[Path, txport.Mod
 
 
 def test_a_tokenizer_of_a_library_reads_what_the_package_does_not(tmp_path: Path) -> None:
-    library = transformers_js.HERE / "node_modules" / "@huggingface" / "tokenizers"
-    if not library.is_dir():
-        pytest.skip("needs @huggingface/tokenizers: `make test` installs it where there is npm")
+    library = transformers_js.tokenizers()
     words = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))  # noqa: S106
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.decoder = decoders.BPEDecoder("</w>")
@@ -192,7 +190,7 @@ def test_a_tokenizer_of_a_library_reads_what_the_package_does_not(tmp_path: Path
     drawn_so = {"do_sample": True, "seed": 5, "nbest": 3}
     expected = [[one.output for one in each.hypotheses] for each in txport.load(bundle).generate(texts, **drawn_so)]
     requests = [("generate", text, drawn_so) for text in texts]
-    answered = on_node(bundle, requests, library=str(library / "dist" / "tokenizers.min.mjs"))
+    answered = on_node(bundle, requests, library=library)
     assert [[one["output"] for one in each["hypotheses"]] for each in answered] == expected
     assert len({output for outputs in expected for output in outputs}) > 1
     (refusal,) = on_node(bundle, requests[:1])

@@ -135,9 +135,7 @@ def test_ids_above_the_vocabulary_are_of_a_second_text(target: str, tmp_path: Pa
 @pytest.mark.parametrize("target", ["portable", "cpu"])
 def test_pairs_of_texts_are_classified_and_ranked(target: str, types: int, tmp_path: Path) -> None:
     """With the types of BERT, or without them and with two tokens between the texts, as in RoBERTa."""
-    library = transformers_js.HERE / "node_modules" / "@huggingface" / "tokenizers"
-    if not library.is_dir():
-        pytest.skip("needs @huggingface/tokenizers: `make test` installs it where there is npm")
+    library = transformers_js.tokenizers()
     parts = json.loads(word_pieces())
     between, second = ([], 1) if types else ([sequence("[SEP]", 0)], 0)
     parts["post_processor"]["pair"] = [
@@ -151,7 +149,7 @@ def test_pairs_of_texts_are_classified_and_ranked(target: str, types: int, tmp_p
     pairs = [("good b", "bad a"), ("bad a", "good b"), ("a", "zz")]
     query, texts = "good", ["badly a", "b", "good b ."]
     requests = [*(("classify", pair) for pair in pairs), ("rank", query, texts), ("rank", query, texts, {"top": 1})]
-    *labels, ranked, best = on_node(bundle, requests, library=str(library / "dist" / "tokenizers.min.mjs"))
+    *labels, ranked, best = on_node(bundle, requests, library=library)
     for theirs, ours in zip(labels, model.classify(pairs), strict=True):
         require_same(theirs, [asdict(each) for each in ours])
     require_same(ranked, [asdict(each) for each in model.rank(query, texts)])
@@ -182,15 +180,13 @@ def test_a_single_label_has_an_opposite(tmp_path: Path) -> None:
 @pytest.mark.parametrize("head", ["token_labels", "tokens"])
 def test_tokens_are_the_vocabularys_whatever_reads_them(head: str, tmp_path: Path) -> None:
     """By a library, and, without one, for token ids: pieces of words are named as in Python."""
-    library = transformers_js.HERE / "node_modules" / "@huggingface" / "tokenizers"
-    if not library.is_dir():
-        pytest.skip("needs @huggingface/tokenizers: `make test` installs it where there is npm")
+    library = transformers_js.tokenizers()
     bundle = made(tmp_path, head, "portable", word_pieces())
     method = HEADS[head]
     text = f"badly {'[MASK] ' * (head == 'tokens')}a"
     ours = python_says(bundle, method, text, {})
     assert any("##" in each for each in json.dumps(ours).split('"'))
-    (read,) = on_node(bundle, [(method, text)], library=str(library / "dist" / "tokenizers.min.mjs"))
+    (read,) = on_node(bundle, [(method, text)], library=library)
     require_same(read, ours)
     by_ids, refusal = on_node(bundle, [(method, txport.load(bundle).encode(text)), (method, text)])
     assert by_ids == read

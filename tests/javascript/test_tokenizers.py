@@ -5,8 +5,6 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
-import pytest
-
 from tests import transformers_js
 from tests.javascript import run
 from tests.recorded import TOKENIZERS
@@ -17,8 +15,6 @@ from txport.models.names import TOKENIZER
 from txport.text.convert import companions_of
 from txport.text.file import FileTokenizer
 
-LIBRARY = transformers_js.HERE / "node_modules" / "@huggingface" / "tokenizers" / "dist" / "tokenizers.min.mjs"
-
 
 def lines_of(side: Side) -> list[str]:
     """So many that both read alike, those included that the package cuts into bytes by itself."""
@@ -26,8 +22,7 @@ def lines_of(side: Side) -> list[str]:
 
 
 def test_ids_are_those_of_python(tmp_path: Path) -> None:
-    if not LIBRARY.is_file():
-        pytest.skip("needs @huggingface/tokenizers: `make test` installs it where there is npm")
+    library = transformers_js.tokenizers()
     sides = {
         side: each
         for name in NAMES
@@ -38,7 +33,7 @@ def test_ids_are_those_of_python(tmp_path: Path) -> None:
         {"folder": str(side.folder), "lines": lines_of(side), "size": readers[name].size}
         for name, side in sides.items()
     ]
-    found = run("encode.mjs", {"library": str(LIBRARY), "jobs": jobs})
+    found = run("encode.mjs", {"library": library, "jobs": jobs})
     for (name, reader), job, ids in zip(readers.items(), jobs, found, strict=True):
         assert len(ids) == COUNT
         for line, theirs in zip(job["lines"], ids, strict=True):

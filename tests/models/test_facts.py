@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tiny import tiny_facts
 from txport.models import facts as module
 from txport.models import json_values
 from txport.models.audio import Features, Speech
@@ -20,11 +19,9 @@ from txport.models.facts import (
     CrossAttention,
     Facts,
     Output,
-    StateTensor,
     Tokens,
     by_layer,
     key_values,
-    numbers_of,
 )
 
 Json = dict[str, Any]
@@ -94,11 +91,6 @@ def facts(draw: st.DrawFn) -> Facts:
 @given(facts())
 def test_facts_come_back_from_json_as_they_were(given: Facts) -> None:
     assert Facts.from_dict(json.loads(json.dumps(given.to_dict()))) == given
-
-
-def test_the_facts_of_a_model_come_back() -> None:
-    for made in (tiny_facts(), tiny_facts(output="log_probs", add_source_bos=True), *TASKS.values()):
-        assert Facts.from_dict(json.loads(json.dumps(made.to_dict()))) == made
 
 
 def places(values: Any, path: Path = ()) -> Iterator[Path]:
@@ -252,18 +244,3 @@ def test_tokens_know_what_stands_around_a_sequence_and_what_is_no_text() -> None
     assert sorted(SOURCE.special) == [0, 1, 2]
     assert sorted(TARGET.special) == [0, 1, 2, 3]
     assert TARGET.end == 2
-
-
-def test_the_state_lies_by_layers_and_has_shapes() -> None:
-    assert [(each.layer, each.owner, each.role) for each in CACHES[:4]] == [
-        (0, "row", "key"),
-        (0, "row", "value"),
-        (0, "source", "key"),
-        (0, "source", "value"),
-    ]
-    assert [each.layer for each in CACHES] == [0] * 4 + [1] * 4
-    own = StateTensor(0, "key", "row", (3, LENGTH, 8))
-    shared = StateTensor(0, "key", "source", (3, LENGTH, 8))
-    assert (own.owner, shared.owner) == ("row", "source")
-    assert own.shape(5, 7) == (5, 3, 7, 8)
-    assert numbers_of(own, 7) == 3 * 7 * 8

@@ -201,7 +201,6 @@ def test_many_threads_get_what_one_gets(made: Driven) -> None:
         ({"sources": [[5] * 81]}, "must have 1 to 80 tokens, got 81"),
         ({"sources": [[5, 22]]}, "token ids must lie in 0 to 21, got 5 to 22"),
         ({"sources": [[-1]]}, "token ids must lie in 0 to 21, got -1 to -1"),
-        ({"sources": [[5]], "batch_size": 0}, "batch_size must be at least 1"),
         ({"sources": [[5]], "scores": False, "beams": 2}, "beam search can't do without scores"),
         ({"sources": [[5]], "max_new_tokens": 3, "min_new_tokens": 4}, "min_new_tokens must lie in 0 to"),
     ],

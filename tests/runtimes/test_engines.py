@@ -28,12 +28,9 @@ from txport.proof.parity.check import check, exact_of
 from txport.proof.parity.tolerances import tolerance_of
 from txport.proof.verify.check import verify
 from txport.runtimes.base import Runtime
-from txport.runtimes.inputs import batch
 from txport.runtimes.openvino import runtime as openvino
 from txport.runtimes.openvino.library import TELEMETRY
 from txport.runtimes.pytorch import TorchRuntime
-from txport.search.generate import first_tokens
-from txport.targets.ports import DECODER, ENCODER, UNNAMED
 
 ENGINES = ["openvino", "tract"]
 PRESETS = {"seq2seq": "tiny", "causal": "gpt2-tiny", "encode": "bert-tiny"}
@@ -85,28 +82,6 @@ def test_a_row_alone_equals_the_row_in_a_batch(made: Bundle, runtime: Runtime) -
         if made.manifest.facts.task != "encode":
             (alone,) = said(runtime, made, slice(row, row + 1))
             assert error(found, alone) <= APART[made.manifest.precision]
-
-
-def test_beams_take_their_state_along(made: Bundle, runtime: Runtime) -> None:
-    """Rows that stay with their source, and rows that take the place of another's."""
-    facts = made.manifest.facts
-    if facts.task == "encode":
-        return
-    given = sources(facts)
-    tokens = np.array(targets(facts))
-    ids, lengths = batch(given, facts)
-    for chosen in ([0, 0, 1, 1, 2, 2, 3, 3], [2, 0, 0], [3, 2, 1, 0]):
-        rows = np.array(chosen)
-        state = runtime.start(ids, lengths, max_length=8 + int(lengths.max()))
-        _, state = runtime.step(first_tokens(given, facts), state)
-        state = runtime.select(state, rows)
-        _, state = runtime.step(tokens[rows, 0], state)
-        again = (
-            np.arange(len(rows)) ^ 1 if len(rows) == 8 else np.arange(len(rows))
-        )  # beams of one source change places
-        found, _ = runtime.step(tokens[rows, 1][again], runtime.select(state, again))
-        expected = step_through(runtime, facts, given, tokens.tolist())[rows, 2]
-        assert error(found.values, expected) <= max(1e-6, APART[made.manifest.precision])
 
 
 def test_search_finds_what_it_finds_on_onnx_runtime(made: Bundle, engine: str) -> None:

@@ -182,24 +182,6 @@ def test_the_best_of_many_tokens_are_those_that_a_sort_finds(size: int, top: int
     assert np.array_equal(np.take_along_axis(logits, found.ids, axis=1), found.values)
 
 
-def test_run_graph_returns_every_output(bundle: Bundle) -> None:
-    facts = bundle.manifest.facts
-    ids = np.array([[5, 6, 2], [7, 2, 0]])
-    for name in ENGINES:
-        runtime = runtimes.load(name, bundle)
-        mask = np.array([[1, 1, 1], [1, 1, 0]])
-        hidden = runtime.run_graph(ENCODER, {"input_ids": ids, "attention_mask": mask})["last_hidden_state"]
-        assert hidden.shape == (2, 3, facts.width)
-        graph = bundle.manifest.graphs[DECODER]
-        caches = {name: np.zeros(each.shape(2, 0), np.float32) for each, name in graph.past().items()}
-        inputs = {"input_ids": ids[:, :2], "encoder_hidden_states": hidden, "encoder_attention_mask": mask, **caches}
-        outputs = runtime.run_graph(DECODER, inputs)
-        assert list(outputs) == [port.name for port in graph.outputs]
-        assert outputs["logits"].shape == (2, 2, facts.writes.size)
-        for each, name in graph.present().items():
-            assert outputs[name].shape == each.shape(2, 2 if each.owner == "row" else 3)
-
-
 def test_threads(bundle: Bundle) -> None:
     state = runtimes.load("ort", bundle, threads=1).start(*sources_of([3]), max_length=24)
     assert state.length == 0

@@ -124,12 +124,3 @@ def attention(model: Model, source: list[int], tokens: tuple[int, ...]) -> np.nd
     attention = decoded.attention[model.facts.attention.layer]
     array: np.ndarray = attention[0].mean(0).numpy()
     return array
-
-
-def test_alignment_comes_out_of_generate(bundle: Bundle) -> None:
-    model = txport.load(bundle.path)
-    (found,) = model.generate("chief", alignment="hard")
-    best = found.hypotheses[0]
-    assert len(best.alignment) == len(best.tokens)
-    assert all(0 <= place < len(model.encode("chief")) for place in best.alignment)
-    assert model.generate("chief")[0].hypotheses[0].alignment == ()

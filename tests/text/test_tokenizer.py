@@ -159,13 +159,6 @@ def test_a_text_is_neither_cut_nor_padded(tmp_path: Path) -> None:
     assert len(load_tokenizer(tmp_path, tiny_facts()).encode("abba")) == 5
 
 
-def test_damaged_file(tmp_path: Path) -> None:
-    file = tmp_path / "tokenizer.json"
-    file.write_text("{}")
-    with pytest.raises(BundleError, match=r"tokenizer\.json is not a tokenizer"):
-        FileTokenizer(file)
-
-
 def test_letters_that_are_unknown_are_refused_unless_their_token_is_asked_for(spelling: FileTokenizer) -> None:
     with pytest.raises(TextError, match="outside the vocabulary"):
         spelling.encode("a!")

@@ -18,7 +18,6 @@ from txport import cli
 from txport.errors import TextError
 
 ROOT = Path(__file__).parents[2]
-LIBRARY = transformers_js.HERE / "node_modules" / "@huggingface" / "tokenizers" / "dist" / "tokenizers.min.mjs"
 PAIRS = sentences()[:24]
 TEXTS = [*(text for text, _ in PAIRS), "the  dog sees\na cat.", " a girl likes the book. "]
 STRANGE = ["the zebra sees a cat.", "the 😀 hears a bird, yes."]  # with what is unknown to a vocabulary
@@ -69,24 +68,22 @@ def test_the_package_for_javascript(
     given: str, target: str, made: tuple[str, dict[str, Path]], expected: list[str]
 ) -> None:
     """By each way to give a tokenizer that its README names, unknown characters included."""
-    if not LIBRARY.is_file():
-        pytest.skip("needs @huggingface/tokenizers: `make test` installs it where there is npm")
+    library = transformers_js.tokenizers()
     if given == "auto" and target == "cpu":
         pytest.skip("transformers.js reads folders of portable bundles")
     requests = [("generate", text, {"beams": 1}) for text in (*TEXTS, *STRANGE)]
-    found = on_node(made[1][target], requests, library=str(LIBRARY), given=given, load={"threads": 1})
+    found = on_node(made[1][target], requests, library=library, given=given, load={"threads": 1})
     assert [each.get("output", each) for each in found] == expected
 
 
 def test_what_is_unknown_in_javascript(made: tuple[str, dict[str, Path]]) -> None:
     """A library's tokenizer takes the unknown token; here it is left out, or refused, as in Python."""
-    if not LIBRARY.is_file():
-        pytest.skip("needs @huggingface/tokenizers: `make test` installs it where there is npm")
+    library = transformers_js.tokenizers()
     bundle = made[1]["portable"]
     model = txport.load(bundle)
     modes: list[Any] = ["token", "skip", "error"]
     requests = [("encode", text, mode) for mode in modes for text in STRANGE]
-    found = iter(on_node(bundle, requests, library=str(LIBRARY), given="function"))
+    found = iter(on_node(bundle, requests, library=library, given="function"))
     for mode in modes:
         for text in STRANGE:
             answer = next(found)
@@ -103,7 +100,9 @@ def test_a_prefix_is_tokens_of_the_vocabulary(made: tuple[str, dict[str, Path]])
     first, *_ = model.generate(TEXTS[0], beams=1)[0].hypotheses
     prefix = " ".join(model.tokenizer.tokens(first.tokens[:2]))
     other = model.generate(TEXTS[1], beams=1, prefixes=prefix)[0].output
-    (found,) = on_node(bundle, [("generate", TEXTS[1], {"prefix": prefix})], library=str(LIBRARY), given="function")
+    (found,) = on_node(
+        bundle, [("generate", TEXTS[1], {"prefix": prefix})], library=transformers_js.tokenizers(), given="function"
+    )
     assert found["output"] == other
 
 

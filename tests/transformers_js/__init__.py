@@ -13,6 +13,14 @@ import pytest
 
 HERE = Path(__file__).parent
 INSTALLED = HERE / "node_modules" / "@huggingface" / "transformers"
+TOKENIZERS = HERE / "node_modules" / "@huggingface" / "tokenizers" / "dist" / "tokenizers.min.mjs"
+
+
+def tokenizers() -> str:
+    """The module of @huggingface/tokenizers; a test without it is skipped."""
+    if not TOKENIZERS.is_file():
+        pytest.skip("needs @huggingface/tokenizers: `make test` installs it where there is npm")
+    return str(TOKENIZERS)
 
 
 def generate(bundle: Path, task: str, texts: Sequence[str]) -> Any:

@@ -6,8 +6,7 @@ import copy
 import dataclasses
 import json
 import shutil
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ import torch
 
 import txport
 from recipes.g2p_en.tokenizer import spelling_tokenizer
+from tests.called import Cli
 from tests.checkpoints.adapters import modules
 from tests.tiny import VOCABULARY, edit_graph
-from txport import adapters, cli
+from txport import adapters
 from txport.api.release import bisect, load_checkpoint, parity
 from txport.bench import measure as bench
 from txport.bundles.bundle import Bundle
@@ -36,21 +36,14 @@ ORT = {"ort": "cpu"}
 
 
 @pytest.fixture
-def invoke(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str]]]:
-    """Run a command in this process; -> how it ended, and what it wrote: results, or else the error."""
+def invoke(call: Cli) -> Invoke:
+    """Run a command: -> how it ended, and what it wrote: results, or else the error."""
 
     def run(*arguments: object) -> tuple[int, str]:
-        code: Any = 0
-        try:
-            cli.main([str(argument) for argument in arguments])
-        except SystemExit as end:
-            code = end.code or 0
-        out, err = capsys.readouterr()
+        code, out, err = call(*arguments)
         return code, err if code else out
 
-    handler = signal.getsignal(signal.SIGTERM)
-    yield run
-    signal.signal(signal.SIGTERM, handler)
+    return run
 
 
 def by_torch(checkpoint: Checkpoint, source: list[int], count: int) -> list[int]:

@@ -260,17 +260,6 @@ def test_code_that_asks_for_float32_computes_in_float64_all_the_same() -> None:
     assert not torch.equal(states, states.float().double())
 
 
-def test_a_kernel_that_knows_only_fp32_is_held_against_fp32_and_it_is_said_why() -> None:
-    def encode(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
-        x = model.words(ids)
-        if x.dtype == torch.float64:
-            raise RuntimeError("my_kernel is not implemented for 'Double'")
-        return model.mix(x)
-
-    found = load_checkpoint(seeded(Tagger), adapter=encoder_of(encode))
-    assert "my_kernel is not implemented for 'Double'" in found.model.fp32_only
-
-
 @pytest.mark.parametrize(
     ("make", "told"),
     [

@@ -333,10 +333,3 @@ def test_graphs_that_move_a_state_are_valid_in_half_precision(dtype: str) -> Non
         graph, model = memory(role, dtype)
         onnx.checker.check_model(ir.to_proto(model), full_check=True)
         assert all(port.dtype in (dtype, "int64") for port in graph.inputs)
-
-
-def test_heads_lie_side_by_side() -> None:
-    facts = tiny_facts()
-    for each in facts.state:
-        heads, size = (dim for dim in each.dims if isinstance(dim, int))
-        assert flat_dims(each, "rows", "capacity") == ("rows", "capacity", heads * size)

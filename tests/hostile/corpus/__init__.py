@@ -8,13 +8,12 @@ from tests.hostile.corpus import (
     chats,
     checkpoints,
     folders,
-    goldens,
     graphs,
     manifests,
     paths,
 )
 
-BUNDLES = (manifests, paths, graphs, goldens)
+BUNDLES = (manifests, paths, graphs)
 STRANGERS = (checkpoints, folders, audio, chats)
 PARTS = (*BUNDLES, *STRANGERS)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.hostile.case import BAD, FAILED, GOOD, Case, Command, Place, command
-from tests.hostile.corpus.manifests import BYTES as NO_JSON
 from tests.hostile.corpus.values import DEEP_LIST, DEEP_OBJECT, HUGE_NUMBER, NAME, spell
 from txport.models.names import CONFIG, RULES, WEIGHTS
 
@@ -23,7 +22,6 @@ def cases() -> Iterator[Case]:
     yield from (Case(f"checkpoints/weights {name}", _weights(change)) for name, change in BYTES.items())
     yield from (Case(f"checkpoints/header {name}", _header(change)) for name, change in HEADERS.items())
     yield from (Case(f"checkpoints/weights with {name}", _tensors(change)) for name, change in TENSORS.items())
-    yield from (Case(f"checkpoints/config {name}", _config_bytes(change)) for name, change in NO_JSON.items() if change)
     yield Case("checkpoints/pickles alone", _pickles)
     yield Case("checkpoints/pickles under the name of the weights", _pickle)
     yield Case("checkpoints/pickles beside the weights", _pickles_beside)
@@ -89,17 +87,6 @@ def _tensors(change: Callable[[dict[str, Any]], object]) -> Callable[[Place], li
         change(tensors)
         save_file(tensors, checkpoint / WEIGHTS)
         return readers(checkpoint, place)
-
-    return make
-
-
-def _config_bytes(change: Callable[[bytes], bytes]) -> Callable[[Place], list[Command]]:
-    def make(place: Place) -> list[Command]:
-        checkpoint = place.checkpoint()
-        file = checkpoint / CONFIG
-        before = file.read_bytes()
-        file.write_bytes(change(before))
-        return readers(checkpoint, place) if file.read_bytes() != before else []
 
     return make
 
@@ -216,10 +203,6 @@ HEADERS: dict[str, Callable[[Header], None]] = {
     ),
     "with metadata of 200,000 levels": lambda header: header.update(__metadata__=DEEP_OBJECT),
 }
-
-
-def _fill(name: str, value: float) -> Callable[[dict[str, Any]], object]:
-    return lambda tensors: tensors[name][0].fill_(value)
 
 
 def _one() -> Any:

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import txport
+from tests.called import Cli
 from tests.tiny import edit_graph, unproven
 from txport.api.encoding import likeliest, scores
 from txport.bundles.bundle import load_bundle
 from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from txport.cli import main
 from txport.errors import ConfigError, UnknownTextError, UnsupportedError
 from txport.models.architectures.bert import LABELLED, Bert, BertConfig
 from txport.proof.bisect.culprit import bisect
@@ -183,9 +183,7 @@ def test_tags(bundles: dict[str, Path]) -> None:
     assert [each.label for each in tags] == [LABELS[at] for at in logits.argmax(axis=1)]
 
 
-def test_a_discriminator_says_what_was_replaced_and_what_was_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_discriminator_says_what_was_replaced_and_what_was_not(tmp_path: Path, call: Cli) -> None:
     save_checkpoint(tmp_path / "checkpoint", model_of(tiny("replaced", labels=("replaced",))), word_pieces())
     model = txport.load(txport.export(tmp_path / "checkpoint", tmp_path / "bundle").path)
     text = "good badly a b badly good a b"
@@ -195,7 +193,7 @@ def test_a_discriminator_says_what_was_replaced_and_what_was_not(
     assert [each.label == "replaced" for each in tags] == (logits >= 0).tolist()
     likely = 1 / (1 + np.exp(-np.abs(logits)))  # whichever it is
     assert [each.score for each in tags] == pytest.approx(likely)
-    _, out, _ = call(capsys, "run", tmp_path / "bundle", text)
+    _, out, _ = call("run", tmp_path / "bundle", text)
     assert out.split() == [f"{each.token}/{each.label}" for each in tags]
 
 
@@ -249,36 +247,24 @@ def test_scores_are_refused_and_a_generator_does_not_embed(bundles: dict[str, Pa
         txport.load(bundle.path).embed("bad")
 
 
-def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    capsys.readouterr()
-    try:
-        main([str(each) for each in arguments])
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    return code, *capsys.readouterr()
-
-
-def test_the_command_prints_what_the_model_is_for(
-    bundles: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_what_the_model_is_for(bundles: dict[str, Path], tmp_path: Path, call: Cli) -> None:
     models = {head: txport.load(path) for head, path in bundles.items()}
-    _, out, _ = call(capsys, "run", bundles["labels"], *TEXTS)
+    _, out, _ = call("run", bundles["labels"], *TEXTS)
     assert out.split() == [each[0].label for each in models["labels"].classify(TEXTS)]
-    _, out, _ = call(capsys, "run", bundles["labels"], "good", "--json", "--top", 2)
+    _, out, _ = call("run", bundles["labels"], "good", "--json", "--top", 2)
     shown = [dataclasses.asdict(each) for each in models["labels"].classify("good", top=2)[0]]
     assert json.loads(out) == {"input": "good", "labels": shown}
-    _, out, _ = call(capsys, "run", bundles["tokens"], "a [MASK]", "--top", 2)
+    _, out, _ = call("run", bundles["tokens"], "a [MASK]", "--top", 2)
     fills = models["tokens"].fill("a [MASK]", top=2)[0][0]
     assert out.splitlines() == [f"{each.score:.4f}\t{each.token}" for each in fills]
-    _, out, _ = call(capsys, "run", bundles["token_labels"], "badly")
+    _, out, _ = call("run", bundles["token_labels"], "badly")
     assert out.split() == [f"{each.token}/{each.label}" for each in models["token_labels"].tag("badly")[0]]
-    _, out, _ = call(capsys, "run", bundles["pooled"], *TEXTS, "--pooling", "first")
+    _, out, _ = call("run", bundles["pooled"], *TEXTS, "--pooling", "first")
     np.testing.assert_array_equal(
         np.array([json.loads(line) for line in out.splitlines()], np.float32),
         models["pooled"].embed(TEXTS, pooling="first"),
     )
-    assert call(capsys, "run", bundles["hidden"], *TEXTS, "--normalize", "--output", tmp_path / "x.npy")[0] == 0
+    assert call("run", bundles["hidden"], *TEXTS, "--normalize", "--output", tmp_path / "x.npy")[0] == 0
     np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), models["hidden"].embed(TEXTS, normalize=True))
 
 
@@ -287,51 +273,47 @@ EMPTY = {"hidden": {"vector": None}, "labels": {"labels": []}, "token_labels": {
 
 @pytest.mark.parametrize("head", EMPTY)
 def test_the_command_gives_texts_without_a_known_character_an_empty_output(
-    head: str, bundles: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    head: str, bundles: dict[str, Path], tmp_path: Path, call: Cli
 ) -> None:
     known = "a [MASK]" if head == "tokens" else "a"
     (tmp_path / "lines.txt").write_text(f"{known}\n\nzzz\n{known}\n", encoding="utf-8")
     skipping = ("run", bundles[head], "--input", tmp_path / "lines.txt", "--unknown", "skip")
     top = ("--top", 1) if head == "tokens" else ()
-    code, out, err = call(capsys, *skipping, *top)
+    code, out, err = call(*skipping, *top)
     first, *others, last = out.split("\n")[:-1]
     assert (code, others, first) == (0, ["", ""], last)
     assert first
     assert "2 of 4 texts have no character of the vocabulary; their output is empty" in err
-    code, out, _ = call(capsys, *skipping, "--json")
+    code, out, _ = call(*skipping, "--json")
     assert [json.loads(line) for line in out.splitlines()[1:3]] == [
         {"input": text, **EMPTY[head]} for text in ("", "zzz")
     ]
-    assert call(capsys, *skipping[:-2])[0] == 2
+    assert call(*skipping[:-2])[0] == 2
 
 
 @pytest.mark.parametrize("head", EMPTY)
-def test_unknown_words_are_the_unknown_token_and_are_counted(
-    head: str, bundles: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_words_are_the_unknown_token_and_are_counted(head: str, bundles: dict[str, Path], call: Cli) -> None:
     texts = [f"{'[MASK]' if head == 'tokens' else 'a'} {rest}" for rest in ("zzz b", "b", "zy é zzz", "[UNK] zy")]
     model = txport.load(bundles[head])
     unknown = VOCABULARY.index("[UNK]")
     assert [model.encode(text).count(unknown) for text in texts] == [1, 0, 3, 4]  # brackets are none of its letters
-    code, out, err = call(capsys, "run", bundles[head], *texts, "--json")
+    code, out, err = call("run", bundles[head], *texts, "--json")
     assert (code, len(out.splitlines())) == (0, 4)
     assert err == (
         "txport: 1 text spells special tokens ([UNK]), which are read as plain characters; "
         "--parse-special reads the tokens\n"
         "txport: 8 pieces are not in the vocabulary; the model reads the unknown token there\n"
     )
-    assert call(capsys, "run", bundles[head], *texts, "--json", "--unknown", "token") == (code, out, err)
-    assert call(capsys, "run", bundles[head], texts[1], "--json")[2] == ""
-    code, out, err = call(capsys, "run", bundles[head], *texts, "--unknown", "error")
+    assert call("run", bundles[head], *texts, "--json", "--unknown", "token") == (code, out, err)
+    assert call("run", bundles[head], texts[1], "--json")[2] == ""
+    code, out, err = call("run", bundles[head], *texts, "--unknown", "error")
     assert (code, out) == (2, "")
     assert "has characters outside the vocabulary: 'zzz'; --unknown skip leaves them out" in err
 
 
-def test_an_array_of_vectors_has_one_for_each_text(
-    bundles: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_array_of_vectors_has_one_for_each_text(bundles: dict[str, Path], tmp_path: Path, call: Cli) -> None:
     file = tmp_path / "x.npy"
-    code, _, err = call(capsys, "run", bundles["hidden"], "a", "zzz", "--unknown", "skip", "--output", file)
+    code, _, err = call("run", bundles["hidden"], "a", "zzz", "--unknown", "skip", "--output", file)
     assert (code, file.exists()) == (2, False)
     assert "text 2 has no character of the vocabulary, so it has no vector; leave it out" in err
     model = txport.load(bundles["hidden"])
@@ -367,11 +349,11 @@ def test_options_that_make_no_sense_are_refused(
     told: str,
     bundles: dict[str, Path],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    call: Cli,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = call(capsys, "run", bundles[head], "a", *options.split())
+    code, out, err = call("run", bundles[head], "a", *options.split())
     assert (code, out) == (2, "")
     assert told in err
     assert len(err.splitlines()) == 1

@@ -23,7 +23,7 @@ from txport.errors import BundleError, RunError, UnsupportedError
 from txport.proof.proven import prove
 from txport.proof.verify.check import verify
 from txport.runtimes.inputs import infer
-from txport.runtimes.ort.cuda import ahead, driver, steps
+from txport.runtimes.ort.cuda import driver, steps
 from txport.runtimes.ort.cuda.ahead import Ahead, StepOutputs
 from txport.runtimes.ort.cuda.driver import CudaRuntime
 from txport.runtimes.ort.cuda.host import HostDevice
@@ -368,7 +368,3 @@ def test_a_graph_that_can_not_be_cast_is_one_error(toy: Driven, tmp_path: Path) 
     update_hashes(copied)
     with pytest.raises(BundleError, match=r"step\.onnx can't be cast to fp32: .*; export it again"):
         runtimes.load("cuda-stand-in", load_bundle(copied))
-
-
-def test_most_steps_ahead_are_a_power_of_two() -> None:
-    assert ahead.MOST & (ahead.MOST - 1) == 0

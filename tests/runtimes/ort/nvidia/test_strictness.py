@@ -70,25 +70,12 @@ def test_every_node_is_on_the_provider_or_is_named() -> None:
     )
 
 
-@pytest.mark.parametrize("operator", sorted(placement.COMPUTE))
-def test_no_part_of_the_model_is_on_the_cpu(operator: str) -> None:
-    placed = {"decoder": Placed(**{CUDA: MODEL, CPU: [*SHAPES, operator]})}
-    with pytest.raises(UnavailableError, match=rf"does not take '{operator}_5' \({operator}\) of the decoder graph; "):
-        placement.require_compute(placed, CUDA)
-
-
 def test_what_tensorrt_leaves_may_be_on_cuda_and_nowhere_else() -> None:
     placed = {"decoder": Placed(**{TENSORRT: MODEL, CUDA: ["MatMul", "Loop"], CPU: SHAPES})}
     placement.require_compute(placed, TENSORRT, CUDA)
     with pytest.raises(UnavailableError, match=r"TensorrtExecutionProvider does not take 'MatMul_0' \(MatMul\)"):
         placement.require_compute(placed, TENSORRT)
     placement.require_all_nodes({"decoder": Placed(**{TENSORRT: MODEL, CUDA: ["Loop"]})}, TENSORRT, CUDA)
-
-
-def test_a_provider_that_takes_nothing() -> None:
-    placement.require_nodes({"a": Placed(**{CPU: MODEL}), "b": Placed(**{CUDA: ["Add"]})}, CUDA)
-    with pytest.raises(UnavailableError, match=f"{CUDA} takes no node of any graph; ONNX Runtime put all on {CPU}"):
-        placement.require_nodes({"a": Placed(**{CPU: MODEL}), "b": Placed(**{CPU: ["Add"]})}, CUDA)
 
 
 def test_real_nodes_have_names_and_operators(bundle: Bundle) -> None:
