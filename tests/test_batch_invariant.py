@@ -28,8 +28,8 @@ from txport.runtimes import portable
 from txport.runtimes.base import ContinuousRuntime, GraphRuntime
 from txport.runtimes.ort import fused
 from txport.search.continuous import Scheduler
-from txport.search.generate import Steps, generate, search
-from txport.search.options import Found, SearchOptions
+from txport.search.generate import generate
+from txport.search.options import SearchOptions
 from txport.search.scoring import logits
 from txport.system.documents import write_json
 from txport.targets.ports import ENCODER, STEP
@@ -147,29 +147,6 @@ def test_any_texts_in_any_order_change_nothing(bundle: Bundle, options: dict[str
     batch = data.draw(st.lists(st.sampled_from(texts), min_size=2, max_size=9))
     at = data.draw(st.integers(0, len(batch) - 1))
     assert found(bundle, runtime, batch, **options)[at] == found(bundle, runtime, [batch[at]], **options)[0]
-
-
-@pytest.mark.parametrize("bundle", CONTINUOUS, ids=" ".join, indirect=True)
-def test_a_text_that_is_streamed_ends_as_it_does_in_a_batch(bundle: Bundle) -> None:
-    texts = sources(bundle, 6)
-    runtime = opened(bundle)
-    facts = bundle.manifest.facts
-    for options in SEARCHES:
-        chosen = SearchOptions(**{**LENGTHS, **options})
-        together = found(bundle, runtime, texts, **options)
-        for text, expected in zip(texts, together, strict=True):
-            steps = search(runtime, [text], facts, chosen)
-            assert repr(ended(steps)[0]) == expected
-
-
-def ended(steps: Steps) -> list[list[Found]]:
-    """What a search gives once it was run to its end."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: list[list[Found]] = end.value
-            return found
 
 
 @pytest.mark.parametrize("bundle", CONTINUOUS[:2], ids=" ".join, indirect=True)

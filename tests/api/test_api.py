@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import itertools
 import shutil
@@ -70,13 +69,6 @@ def test_many_threads_get_what_one_gets(model: txport.Model) -> None:
     with ThreadPoolExecutor(6) as executor:
         found = list(executor.map(lambda each: model.generate(each[0], **each[1])[0], work * 2))
     assert found == expected * 2
-
-
-def test_a_model_serves_an_event_loop(model: txport.Model) -> None:
-    async def serve() -> list[list[txport.Generated]]:
-        return await asyncio.gather(*(asyncio.to_thread(model.generate, "chief", **options) for options in MANY))
-
-    assert asyncio.run(serve()) == [model.generate("chief", **options) for options in MANY]
 
 
 def test_a_result_is_its_best_hypothesis(model: txport.Model) -> None:
@@ -176,14 +168,6 @@ def test_export_refuses_a_place_that_is_taken(checkpoint: Path, copied: Path, tm
     with pytest.raises(OutputError, match="file is a file, expected a folder"):
         txport.export(checkpoint, tmp_path / "file", force=True)
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_export_never_replaces_the_checkpoint(checkpoint: Path) -> None:
-    before = {path: path.read_bytes() for path in checkpoint.iterdir()}
-    for out in (checkpoint, checkpoint.parent, checkpoint / "../toy"):
-        with pytest.raises(OutputError, match="holds the checkpoint itself; choose another place"):
-            txport.export(checkpoint, out, force=True)
-    assert {path: path.read_bytes() for path in checkpoint.iterdir()} == before
 
 
 def test_load_asks_for_the_runtime_before_any_costly_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,12 +301,6 @@ def test_cache_entry_changes_with_precision_and_checkpoint() -> None:
     keys = {locate._key(name, precision) for name in ("preset:tiny", "preset:base") for precision in ("fp32", "fp16")}
     assert len(keys) == 4
     assert not any(set(key) & set(':/\\"*?<>|') for key in keys)
-
-
-def test_parity_through_the_api(bundle: Bundle, checkpoint: Path) -> None:
-    report = api.parity(bundle, checkpoint, {"ort": "cpu"}, seed=3)
-    assert report.passed
-    assert report.about["seed"] == 3
 
 
 def test_every_runtime_is_there() -> None:

@@ -21,16 +21,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 import txport
-from recipes.g2p_en.tokenizer import spelling_tokenizer
+from tests.called import Cli, Ended
+from tests.cli.processes import ENVIRONMENT, SCRIPT, start
 from tests.tiny import SAMPLES, VOCABULARY, edit_graph
 from txport import cli, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.bundles.manifest import FORMAT, Manifest
+from txport.bundles.manifest import Manifest
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.cli.commands import generation
 from txport.errors import UnavailableError
@@ -38,63 +36,8 @@ from txport.exporters import export as exporter
 from txport.models import architecture
 from txport.models.names import MANIFEST
 
-SCRIPT = Path(sys.executable).parent / "txport"
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 ID = {token: number for number, token in enumerate(VOCABULARY)}
 WORDS = ["bad", "chief", "a", "di'ed", "badge", "cabbage", "hi"]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Ended]
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
-    """Run a command in this process: quick, since PyTorch is loaded already."""
-
-    def run(*arguments: object, stdin: bytes = b"") -> Ended:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code: Any = 0
-        try:
-            cli.main([str(argument) for argument in arguments])
-        except SystemExit as end:
-            code = end.code
-        return Ended(code, *capsys.readouterr())
-
-    handler = signal.getsignal(signal.SIGTERM)
-    yield run
-    signal.signal(signal.SIGTERM, handler)
-
-
-def heed_interrupts() -> None:
-    """A process that a shell has put into the background ignores Ctrl-C, and so does all that it starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-@contextlib.contextmanager
-def heard(number: int) -> Iterator[None]:
-    """This process answers a signal, also where a shell has it ignore it, and outlives one that nothing answers."""
-    handler = signal.signal(number, lambda *_: None)
-    try:
-        yield
-    finally:
-        signal.signal(number, handler)
-
-
-def spawn(*arguments: object, **options: Any) -> subprocess.Popen[str]:
-    """Run the console script itself."""
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = [str(SCRIPT), *(str(argument) for argument in arguments)]
-    own = {"text": True, "env": ENVIRONMENT, "preexec_fn": heed_interrupts}
-    return subprocess.Popen(command, **{**pipes, **own, **options})
 
 
 def ended(process: subprocess.Popen[str]) -> Ended:
@@ -123,7 +66,7 @@ def test_run_prints_one_line_a_text(call: Cli, bundle: Bundle, model: txport.Mod
 
 
 def test_the_script_does_the_same(call: Cli, bundle: Bundle) -> None:
-    assert ended(spawn("run", bundle.path, *WORDS)) == call("run", bundle.path, *WORDS)
+    assert ended(start("run", bundle.path, *WORDS)) == call("run", bundle.path, *WORDS)
 
 
 def test_json_lines_have_a_contract(call: Cli, bundle: Bundle, model: txport.Model) -> None:
@@ -142,21 +85,6 @@ def test_json_lines_have_a_contract(call: Cli, bundle: Bundle, model: txport.Mod
         assert (line["output"], line["score"]) == (line["hypotheses"][0]["output"], line["hypotheses"][0]["score"])
     expected = model.generate(["bad", "É a"], beams=3, nbest=2, max_new_tokens=5, unknown="skip")
     assert lines == [json.loads(json.dumps(each.to_dict())) for each in expected]
-
-
-def test_characters_outside_the_vocabulary_can_be_left_out(call: Cli, bundle: Bundle) -> None:
-    assert call("run", bundle.path, "b@ad€", "--unknown", "skip") == call("run", bundle.path, "bad")
-
-
-def test_nbest_gives_scored_lines_best_first(call: Cli, bundle: Bundle) -> None:
-    done = call("run", bundle.path, "bad", "chief", "--beams", 4, "--nbest", 3)
-    assert (done.code, done.err) == (0, "")
-    lines = [line.split("\t") for line in done.out.splitlines()]
-    assert len(lines) == 2 * 3
-    for group in (lines[:3], lines[3:]):
-        scores = [float(score) for score, _ in group]
-        assert scores == sorted(scores, reverse=True)
-        assert len({output for _, output in group}) == 3
 
 
 def test_each_text_has_its_lines_whatever_an_output_holds(
@@ -281,20 +209,6 @@ def test_files_in_and_out_keep_the_order(call: Cli, bundle: Bundle, model: txpor
         (alone,) = model.generate(line["input"], max_new_tokens=6)
         assert (line["output"], line["score"]) == (alone.output, pytest.approx(alone.score, abs=1e-5))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "out", "two"]
-
-
-@pytest.mark.parametrize("runtime", ["torch", "reference"])
-def test_other_runtimes_find_the_same(call: Cli, bundle: Bundle, checkpoint: Path, runtime: str) -> None:
-    options = ["bad", "chief", "--beams", 2, "--max-new-tokens", 6, "--json", "--threads", 1]
-    source = ["--checkpoint", checkpoint] if runtime == "torch" else []
-    done = call("run", bundle.path, *options, "--runtime", runtime, *source)
-    expected = call("run", bundle.path, *options)
-    assert (done.code, done.err) == (0, "")
-    for line, other in zip(done.out.splitlines(), expected.out.splitlines(), strict=True):
-        actual = json.loads(line)
-        wanted = json.loads(other)
-        assert actual["output"] == wanted["output"]
-        assert actual["score"] == pytest.approx(wanted["score"], abs=1e-4)
 
 
 @dataclass(frozen=True)
@@ -693,56 +607,6 @@ def test_run_takes_token_ids_where_there_is_no_tokenizer(call: Cli, copied: Path
     assert json.loads(done.out)["hypotheses"][0]["tokens"] == expected.hypotheses[0].tokens
 
 
-def lose(file: Path) -> None:
-    file.unlink()
-
-
-def empty(file: Path) -> None:
-    file.write_bytes(b"")
-
-
-def truncate(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-1])
-
-
-def test_all_damage_of_a_bundle_is_named_at_once(call: Cli, place: Place) -> None:
-    """Of files, tests/bundles has each kind."""
-    lose(place.bundle / "tokenizer.json")
-    truncate(place.bundle / "golden.npz")
-    for command in ("run {bundle} bad", "inspect {bundle}", "parity {bundle} --checkpoint {checkpoint}"):
-        refuse(call, place, command, "tokenizer.json is missing")
-        refuse(call, place, command, "golden.npz has ")
-
-
-def manifest_with(**changes: Any) -> Callable[[Path], None]:
-    def damage(bundle: Path) -> None:
-        values = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))
-        (bundle / MANIFEST).write_text(json.dumps({**values, **changes}), encoding="utf-8")
-
-    return damage
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda bundle: [lose(bundle / name) for name in (MANIFEST, "config.json")], "but no config.json; download"),
-        (lambda bundle: shutil.rmtree(bundle), "there is no bundle {bundle}; give the folder that"),
-        (lambda bundle: empty(bundle / MANIFEST), "txport.json is not JSON"),
-        (
-            manifest_with(format=FORMAT + 1),
-            f"has bundle format {FORMAT + 1}, this txport reads format {FORMAT}; update",
-        ),
-        (manifest_with(files={}), "lists no hash for onnx/encoder_model.onnx"),
-    ],
-)
-@pytest.mark.parametrize("command", ["run {bundle} bad", "inspect {bundle}"])
-def test_what_is_no_bundle_is_refused(
-    call: Cli, place: Place, command: str, damage: Callable[[Path], object], message: str
-) -> None:
-    damage(place.bundle)
-    refuse(call, place, command, message)
-
-
 @pytest.mark.parametrize("command", ["run", "inspect", "parity"])
 def test_a_checkpoint_is_no_bundle(call: Cli, place: Place, command: str) -> None:
     fix = "{checkpoint} is a checkpoint, not a bundle; `txport export {checkpoint} OUT` makes one"
@@ -780,80 +644,6 @@ def test_a_bundle_that_is_not_there(call: Cli, place: Place, command: str) -> No
 )
 def test_parity_refuses(call: Cli, place: Place, command: str, message: str) -> None:
     refuse(call, place, f"parity {command}", message)
-
-
-def config_with(**changes: Any) -> Callable[[Path], None]:
-    def damage(checkpoint: Path) -> None:
-        file = checkpoint / "config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-    return damage
-
-
-def weights_with(change: Callable[[dict[str, Tensor]], None]) -> Callable[[Path], None]:
-    def damage(checkpoint: Path) -> None:
-        weights = load_file(checkpoint / "model.safetensors")
-        change(weights)
-        save_file(weights, checkpoint / "model.safetensors")
-
-    return damage
-
-
-def put(name: str, data: bytes) -> Callable[[Path], None]:
-    return lambda checkpoint: (checkpoint / name).write_bytes(data) and None
-
-
-EMBEDDING = "source_embedding.tokens.weight"
-MORE_TOKENS = spelling_tokenizer((*VOCABULARY, "ZH")).encode()
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folder: shutil.rmtree(folder), "there is no checkpoint {checkpoint}; give a folder with config.json"),
-        (lambda folder: lose(folder / "config.json"), "is not a checkpoint: config.json is missing"),
-        (put("config.json", b"{"), "config.json is not JSON"),
-        (config_with(head=2), "config.json: unknown key 'head' (did you mean 'heads'?)"),
-        (config_with(heads="2"), "heads must be int, got '2'"),
-        (lambda folder: lose(folder / "model.safetensors"), "model.safetensors is missing"),
-        (lambda folder: truncate(folder / "model.safetensors"), "model.safetensors is not a whole safetensors file"),
-        (weights_with(lambda weights: weights[EMBEDDING].fill_(torch.nan)), f"{EMBEDDING} holds NaN or infinity"),
-        (put("tokenizer.json", b"{}"), "{checkpoint}/tokenizer.json is not a tokenizer"),
-        (put("tokenizer.json", MORE_TOKENS), "has 23 tokens, the model's source vocabulary 22: it belongs to another"),
-        (
-            put("target_tokenizer.json", MORE_TOKENS),
-            "target_tokenizer.json has 23 tokens, the model's target vocabulary",
-        ),
-        (put("samples.txt", b"a" * 24), "samples.txt has a line of 25 tokens, the model takes at most 24"),
-        (put("samples.txt", b"a\nb@d\n"), "samples.txt must hold text that the model takes: 'b@d' has characters"),
-    ],
-)
-def test_export_refuses_a_checkpoint_that_does_not_fit(
-    call: Cli, place: Place, damage: Callable[[Path], object], message: str
-) -> None:
-    damage(place.checkpoint)
-    refuse(call, place, "export {checkpoint} {tmp}/out", message)
-
-
-def test_export_lists_every_tensor_that_does_not_fit_in_one_line(call: Cli, place: Place) -> None:
-    def change(weights: dict[str, Tensor]) -> None:
-        del weights["decoder.1.cross_attention.key.bias"], weights["encoder.0.feed_forward.inner.weight"]
-        weights["head.weight"] = torch.zeros(3, 4)
-        weights[EMBEDDING] = torch.zeros(20, 16)
-        weights["encoder.1.attention.query.bias"] = torch.zeros(16, dtype=torch.int64)
-
-    weights_with(change)(place.checkpoint)
-    done = call("export", place.checkpoint, place.tmp / "out")
-    for message in [
-        "model.safetensors does not fit its config: ",
-        "missing decoder.1.cross_attention.key.bias (16,)",
-        "missing encoder.0.feed_forward.inner.weight (24, 16)",
-        "unexpected head.weight (3, 4)",
-        f"{EMBEDDING} has shape (20, 16), expected (22, 16)",
-        "encoder.1.attention.query.bias has type torch.int64, expected a floating-point type",
-    ]:
-        assert_refused(done, message)
-    assert not (place.tmp / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.safetensors"])
@@ -951,7 +741,7 @@ def test_export_without_its_packages_is_refused_with_the_fix(place: Place) -> No
     for package in ("onnxscript", "onnx_ir"):
         missing = f"raise ModuleNotFoundError('No module named {package}', name='{package}')\n"
         (place.tmp / f"{package}.py").write_text(missing)
-    process = spawn("export", place.checkpoint, place.tmp / "out", env={**ENVIRONMENT, "PYTHONPATH": str(place.tmp)})
+    process = start("export", place.checkpoint, place.tmp / "out", env={**ENVIRONMENT, "PYTHONPATH": str(place.tmp)})
     assert_refused(ended(process), "which is not installed: pip install 'txport[export]'", 3)
 
 
@@ -959,7 +749,7 @@ def test_export_without_its_packages_is_refused_with_the_fix(place: Place) -> No
 
 
 def test_a_mistake_in_a_real_process_is_one_line(place: Place) -> None:
-    assert_refused(ended(spawn("run", place.bundle, b"a\xff".decode(errors="surrogateescape"))), "is not UTF-8 text")
+    assert_refused(ended(start("run", place.bundle, b"a\xff".decode(errors="surrogateescape"))), "is not UTF-8 text")
 
 
 @pytest.fixture
@@ -971,7 +761,7 @@ def many(tmp_path: Path) -> Path:
 
 
 def test_a_reader_that_goes_away_ends_it_in_silence(bundle: Bundle, many: Path) -> None:
-    process = spawn("run", bundle.path, "--input", many, "--json", "--max-new-tokens", 2)
+    process = start("run", bundle.path, "--input", many, "--json", "--max-new-tokens", 2)
     assert process.stdout is not None
     assert process.stdout.readline().startswith('{"input": "bad"')
     process.stdout.close()
@@ -983,12 +773,12 @@ def test_a_reader_that_never_came_or_has_no_space(bundle: Bundle, arguments: lis
     command = arguments if "--help" in arguments else [arguments[0], str(bundle.path), *arguments[1:]]
     reading, writing = os.pipe()
     os.close(reading)
-    process = spawn(*command, stdout=writing)
+    process = start(*command, stdout=writing)
     os.close(writing)
     assert ended(process) == Ended(0, "", "")
     if Path("/dev/full").exists():
         with Path("/dev/full").open("w") as full:
-            assert ended(spawn(*command, stdout=full)) == Ended(
+            assert ended(start(*command, stdout=full)) == Ended(
                 2, "", "txport: No space left on device: standard output\n"
             )
 
@@ -1003,7 +793,7 @@ def test_closed_streams_are_no_reason_to_fail(bundle: Bundle, closed: str) -> No
 
 def test_data_is_utf_8_whatever_the_locale(bundle: Bundle) -> None:
     environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
-    process = spawn("run", bundle.path, "aé", "--json", "--unknown", "skip", env=environment, text=False)
+    process = start("run", bundle.path, "aé", "--json", "--unknown", "skip", env=environment, text=False)
     out, err = process.communicate()
     assert (process.returncode, err) == (0, b"")
     assert b'"a\xc3\xa9"' in bytes(out)  # type: ignore[arg-type]
@@ -1020,39 +810,9 @@ def wait_for(folder: Path, pattern: str) -> None:
 INTERRUPTED = Ended(130, "", "txport: interrupted; nothing was left half-written\n")
 
 
-@pytest.mark.parametrize(
-    ("number", "written", "force"),
-    [
-        pytest.param(signal.SIGINT, False, False, id="Ctrl-C at the start"),
-        pytest.param(signal.SIGTERM, True, True, id="SIGTERM near the end"),
-    ],
-)
-def test_an_export_that_is_interrupted_leaves_nothing(
-    call: Cli, place: Place, monkeypatch: pytest.MonkeyPatch, number: int, written: bool, force: bool
-) -> None:
-    """At a moment of this process; tests/cli/test_interrupts.py interrupts one of its own at any moment."""
-
-    def export_graphs(checkpoint: Checkpoint, folder: Path, **options: Any) -> Manifest:
-        assert folder.parent.name.startswith(".out.partial-")
-        if written:
-            shutil.copytree(place.bundle, folder, dirs_exist_ok=True)
-        signal.raise_signal(number)
-        pytest.fail("it was not interrupted")
-
-    monkeypatch.setattr(exporter, "export_graphs", export_graphs)
-    out = place.tmp / "out"
-    if force:
-        out.mkdir()
-        (out / MANIFEST).write_text("old")
-    before = tree(place.tmp)
-    with heard(number):
-        assert call("export", place.checkpoint, out, *(["--force"] if force else [])) == INTERRUPTED
-    assert tree(place.tmp) == before
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_interrupted_leaves_nothing(bundle: Bundle, tmp_path: Path, number: int) -> None:
-    process = spawn("run", bundle.path, "--output", tmp_path / "out", stdin=subprocess.PIPE)
+    process = start("run", bundle.path, "--output", tmp_path / "out", stdin=subprocess.PIPE)
     wait_for(tmp_path, ".out.partial-*")
     process.send_signal(number)
     assert ended(process) == INTERRUPTED

@@ -22,7 +22,7 @@ from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.declared import read_initializers
 from txport.bundles.graphs import read_outline
 from txport.cli import cli
-from txport.errors import BundleError, OutputError
+from txport.errors import BundleError
 from txport.inspection.drawings import _squarified
 from txport.inspection.page import page
 from txport.inspection.weights import by_kind, part_of, parts_of
@@ -194,20 +194,6 @@ def test_the_command_writes_it(bundle: Bundle, tmp_path: Path) -> None:
     assert "parity with PyTorch" in done.output
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(bundle)
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
-
-
-def test_a_place_that_can_not_be_written_is_refused_before_any_work(bundle: Bundle, tmp_path: Path) -> None:
-    done = inspect(bundle.path, "--html", tmp_path / "missing" / "page.html")
-    assert isinstance(done.exception, OutputError)
-    assert done.output == ""
-
-
-@pytest.mark.parametrize("name", [MANIFEST, "README.md", "onnx/encoder_model.onnx"])
-def test_no_file_of_the_bundle_is_replaced(name: str, copied: Path) -> None:
-    before = (copied / name).read_bytes()
-    done = inspect(copied, "--html", copied / name)
-    assert isinstance(done.exception, OutputError)
-    assert (copied / name).read_bytes() == before
 
 
 def test_a_damaged_bundle_has_no_page(copied: Path, tmp_path: Path) -> None:

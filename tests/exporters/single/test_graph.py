@@ -94,22 +94,6 @@ def test_a_runtime_that_steps_does_not_look_at_it(engine: str, single: Bundle) -
     assert GENERATE not in runtimes.load(engine, single).placement()
 
 
-def test_the_example_of_the_docs_finds_what_it_finds(
-    single: Bundle,
-    at_once: txport.Model,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (tmp_path / "bundle").symlink_to(single.path)
-    monkeypatch.chdir(tmp_path)
-    page = Path(__file__).parents[3] / "docs" / "single-graph.md"
-    code = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[0]
-    exec(code, {})  # noqa: S102
-    expected = at_once.search([[4, 5, 6, 2], [7, 2]], beams=4, max_new_tokens=20)
-    assert capsys.readouterr().out == "".join(f"{list(row[0].tokens)}\n" for row in expected)
-
-
 def test_its_weights_lie_in_the_files_of_the_other_graphs(single: Bundle) -> None:
     beside = [tensor for tensor in read(single).graph.initializer if tensor.external_data]
     places = {tensor.name: {entry.key: entry.value for entry in tensor.external_data} for tensor in beside}
@@ -239,13 +223,6 @@ def test_parity_finds_another_weight(altered: Path, checkpoint: Path) -> None:
 @pytest.mark.parametrize("runtime", ["ort", "reference"])
 def test_it_is_verified_on_every_runtime(runtime: str, single: Bundle) -> None:
     assert verify(single.path, runtime=runtime).checks[-1].verdict == "pass"
-
-
-def test_a_file_that_was_altered_is_found(altered: Path) -> None:
-    file = altered / "onnx" / "generate.onnx"
-    file.write_bytes(file.read_bytes()[:-1] + b"\0")
-    with pytest.raises(BundleError, match=r"onnx/generate.onnx was altered"):
-        load_bundle(altered)
 
 
 def test_outputs_that_are_none_of_a_search_are_refused(altered: Path) -> None:
