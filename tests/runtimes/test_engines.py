@@ -31,6 +31,7 @@ from txport.runtimes.base import Runtime
 from txport.runtimes.openvino import runtime as openvino
 from txport.runtimes.openvino.library import TELEMETRY
 from txport.runtimes.pytorch import TorchRuntime
+from txport.targets.ports import DECODER, ENCODER, UNNAMED
 
 ENGINES = ["openvino", "tract"]
 PRESETS = {"seq2seq": "tiny", "causal": "gpt2-tiny", "encode": "bert-tiny"}

@@ -18,7 +18,7 @@ from txport.errors import UnsupportedError
 from txport.exporters.cpu.choose import NO_FORMS
 from txport.exporters.exporter import exporter_of
 from txport.exporters.fused import write as fused
-from txport.exporters.portable.write import write as portable
+from txport.exporters.portable import write as portable
 from txport.exporters.single.rules import rules_of
 from txport.models import architecture
 from txport.system.packages import version_of

@@ -38,7 +38,6 @@ from txport.models.parts import Attention
 from txport.proof.bisect.probe import shown
 from txport.runtimes.ort.widened import widen
 from txport.targets import TARGETS
-from txport.targets.cuda import flat_dims
 from txport.targets.ports import (
     ADMIT_ROWS,
     ENCODER,

@@ -24,7 +24,7 @@ from txport.proof.parity.check import check
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
 from txport.targets.cpu import screens
-from txport.targets.ports import DECODER, STEP, screens
+from txport.targets.ports import DECODER
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-10}  # in float64
 VARIANTS: dict[str, dict[str, Any]] = {
