@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 import txport
 from tests.instruction_sets import SETS
 from txport.bundles.bundle import Bundle
-from txport.checkpoints.places import shipped
+from txport.checkpoints.folder import shipped
 from txport.inspection.page import page
 from txport.models.names import GOLDEN
 

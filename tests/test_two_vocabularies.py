@@ -16,7 +16,7 @@ from tests.called import Cli
 from tests.tiny import SPECIAL, reseal, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle
 from txport.checkpoints.checkpoint import save_checkpoint
-from txport.checkpoints.places import digest
+from txport.checkpoints.folder import digest
 from txport.errors import BundleError, TokenError
 from txport.models.names import MANIFEST
 

@@ -23,7 +23,7 @@ from benchmarks.peers.duel import Place
 from benchmarks.peers.engines.hf_folder import FOLDER
 from benchmarks.peers.environments import DEFAULTS, PEERS, environment_of, pythons_of
 from benchmarks.peers.lines import BASE, LENGTH, LINES, TINY, AbsentError, Line, quick, with_folder
-from txport.checkpoints.places import PRESET
+from txport.checkpoints.folder import PRESET
 from txport.cli.guard import run_guarded
 from txport.errors import TxportError, UnavailableError, UnsupportedError
 from txport.models.architectures.transformer import PRESETS

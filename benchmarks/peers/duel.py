@@ -20,7 +20,7 @@ from benchmarks.peers.environments import REQUIREMENTS, environment_of
 from benchmarks.peers.lines import Line, Task, search_of, sources_of
 from benchmarks.peers.process import ROOT, Worker, WorkerError
 from txport.bench.measure import quartiles
-from txport.checkpoints.places import digest, label
+from txport.checkpoints.folder import digest, label
 from txport.system.files import hash_of, sha256
 from txport.system.progress import Progress, silent
 

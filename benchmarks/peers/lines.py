@@ -16,7 +16,7 @@ from benchmarks.peers.environments import DECODERS, ENCODERS
 from recipes.g2p_en.g2p import Dictionary, read_dictionary
 from txport.bench import measure as bench
 from txport.checkpoints.checkpoint import config_of
-from txport.checkpoints.places import PRESET, find_folder, preset_config, preset_name
+from txport.checkpoints.folder import PRESET, find_folder, preset_config, preset_name
 from txport.errors import UnavailableError
 from txport.models import architecture
 from txport.models.audio import Features

@@ -19,7 +19,7 @@ from txport import runtimes
 from txport.api import locate
 from txport.api import model as api
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.checkpoints import places
+from txport.checkpoints import folder as checkpoint_folder
 from txport.checkpoints.checkpoint import save_checkpoint
 from txport.errors import (
     BundleError,
@@ -194,10 +194,10 @@ def named_alike(
     bundle: Bundle, copied: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Bundle:
     """In the working folder, a bundle under the name of the checkpoint that ships and that it was made from."""
-    monkeypatch.setattr(places, "SHIPPED", checkpoint.parent)
+    monkeypatch.setattr(checkpoint_folder, "SHIPPED", checkpoint.parent)
     monkeypatch.chdir(tmp_path)
     copied.rename(bundle.manifest.checkpoint["name"])
-    assert places.shipped() == ["toy"]
+    assert checkpoint_folder.shipped() == ["toy"]
     return locate.find_bundle("toy")
 
 
@@ -206,7 +206,7 @@ def test_bundle_named_like_the_checkpoint_that_ships(named_alike: Bundle, bundle
     assert (named_alike.path, named_alike.manifest) == (Path("toy"), bundle.manifest)
     assert locate.find_path("toy") == Path("toy")
     source = locate.checkpoint_of(named_alike)
-    assert places.find_folder(source) == places.SHIPPED / "toy"
+    assert checkpoint_folder.find_folder(source) == checkpoint_folder.SHIPPED / "toy"
     assert api.parity(named_alike, source, {"ort": "cpu"}).passed
     found = [txport.load("toy", runtime=name).generate("bad")[0].hypotheses[0].tokens for name in ("torch", "ort")]
     assert found[0] == found[1]
@@ -217,7 +217,7 @@ def test_bundle_named_like_the_checkpoint_that_ships(named_alike: Bundle, bundle
 def test_checkpoint_named_like_one_that_ships_comes_first(named_alike: Bundle) -> None:
     shutil.rmtree("toy")
     save_checkpoint(Path("toy"), tiny_model(tiny_config(), seed=1))
-    assert places.find_folder("toy") == Path("toy")
+    assert checkpoint_folder.find_folder("toy") == Path("toy")
     with pytest.raises(BundleError, match="toy is a checkpoint, not a bundle"):
         locate.find_bundle("toy")
     with pytest.raises(OutputError, match="toy holds the checkpoint itself"):

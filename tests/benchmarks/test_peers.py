@@ -32,7 +32,7 @@ from benchmarks.peers.lines import (
 )
 from benchmarks.peers.process import ROOT, Worker, WorkerError
 from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from txport.checkpoints.places import digest
+from txport.checkpoints.folder import digest
 from txport.errors import UnavailableError, UnsupportedError
 
 TINY = Task(checkpoint="preset:tiny", batch=2, sources=4)

@@ -14,7 +14,7 @@ from tests.tiny import tiny_config
 from txport.audio.spectrogram import drawn_features, in_blocks, log_mel
 from txport.bundles.bundle import Bundle
 from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from txport.checkpoints.places import preset_config
+from txport.checkpoints.folder import preset_config
 from txport.models.architectures.bert import MULTI_LABEL, REGRESSION
 from txport.models.audio import Features
 from txport.proof.proven import write

@@ -18,7 +18,7 @@ from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.graphs import read_outline
 from txport.bundles.manifest import Manifest
 from txport.bundles.metadata import contradictions, metadata
-from txport.checkpoints.places import preset_config
+from txport.checkpoints.folder import preset_config
 from txport.errors import BundleError
 from txport.models import architecture
 from txport.models.names import MANIFEST

@@ -13,7 +13,7 @@ from tests.tiny import VOCABULARY, tiny_config, tiny_model
 from txport.api.locate import find_bundle
 from txport.checkpoints import checkpoint
 from txport.checkpoints.checkpoint import expected_tensors, load_checkpoint, save_checkpoint
-from txport.checkpoints.places import digest, label, shipped
+from txport.checkpoints.folder import digest, label, shipped
 from txport.errors import BundleError, CheckpointError, ConfigError, OutputError, UnsupportedError
 from txport.models.architectures.transformer import PRESETS, TransformerConfig
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.recorded import FAMILIES
 from txport.api import release
-from txport.checkpoints import hub, places
+from txport.checkpoints import folder, hub
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import CheckpointError, UnavailableError
 
@@ -58,7 +58,7 @@ def given_hub(monkeypatch: pytest.MonkeyPatch, snapshot_download: Callable[..., 
 
 def test_a_name_of_the_hub_is_exported_as_its_folder_is(asked: list[dict[str, Any]], tmp_path: Path) -> None:
     bundle = release.export(ID, tmp_path / "bundle")
-    assert bundle.manifest.checkpoint == {"name": ID, "sha256": places.digest(str(tmp_path / "cache"))}
+    assert bundle.manifest.checkpoint == {"name": ID, "sha256": folder.digest(str(tmp_path / "cache"))}
     (how,) = asked  # once
     assert (how["repo_id"], how["revision"]) == (ID, None)
 
@@ -76,7 +76,7 @@ def test_pickles_are_never_asked_for(asked: list[dict[str, Any]], tmp_path: Path
 
 
 def test_a_revision_is_asked_for(asked: list[dict[str, Any]]) -> None:
-    assert places.label(f"{ID}@v1.0") == f"{ID}@v1.0"
+    assert folder.label(f"{ID}@v1.0") == f"{ID}@v1.0"
     load_checkpoint(f"{ID}@refs/pr/3")
     assert asked[0]["revision"] == "refs/pr/3"
 
@@ -99,7 +99,7 @@ def test_what_is_here_is_not_asked_for(asked: list[dict[str, Any]], tmp_path: Pa
     assert load_checkpoint(ID).name == "gpt2.small"
     for name in ("someone/else", "./gpt2", "a/b/c", "../x", "/x/y", "x", "preset:tiny/x", "a/b@", "a /b", "-a/b"):
         with pytest.raises(CheckpointError, match="there is no checkpoint"):
-            places.find_folder(name)
+            folder.find_folder(name)
     assert asked == []
 
 

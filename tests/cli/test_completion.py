@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.processes import ENVIRONMENT, SCRIPT, run
-from txport.checkpoints.places import shipped
+from txport.checkpoints.folder import shipped
 from txport.cli import cli, completion
 from txport.models import architecture
 

@@ -16,13 +16,14 @@ import torch
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 from torch import Tensor, nn
+from txport.checkpoints.places import preset_config
 
 from tests.proof.faults import Edit, constant, swapped, weight
 from tests.proof.random_models import random_model
 from txport.bundles.forms import Stored
 from txport.bundles.manifest import Manifest
 from txport.checkpoints.checkpoint import Checkpoint
-from txport.checkpoints.places import preset_config
+from txport.checkpoints.folder import preset_config
 from txport.models.model import Model
 from txport.models.ops import Ops
 from txport.models.parts import Attention

@@ -16,7 +16,7 @@ from recipes.g2p_en.g2p import LETTERS, VOCABULARY, read_dictionary
 from recipes.g2p_en.tokenizer import spelling_tokenizer
 from txport.bundles.hugging_face import write_tokenizers
 from txport.checkpoints.checkpoint import config_of
-from txport.checkpoints.places import SHIPPED
+from txport.checkpoints.folder import SHIPPED
 from txport.models.architectures import transformer
 from txport.models.facts import Facts
 from txport.models.names import TARGET_TOKENIZER, TOKENIZER

@@ -13,7 +13,7 @@ import txport
 from recipes.g2p_en import g2p
 from tests.transformers_js import generate
 from txport.api.locate import find_bundle
-from txport.checkpoints.places import SHIPPED
+from txport.checkpoints.folder import SHIPPED
 
 FOLDER = SHIPPED / "g2p-en"
 

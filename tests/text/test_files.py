@@ -16,7 +16,7 @@ from tests.text.grown import TOKENIZERS, grown
 from tests.text.test_agreement import NAMES, tokenizers
 from tests.tiny import tiny_facts
 from txport.checkpoints.checkpoint import load_checkpoint
-from txport.checkpoints.places import digest
+from txport.checkpoints.folder import digest
 from txport.errors import BundleError, CheckpointError, TextError, TxportError
 from txport.models.names import SPELLINGS, TARGET_TOKENIZER, TEXT, TOKENIZER, TOKENIZER_CONFIG
 from txport.text.convert import companions_of

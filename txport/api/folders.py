@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from txport.checkpoints.places import digest, files_of
+from txport.checkpoints.folder import digest, files_of
 from txport.errors import TxportError
 from txport.models.names import COMPANIONS, MANIFEST, PICKLES
 from txport.system.documents import LARGEST_TOML, DocumentError, read_json, read_text

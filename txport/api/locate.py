@@ -15,10 +15,10 @@ from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.foreign.files import recognises
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.foreign.read import read_foreign
-from txport.checkpoints.places import SHIPPED, digest, graphs_alone, is_shipped, preset_name, shipped
+from txport.checkpoints.folder import SHIPPED, digest, graphs_alone, is_shipped, preset_name, shipped
 from txport.errors import BundleError, OutputError, UnsupportedError
 from txport.models.names import INDEX, MANIFEST, WEIGHTS
-from txport.system.places import require_possible, require_utf8, resolve, told
+from txport.system.paths import require_possible, require_utf8, resolve, told
 from txport.system.progress import Progress, silent
 from txport.system.stages import locked, recover, to_its_end
 from txport.version import __version__

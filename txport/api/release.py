@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from txport.api.folders import listed, remember
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import AUTO_LIMIT, MOST_IN_FP32
-from txport.checkpoints.places import code_name, files_of, find_folder, preset_name
+from txport.checkpoints.folder import code_name, files_of, find_folder, preset_name
 from txport.errors import OutputError, ParityError, TxportError, UnsupportedError, quoted
 from txport.models.names import MANIFEST
 from txport.system import machine
 from txport.system.files import staged_folder
 from txport.system.numbers import number, switch, whole
 from txport.system.packages import needed
-from txport.system.places import ELSEWHERE, require_possible, told
+from txport.system.paths import ELSEWHERE, require_possible, told
 from txport.system.progress import Progress, Stage, silent, within
 from txport.targets import target_of
 

@@ -35,7 +35,7 @@ from txport.bench.rounds import Protocol as Protocol
 from txport.bench.rounds import draw_source as draw_source
 from txport.bundles.bundle import Bundle
 from txport.bundles.foreign.manifest import ForeignManifest
-from txport.checkpoints.places import code_name, digest, label
+from txport.checkpoints.folder import code_name, digest, label
 from txport.errors import OutOfMemoryError, TextError, TxportError, UnavailableError, UnsupportedError, brief
 from txport.models.facts import Facts
 from txport.runtimes.base import Ints, QueuedRuntime, Runtime, Sizes

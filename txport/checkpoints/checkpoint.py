@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from txport.checkpoints.places import PRESET, digest, find_folder, label, preset_config, preset_name
+from txport.checkpoints.folder import PRESET, digest, find_folder, label, preset_config, preset_name
 from txport.checkpoints.sources.fitting import fitted, require_computed, without_head
 from txport.checkpoints.sources.source import Source, read_source
 from txport.checkpoints.weights.packed import PackedReader, packed_weights

@@ -57,7 +57,7 @@ def answer(command: click.Command) -> None:
 
 def models(context: object, parameter: object, incomplete: str) -> Items:
     """Complete a checkpoint or a bundle: included checkpoints, presets and folders."""
-    from txport.checkpoints.places import PRESET, presets, shipped
+    from txport.checkpoints.folder import PRESET, presets, shipped
 
     known = presets() if incomplete.startswith(PRESET) else [""]  # presets import PyTorch, which takes a second
     names = [*shipped(), *(PRESET + name for name in known), *_folders_here(incomplete)]

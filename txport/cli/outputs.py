@@ -14,11 +14,10 @@ from typing import Any, TypeVar
 import click
 
 from txport.api.folders import files_in
-from txport.checkpoints.places import code_name
-from txport.cli.options import SECTION
+from txport.checkpoints.folder import code_name
 from txport.errors import OutputError, TextError, TxportError, UnsupportedError
 from txport.system.files import is_stream, require_file
-from txport.system.places import require_possible, resolve
+from txport.system.paths import require_possible, resolve
 
 STDIN = Path("/dev/stdin")
 QUOTE = "'"

@@ -24,7 +24,7 @@ from txport.cli.textio import Rows, open_output
 from txport.errors import OutputError, UnsupportedError
 from txport.models.names import MANIFEST
 from txport.system.files import hash_of, is_stream, sha256
-from txport.system.places import resolve, told
+from txport.system.paths import resolve, told
 from txport.system.stages import locked
 from txport.version import __version__
 

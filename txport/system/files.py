@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from txport.errors import OutputError
-from txport.system.places import ELSEWHERE, require_utf8, resolve, told
+from txport.system.paths import ELSEWHERE, require_utf8, resolve, told
 from txport.system.progress import Progress, silent
 from txport.system.stages import locked, recover, replace_folder, resemble, staged, to_its_end
 

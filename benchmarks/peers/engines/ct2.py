@@ -29,7 +29,7 @@ def prepare(model: Model, folder: Path) -> None:
     import torch
 
     from txport.checkpoints.checkpoint import config_of
-    from txport.checkpoints.places import find_folder, preset_config, preset_name
+    from txport.checkpoints.folder import find_folder, preset_config, preset_name
     from txport.models import architecture
     from txport.system.documents import write_json
 

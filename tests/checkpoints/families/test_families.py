@@ -23,7 +23,7 @@ from txport import runtimes
 from txport.bundles.reading import read_manifest
 from txport.checkpoints.checkpoint import config_of, load_checkpoint
 from txport.checkpoints.family import REFUSED, all_families
-from txport.checkpoints.places import digest
+from txport.checkpoints.folder import digest
 from txport.cli.commands import cli
 from txport.errors import BundleError, CheckpointError, ConfigError
 from txport.models.generation import published_names

@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 
 from tests.recorded import FAMILIES
 from txport.checkpoints.checkpoint import load_checkpoint, random_checkpoint, save_checkpoint
+from txport.checkpoints.folder import files_of
 from txport.checkpoints.importing.draft import write_draft
 from txport.checkpoints.importing.fit import import_checkpoint, require_apart
-from txport.checkpoints.places import files_of
 from txport.checkpoints.sources.pickles import read_pickle
 from txport.checkpoints.weights.plan import plan
 from txport.errors import CheckpointError, ConfigError, OutputError

@@ -19,7 +19,7 @@ from torch import Tensor
 from tests.recorded import FAMILIES
 from tests.tiny import tiny_config, tiny_model
 from txport.checkpoints.checkpoint import expected_tensors, load_checkpoint
-from txport.checkpoints.places import digest
+from txport.checkpoints.folder import digest
 from txport.checkpoints.sources.rules import OPERATIONS, parse_rule, written
 from txport.errors import CheckpointError, ConfigError
 from txport.models.architectures.transformer import Transformer

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tests.recorded import FAMILIES
 from tests.tiny import tiny_config, tiny_model
 from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from txport.checkpoints.places import digest
+from txport.checkpoints.folder import digest
 from txport.checkpoints.sources.pickles import read_pickle
 from txport.errors import CheckpointError
 from txport.models.names import CONFIG, PICKLE, PICKLE_INDEX, WEIGHTS

@@ -16,7 +16,7 @@ from tests.proof.faults import Edit, attribute, before, constant, nodes
 from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle
 from txport.checkpoints.checkpoint import Checkpoint, fill
-from txport.checkpoints.places import digest, preset_config
+from txport.checkpoints.folder import digest, preset_config
 from txport.errors import ParityError
 from txport.models import architecture
 from txport.proof.context.check import compare_context, is_long, unreached

@@ -26,7 +26,7 @@ from tests.seeded import bundle_of
 from tests.text.corpus import lines
 from tests.text.test_agreement import said
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
-from txport.checkpoints.places import digest
+from txport.checkpoints.folder import digest
 from txport.checkpoints.sources.ctranslate2.vocabulary import texts as ctranslate2_texts
 from txport.checkpoints.sources.dictionaries import SPECIAL
 from txport.errors import CheckpointError, TextError, TxportError, UnsupportedError

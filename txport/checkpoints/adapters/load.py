@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from txport.checkpoints.adapters.adapted import LIBRARIES, Adapted, line_of
 from txport.checkpoints.adapters.adapter import Adapter
 from txport.checkpoints.checkpoint import NAMED, Checkpoint, check_text
-from txport.checkpoints.places import code_name
+from txport.checkpoints.folder import code_name
 from txport.errors import CheckpointError, UnsupportedError, brief
 from txport.system.files import hash_of, sha256
 from txport.system.machine import is_out_of_memory

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from txport.checkpoints.folder import weight_files
 from txport.checkpoints.importing.likeness import Template, templates
 from txport.checkpoints.importing.match import Match, Pair, Sizes, match, solve, turned
 from txport.checkpoints.importing.probe import Variant, closest, decided, dims_of, layer_fields, open_fields, task_of
 from txport.checkpoints.importing.questions import own_name, pattern_of, questions, rule, with_groups
-from txport.checkpoints.places import weight_files
 from txport.checkpoints.sources.pickles import read_pickle
 from txport.checkpoints.sources.rules import toml, written
 from txport.checkpoints.sources.source import read_safetensors, read_weights
@@ -28,7 +28,7 @@ from txport.models.names import CONFIG, PICKLES, RULES, WEIGHTS
 from txport.models.rules import Constant, Rename, Rule, Split, Transpose, Unstack
 from txport.system.documents import DocumentError, read_json
 from txport.system.files import staged_file
-from txport.system.places import resolve
+from txport.system.paths import resolve
 from txport.system.terminal import one_line
 
 DIFFERING = 20  # maximum number of differing names in an error

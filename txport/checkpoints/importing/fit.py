@@ -11,9 +11,9 @@ import torch
 
 from txport.checkpoints import family
 from txport.checkpoints.checkpoint import build_empty, check_tensors, load_checkpoint, save_checkpoint
+from txport.checkpoints.folder import draft_advice, find_folder
 from txport.checkpoints.importing.draft import DIFFERING, nearest, open_weights
 from txport.checkpoints.importing.likeness import Template
-from txport.checkpoints.places import draft_advice, find_folder
 from txport.checkpoints.sources.fitting import fitted, without_head
 from txport.checkpoints.sources.native import ARCHITECTURE
 from txport.checkpoints.sources.source import Source, read_source
@@ -25,7 +25,7 @@ from txport.models import architecture
 from txport.models.names import CONFIG, MANIFEST, RULES, SAMPLES, TARGET_TOKENIZER, TEXT, TOKENIZER, TRAINERS
 from txport.system.documents import DocumentError, read_json, read_text
 from txport.system.files import require_folder
-from txport.system.places import require_possible, told
+from txport.system.paths import require_possible, told
 
 LARGEST_TOKENIZER = 64 << 20  # bytes
 

@@ -12,7 +12,7 @@ import safetensors
 from safetensors import safe_open
 from torch import Tensor
 
-from txport.checkpoints.places import weight_files
+from txport.checkpoints.folder import weight_files
 from txport.checkpoints.sources.pickles import kind_of, read_pickle
 from txport.checkpoints.weights.values import Weights
 from txport.errors import CheckpointError, ConfigError, brief, quoted

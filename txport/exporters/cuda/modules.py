@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from txport.exporters.cuda.operators import likeliest
 from txport.exporters.cuda.ops import EncoderOps, PromptOps, StepOps
-from txport.exporters.cuda.places import by_source, wide
+from txport.exporters.cuda.positions import by_source, wide
 from txport.models.facts import Task
 from txport.models.model import Model
 from txport.targets.ports import ENCODER, MODEL, PREFILL, STEP

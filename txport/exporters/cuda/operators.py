@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from txport.exporters.cuda.places import PLACE_FORMS
+from txport.exporters.cuda.positions import PLACE_FORMS
 from txport.exporters.cuda.products import matmul
 from txport.exporters.fused.packs import MICROSOFT
 from txport.exporters.fused.parts import bias_of, cap_of, float32, gelu, scale_of

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from txport.errors import UnsupportedError
 from txport.exporters.cuda.operators import ROTARY, WRITE, attention, kind_of_part, rotated, write_at
-from txport.exporters.cuda.places import by_source, mean_of_heads, places_of, row_numbers, wide
+from txport.exporters.cuda.positions import by_source, mean_of_heads, positions_of, row_numbers, wide
 from txport.exporters.fused.parts import PACKED, Counted
 from txport.models.facts import Owner
 from txport.models.model import Model
@@ -54,7 +54,7 @@ class DeviceOps(Counted):
     def room(self, owner: Owner) -> Tensor:
         """Return the positions of caches (M,) or of sources (S,), computed once for all layers."""
         if owner not in self._room:
-            self._room[owner] = places_of(next(self._held[each] for each in self._held if each.owner == owner))
+            self._room[owner] = positions_of(next(self._held[each] for each in self._held if each.owner == owner))
         return self._room[owner]
 
     def lay_out(self, x: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class EncoderOps(DeviceOps):
     def __init__(self, source: Tensor, lengths: Tensor, length: int | None) -> None:
         super().__init__()
         self.lengths = lengths
-        self.places = places_of(source) if length is None else torch.arange(length)  # (S,)
+        self.places = positions_of(source) if length is None else torch.arange(length)  # (S,)
 
     def mean(self, x: Tensor) -> Tensor:
         """See `Ops`."""
@@ -151,7 +151,7 @@ class PromptOps(DeviceOps):
     def __init__(self, input_ids: Tensor, past_lengths: Tensor, state: State) -> None:
         super().__init__(state)
         self.past_lengths = past_lengths
-        self.places = places_of(input_ids) + past_lengths[:, None]  # (B, T)
+        self.places = positions_of(input_ids) + past_lengths[:, None]  # (B, T)
         self.lengths = self.places[:, -1] + 1  # (B,)
         self.is_filled = False  # True when the last cache is written
 

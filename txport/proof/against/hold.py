@@ -11,7 +11,7 @@ from torch import nn
 
 from txport.checkpoints.adapters.load import at_home
 from txport.checkpoints.checkpoint import Checkpoint, build_empty, is_large, load_checkpoint
-from txport.checkpoints.places import code_name, find_folder
+from txport.checkpoints.folder import code_name, find_folder
 from txport.checkpoints.sources.fitting import fitted
 from txport.checkpoints.sources.source import read_source
 from txport.checkpoints.weights.plan import Plan
@@ -25,7 +25,7 @@ from txport.proof.against.batches import SHORT, least_long
 from txport.proof.against.original import Original, load_module, require_used
 from txport.proof.against.verdict import Verdict, compare
 from txport.system import memory
-from txport.system.places import require_possible
+from txport.system.paths import require_possible
 
 # number of copies in memory at once
 LARGEST_COPIES = 2  # of the largest tensor, while its numbers are followed to the files; later there are, in its place,

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from txport.checkpoints.adapters.adapted import computing, line_of
 from txport.checkpoints.adapters.load import imported, running
 from txport.checkpoints.checkpoint import is_large
-from txport.checkpoints.places import code_name
+from txport.checkpoints.folder import code_name
 from txport.checkpoints.weights.streamed import is_streamed, stay, widen
 from txport.checkpoints.weights.values import Weights
 from txport.errors import CheckpointError, brief, quoted

@@ -10,7 +10,7 @@ from typing import Any
 from txport.bundles.comparisons import NOT_COMPARED, TEXTS
 from txport.checkpoints.adapters.adapted import Adapted
 from txport.checkpoints.checkpoint import Checkpoint
-from txport.checkpoints.places import code_name
+from txport.checkpoints.folder import code_name
 from txport.checkpoints.sources.source import read_source
 from txport.errors import CheckpointError, ParityError, UnavailableError, UnsupportedError
 from txport.models.config import read_config

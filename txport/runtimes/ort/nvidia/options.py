@@ -10,7 +10,7 @@ from pathlib import Path
 from txport.bundles.bundle import Bundle
 from txport.runtimes import PROVIDERS
 from txport.runtimes.ort.nvidia.driver import Device
-from txport.system.places import told
+from txport.system.paths import told
 
 CUDA, TENSORRT = PROVIDERS["cuda"], PROVIDERS["tensorrt"]
 NVIDIA = (CUDA, TENSORRT)

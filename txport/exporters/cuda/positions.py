@@ -16,10 +16,10 @@ from txport.exporters.tracing.symbols import Form, Symbol, Tracer
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def places_of(x: Tensor) -> Tensor:
+def positions_of(x: Tensor) -> Tensor:
     """Return the positions 0 ... L - 1 of ids (B, L) or of a tensor (B, L, D): (L,) int64."""
     if has_torch_function((x,)):
-        found: Tensor = handle_torch_function(places_of, (x,), x)
+        found: Tensor = handle_torch_function(positions_of, (x,), x)
         return found
     return torch.arange(x.shape[1])
 
@@ -66,7 +66,7 @@ def _running_sum(
     return tracer.op(name, "CumSum", [x, tracer.constant(np.array(axis))], exclusive=exclusive, reverse=reverse)
 
 
-def _places_of(tracer: Tracer, x: Symbol) -> Symbol:
+def _positions_of(tracer: Tracer, x: Symbol) -> Symbol:
     first = tracer.constant(np.array(0))
     line = tracer.op("places/row", "Gather", [x.value, first], axis=0)
     if x.dim() == 3:
@@ -109,7 +109,7 @@ def _mean_of_heads(tracer: Tracer, weights: Symbol) -> Symbol:
 
 
 PLACE_FORMS: dict[str, Form] = {
-    "places_of": _places_of,
+    "positions_of": _positions_of,
     "row_numbers": _row_numbers,
     "by_source": _by_source,
     "mean_of_heads": _mean_of_heads,

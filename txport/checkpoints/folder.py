@@ -1,4 +1,4 @@
-"""Where a checkpoint lies by its name, the files that it is made of, and their hash."""
+"""The folder of a checkpoint by its name, the files that the checkpoint is made of, and their hash."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from txport.models.names import (
 from txport.system.documents import DocumentError, read_json, read_toml
 from txport.system.files import complete, hash_of, sha256
 from txport.system.packages import needed
-from txport.system.places import require_possible, require_utf8
+from txport.system.paths import require_possible, require_utf8
 from txport.system.terminal import one_line
 
 PRESET = "preset:"
