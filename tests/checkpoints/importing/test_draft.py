@@ -73,7 +73,7 @@ def test_foreign_layouts_load_to_the_same_logits(
             ConfigError, match=r"answer its questions first: line \d+: (which tensor|1 if all of query)"
         ):
             load_checkpoint(str(folder))
-        answer(folder / RULES, r'groups = "QUESTION[^"]*"', lambda _: f"groups = {HEADS}")
+        answer(folder / RULES, r"groups = 'QUESTION[^']*'", lambda _: f"groups = {HEADS}")
         answer(
             folder / RULES,
             r"'QUESTION: which tensor is it\? (.*)', to = '(.*attention\.(\w+)\.\w+)'",
@@ -169,7 +169,7 @@ def test_what_is_fused_is_known_by_what_it_makes(fused: str, end: str, across: b
     write_draft(tmp_path / "own", file, "gpt2")
     assert "which tensor is it?" not in file.read_text()
     answer_config(file, model.config.to_dict())
-    answer(file, r'groups = "QUESTION: 1 if all of query comes first[^"]*"', lambda _: "groups = 1")
+    answer(file, r"groups = 'QUESTION: 1 if all of query comes first[^']*'", lambda _: "groups = 1")
     assert_same(tmp_path / "own", model)
 
 
@@ -194,7 +194,7 @@ def test_queries_may_be_more_than_the_keys_and_values_beside_them(tmp_path: Path
     assert (
         answer(file, r"'QUESTION: (\S*mix\S*) if it holds query, key, value[^']*'", lambda found: f"'{found[1]}'") == 1
     )
-    assert answer(file, r'groups = "QUESTION[^"]*"', lambda _: "groups = 1") == 1
+    assert answer(file, r"groups = 'QUESTION[^']*'", lambda _: "groups = 1") == 1
     assert_same(tmp_path / "own", model)
 
 

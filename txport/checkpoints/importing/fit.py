@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from txport.checkpoints import family
 from txport.checkpoints.checkpoint import build_empty, check_tensors, load_checkpoint, save_checkpoint
 from txport.checkpoints.folder import draft_advice, find_folder
 from txport.checkpoints.importing.draft import DIFFERING, nearest, open_weights
-from txport.checkpoints.importing.likeness import Template
+from txport.checkpoints.importing.roles import Template
 from txport.checkpoints.sources.fitting import fitted, without_head
 from txport.checkpoints.sources.native import ARCHITECTURE
 from txport.checkpoints.sources.source import Source, read_source
@@ -49,15 +49,13 @@ class Given:
 class Wanted:
     """A tensor of the model.
 
-    `state` is "made", "missing", "misshapen" or "broken". `of` describes how it is made. `given_shape` is the shape
-    in the files of a misshapen one.
+    `state` is "made", "missing", "misshapen" or "broken". `of` describes how it is made.
     """
 
     name: str
     shape: Shape
     state: str
     of: str
-    given_shape: Shape | None = None
 
 
 @dataclass(frozen=True)
@@ -84,14 +82,8 @@ class Fit:
             "config": dict(self.config),
             "fits": self.passed,
             "problems": list(self.problems),
-            "tensors": [
-                {"name": each.name, "shape": list(each.shape), "fate": each.fate, "to": each.to, "rules": each.rules}
-                for each in self.given
-            ],
-            "model": [
-                {"name": each.name, "shape": list(each.shape), "state": each.state, "of": each.of}
-                for each in self.wanted
-            ],
+            "tensors": [asdict(each) for each in self.given],
+            "model": [asdict(each) for each in self.wanted],
         }
 
 
@@ -165,24 +157,17 @@ def _fit(folder: Path, source: Source, weights: Weights, made: Plan) -> Fit:
 
 
 def _given(name: str, made: Plan, uses: list[tuple[str, Piece]], source: Source, fate: str) -> Given:
-    numbers = dict.fromkeys(at for _, piece in uses for at in piece.rules)
-    rules = tuple(source.lines.get(at, _words(source.rules[at])) for at in numbers)
-    return Given(name, made.given[name], fate, tuple(dict.fromkeys(to for to, _ in uses)), rules)
-
-
-def _words(rule: object) -> str:
-    """Return a short description of a rule of a built-in format."""
-    return f"{type(rule).__name__.lower()} {getattr(rule, 'pattern', '')}".strip()
+    rules = {at: source.rules[at] for _, piece in uses for at in piece.rules}
+    words = {at: f"{type(rule).__name__.lower()} {getattr(rule, 'pattern', '')}".strip() for at, rule in rules.items()}
+    told = tuple(source.lines.get(at, words[at]) for at in rules)  # a user's rule is named by its line
+    return Given(name, made.given[name], fate, tuple(dict.fromkeys(to for to, _ in uses)), told)
 
 
 def _wanted(name: str, made: Plan) -> Wanted:
     pieces = made.made.get(name, ())
-    shape = made.expected[name]
-    of = " = ".join(str(piece.value) for piece in pieces)
-    if name in made.misshapen:
-        return Wanted(name, shape, "misshapen", of, made.misshapen[name])
-    state = "broken" if name in made.broken else "made" if pieces else "missing"
-    return Wanted(name, shape, state, of)
+    states = {"broken": made.broken, "misshapen": made.misshapen, "made": made.made}
+    state = next((state for state, names in states.items() if name in names), "missing")
+    return Wanted(name, made.expected[name], state, " = ".join(str(piece.value) for piece in pieces))
 
 
 def require_apart(name: str, out: Path, *, force: bool = False) -> None:

@@ -1,11 +1,11 @@
-"""Analysis of tensor names: the tensors that repeat in each layer, and the part of a Transformer of each tensor."""
+"""The role in a Transformer that the name of each tensor states, and the tensors that repeat in each layer."""
 
 from __future__ import annotations
 
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from txport.checkpoints.weights.steps import Shape
@@ -20,12 +20,12 @@ CROSS = (
     r"|(attn|attention)_?2(?!\d)"
 )
 # A last linear layer that is named for its place alone: `decoder.fc_out`, `dense`.
-LAST = re.compile(
+LAST_LINEAR = re.compile(
     r"((decoder|dec)[._/])?(fc_out|out|dense|linear|output|out_proj|proj|fc)[._/](weight|bias|kernel|w|b)"
 )
 PHRASES = ((CROSS, "cross"), (r"layer_?norm|rms_?norm", "norm"), (r"feed_?forward|dense_?relu_?dense", "ffn"))
 IDIOMS = ((r"in_proj", "inproj"), (r"(?<![a-z])c_attn", "attn_qkv"), (r"(?<![a-z])c_fc", "fc_up"))
-NUMBERED = r"(?:fc|linear|lin|dense|w)[._]?([12])\b"  # the linear layers of a feed-forward
+NUMBERED_LINEAR = r"(?:fc|linear|lin|dense|w)[._]?([12])\b"  # the linear layers of a feed-forward
 WORDS = {
     "encoder": "encoder enc source src",
     "decoder": "decoder dec target tgt trg",
@@ -33,9 +33,9 @@ WORDS = {
     "attention": "attn attention att mha self sa",
     "ffn": "ffn mlp ff fc linear lin intermediate",
     "norm": "norm ln norms",
-    "query": "q query wq queries",
-    "key": "k key wk keys",
-    "value": "v value wv values val",
+    "query": "query q wq queries",
+    "key": "key k wk keys",
+    "value": "value v wv values val",
     "qkv": "qkv wqkv inproj",
     "kv": "kv wkv",
     "output": "o out output wo proj dense",
@@ -48,11 +48,13 @@ WORDS = {
     "bias": "bias b beta",
     "weight": "weight w gamma scale g kernel",
 }
-MEANINGS: dict[str, frozenset[str]] = {}
+MEANINGS: dict[str, set[str]] = defaultdict(set)
 for _meaning, _several in WORDS.items():
     for _word in _several.split():
-        MEANINGS[_word] = MEANINGS.get(_word, frozenset()) | {_meaning}
-PARTS = ("query", "key", "value")
+        MEANINGS[_word].add(_meaning)
+QKV = ("query", "key", "value")
+FFN = ("gate", "inner", "outer")
+FUSED = {"qkv": QKV, "kv": ("key", "value"), "gate_up": ("gate", "inner")}
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,26 @@ class Role:
     what: str  # "query", ..., "qkv", "kv", "inner", "outer", "gate", "norm", "query_norm"
     kind: str  # "weight", "bias"
     number: int = 0  # after the words, such as 2 in ln_2
+
+    @property
+    def is_norm(self) -> bool:
+        """True for a norm of a layer, not one of queries or keys."""
+        return self.what == "norm"
+
+    @property
+    def is_ffn(self) -> bool:
+        """True for a tensor of the feed-forward."""
+        return self.part == "ffn"
+
+    @property
+    def is_output(self) -> bool:
+        """True for an output whose name does not state of which part."""
+        return self.what == "output" and not self.part
+
+    @property
+    def is_last(self) -> bool:
+        """True for the last linear layer of a part of the model."""
+        return self.what in ("output", "outer")
 
 
 @dataclass(frozen=True)
@@ -86,25 +108,37 @@ class Template:
             return (self.name,)
         return tuple(self.name.replace("{}", str(number)) for number in self.numbers)
 
+    @property
+    def pattern(self) -> str:
+        """A regular expression that matches the names; its group is the number of the layer."""
+        return pattern_of(self.name)
+
+    @property
+    def replacement(self) -> str:
+        """The names as the replacement of a match, whose group 1 is the number of the layer."""
+        return self.name.replace("{}", r"\1")
+
+    def has_axes_of(self, other: Template) -> bool:
+        """Return True if both are of layers or neither is, and both have the same number of axes."""
+        return bool(self.numbers) == bool(other.numbers) and len(self.shape) == len(other.shape)
+
 
 def templates(shapes: Mapping[str, Shape]) -> list[Template]:
     """Return the tensors of a file; a tensor that repeats in each layer is one template."""
     stacks = _stacks(shapes)
-    found: dict[tuple[str, Shape], list[int]] = {}
-    plain: list[str] = []
+    numbers: dict[tuple[str, Shape], list[int]] = defaultdict(list)
+    plain: dict[str, Shape] = {}
     for name, shape in shapes.items():
         if stack := _stack_of(name, stacks):
             number = int(NUMBER.match(name, len(stack[0]))[0])  # type: ignore[index]  # stacks have numbers
             rest = name[len(stack[0]) + len(str(number)) :]
-            found.setdefault((f"{stack[0]}{{}}{rest}", shape), []).append(number)
+            numbers[f"{stack[0]}{{}}{rest}", shape].append(number)
         else:
-            plain.append(name)
-    layered = [
-        Template(name, shape, tuple(sorted(numbers)), role_of(name, shape)) for (name, shape), numbers in found.items()
-    ]
-    whole = [] if layered else list(_whole_stacks({name: shapes[name] for name in plain}))
-    taken = {each.name for each in whole}
-    return [*layered, *whole, *(Template(n, shapes[n], (), role_of(n)) for n in plain if n not in taken)]
+            plain[name] = shape
+    layered = [Template(*each, tuple(sorted(of)), role_of(*each)) for each, of in numbers.items()]
+    layered = layered or list(_whole_stacks(plain))
+    whole = {each.name for each in layered}
+    return [*layered, *(Template(name, plain[name], (), role_of(name)) for name in plain if name not in whole)]
 
 
 def _stacks(shapes: Mapping[str, Shape]) -> list[Stack]:
@@ -157,53 +191,56 @@ def role_of(name: str, shape: Shape = ()) -> Role:
     above = _words(before, has_parts=False)
     own = _words(behind) if is_layered else above
     numbers = [int(each) for each in re.findall(r"(?<=[a-z_./])\d{1,9}", behind or name)]
-    side = next((each for each in ("decoder", "encoder") if each in above), "")
-    last = [each for each in ("bias", "weight") if each in _words(re.split(r"[./_]", name)[-1])]
-    kind = (last or ["weight"])[0]
-    number = (numbers or [0])[-1]
-    if not is_layered:
-        named = (each for each in ("positions", "embedding", "projection") if each in own)
-        part = next(named, "projection" if LAST.fullmatch(name) else "")
-        return Role(side, part, "norm" if "norm" in own else "", kind, number)
-    has_ffn = "ffn" in own or bool({"inner", "outer", "gate"} & own) or bool(re.search(r"\bw_?[123]\b", behind))
-    is_fused = "qkv" in own and not has_ffn and ("qkv" in behind.lower() or _is_thrice(shape))
+    side = _first(("decoder", "encoder"), above)
+    kind = _first(("bias", "weight"), _words(re.split(r"[./_]", name)[-1])) or "weight"
+    if is_layered:
+        part, what = _part(own, behind, shape)
+    else:
+        part = _first(("positions", "embedding", "projection"), own)
+        part = part or ("projection" if LAST_LINEAR.fullmatch(name) else "")
+        what = "norm" if "norm" in own else ""
+    return Role(side, part, what, kind, numbers[-1] if numbers else 0)
+
+
+def _first(meanings: Sequence[str], words: Iterable[str]) -> str:
+    return next((each for each in meanings if each in words), "")
+
+
+def _part(own: frozenset[str], behind: str, shape: Shape) -> tuple[str, str]:
+    """Return the part of a layer that the words of a name state, and the tensor in that part."""
+    has_ffn = bool({"ffn", *FFN} & own) or bool(re.search(r"\bw_?[123]\b", behind))
+    may_be_thrice = len(shape) != 2 or max(shape) == 3 * min(shape)  # a matrix of three square ones
+    is_fused = "qkv" in own and not has_ffn and ("qkv" in behind.lower() or may_be_thrice)
     is_attention = "attention" in own or is_fused  # its name states the results, not the part
     part = "cross" if "cross" in own else "attention" if is_attention else "ffn" if has_ffn else ""
-    words_of_parts = [each for each in PARTS if each in own]
-    if "norm" in own:
-        what = f"{words_of_parts[0]}_norm" if words_of_parts else "norm"
-        is_last = re.search(r"final|post", behind) is not None
-        part = "ffn" if "ffn" in own or re.search("final", behind) else "" if is_last else part
-        return Role(side, "attention" if re.search("input", behind) else part, what, kind, number)
-    return Role(side, part, _what(part, own, words_of_parts, behind), kind, number)
+    if "norm" not in own:
+        return part, _what(part, own, behind)
+    if "input" in behind:
+        part = "attention"
+    elif "ffn" in own or "final" in behind:
+        part = "ffn"
+    elif "post" in behind:
+        part = ""
+    normed = _first(QKV, own)
+    return part, f"{normed}_norm" if normed else "norm"
 
 
-def _is_thrice(shape: Shape) -> bool:
-    """Return True if a matrix may be three square ones, and for all other shapes."""
-    return len(shape) != 2 or max(shape) == 3 * min(shape)
-
-
-def _what(part: str, words: frozenset[str], words_of_parts: Sequence[str], behind: str) -> str:
+def _what(part: str, words: frozenset[str], behind: str) -> str:
     """Return the tensor of a part that the words state, such as "query"; "" if they state none."""
-    if part in ("attention", "cross"):
-        if "qkv" in words or len(words_of_parts) == 3:
-            return "qkv"
-        if "kv" in words or list(words_of_parts) == ["key", "value"]:
-            return "kv"
-        return (
-            words_of_parts[0]
-            if len(words_of_parts) == 1
-            else "output"
-            if "output" in words and not words_of_parts
-            else ""
-        )
-    if part != "ffn":
-        return "output" if "output" in words and not words_of_parts else ""
-    if {"gate", "inner"} <= words:
-        return "gate_up"
-    named = next((each for each in ("gate", "inner", "outer") if each in words), "")
-    numbered = re.search(NUMBERED, behind)
-    return named or (("inner", "outer")[int(numbered[1]) - 1] if numbered else "outer" if "output" in words else "")
+    if part == "ffn":
+        if {"gate", "inner"} <= words:
+            return "gate_up"
+        numbered = re.search(NUMBERED_LINEAR, behind)
+        by_number = ("inner", "outer")[int(numbered[1]) - 1] if numbered else ""
+        return _first(FFN, words) or by_number or ("outer" if "output" in words else "")
+    qkv = [each for each in QKV if each in words]
+    if part and ("qkv" in words or len(qkv) == 3):
+        return "qkv"
+    if part and ("kv" in words or qkv == ["key", "value"]):
+        return "kv"
+    if part and len(qkv) == 1:
+        return qkv[0]
+    return "output" if "output" in words and not qkv else ""
 
 
 def _words(text: str, has_parts: bool = True) -> frozenset[str]:
@@ -217,5 +254,10 @@ def _words(text: str, has_parts: bool = True) -> frozenset[str]:
             found.add(meaning)
             text = re.sub(pattern, " ", text)
     for word in re.findall(r"[a-z]+", text):
-        found |= MEANINGS.get(word, frozenset())
+        found |= MEANINGS.get(word, set())
     return frozenset(found)
+
+
+def pattern_of(name: str) -> str:
+    """Return a regular expression that matches a name; `{}` in it is a group, the number of the layer."""
+    return "^" + re.escape(name).replace(r"\{\}", r"(\d+)").replace(r"\-", "-") + "$"
