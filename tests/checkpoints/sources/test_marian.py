@@ -17,7 +17,7 @@ from tests.checkpoints.sources.plain import check_logits, check_refused, damage
 from tests.seeded import bundle_of
 from txport.checkpoints.checkpoint import config_of, load_checkpoint
 from txport.checkpoints.sources.marian.folder import OPTIONS
-from txport.checkpoints.sources.options import NEVER
+from txport.checkpoints.sources.trainers import NEVER
 from txport.errors import ConfigError
 
 

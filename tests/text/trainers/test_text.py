@@ -28,7 +28,7 @@ from tests.text.test_agreement import said
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from txport.checkpoints.folder import digest
 from txport.checkpoints.sources.ctranslate2.vocabulary import texts as ctranslate2_texts
-from txport.checkpoints.sources.dictionaries import SPECIAL
+from txport.checkpoints.sources.fairseq import SPECIAL
 from txport.errors import CheckpointError, TextError, TxportError, UnsupportedError
 from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER
 from txport.text.base import Tokenizer

@@ -19,7 +19,7 @@ from txport.checkpoints.pooling import (
     pooling_defaults,
 )
 from txport.checkpoints.sources.packed import CONFIG_KEY, Layout, read_layout, unpacked
-from txport.checkpoints.sources.source import Format, Source, place_of, read_weights
+from txport.checkpoints.sources.source import Source, place_of, read_weights
 from txport.checkpoints.weights.values import Weights
 from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import architecture
@@ -130,6 +130,3 @@ def _special_tokens(folder: Path) -> dict[str, int] | None:
         return {each["content"]: each["id"] for each in values["added_tokens"] if type(each["id"]) is int}
     except (DocumentError, CheckpointError, LookupError, TypeError):  # the error is raised when it is loaded
         return {}
-
-
-FORMAT = Format(recognises=recognises, read=read)

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from txport.checkpoints.family import TYPE
-from txport.checkpoints.sources.source import Format, Source, generation, no_defaults, place_of, read_weights
+from txport.checkpoints.sources.source import Source, generation, no_defaults, place_of, read_weights
 from txport.errors import ConfigError
 from txport.models import architecture
 from txport.models.config import read_config
@@ -42,6 +42,3 @@ def read(folder: Path) -> Source:
         generation=partial(generation, folder) if (folder / GENERATION).is_file() else no_defaults,
         original=NO_ORIGINAL,
     )
-
-
-FORMAT = Format(recognises=recognises, read=read)

@@ -1,4 +1,7 @@
-"""Transformers of OpenNMT-py: `NAME_step_NUMBER.pt` with options, vocabularies and tensors, or with safetensors."""
+"""Transformers of OpenNMT-py: `NAME_step_NUMBER.pt` with options, vocabularies and tensors, or with safetensors.
+
+Folders of its successor Eole are recognised too, to raise an error with advice.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,29 @@ from typing import Any
 from torch import Tensor
 
 from txport.checkpoints.family import Published
-from txport.checkpoints.sources.namespaces import (
+from txport.checkpoints.sources.source import Source, read_safetensors
+from txport.checkpoints.sources.trainers import (
+    UNBOUNDED,
     id_of,
     only_pickle,
     options_of,
     read_namespaces,
+    reading,
     rows_and_width,
     tensors_of,
     weights_of,
 )
-from txport.checkpoints.sources.options import UNBOUNDED, reading
-from txport.checkpoints.sources.source import Format, Source, read_safetensors
 from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import architecture
+from txport.models.config import read_config
 from txport.models.names import CONFIG, TOKENIZER
 from txport.models.rules import Constant, Drop, Rename, Rule
 from txport.text.trainers.texts import Files, has_cuts, texts_of
 from txport.text.trainers.words import END, Side, Words, numbered
 
 FILES = "*_step_*.pt"
+EOLE = ("architecture", "encoder", "decoder")  # its options of a model, of which there is at least one
+FIX = "convert it with CTranslate2 (ctranslate2.converters.eole_ct2) and name the folder that this writes"
 EMBEDDINGS = "{}.embeddings.make_embedding.emb_luts.0.weight"
 POSITIONS = "{}.embeddings.make_embedding.pe.pe"
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "fast_gelu": "gelu_tanh"}
@@ -57,12 +64,20 @@ REQUIRED: dict[str, tuple[Any, ...]] = {
 
 
 def recognises(folder: Path) -> bool:
-    """Return whether there is a pickle with such a name, and no `config.json`, which other formats have."""
-    return not (folder / CONFIG).is_file() and any(folder.glob(FILES))
+    """Return whether there is a pickle with such a name and no `config.json`, or that of Eole."""
+    return _is_of_eole(folder) if (folder / CONFIG).is_file() else any(folder.glob(FILES))
+
+
+def _is_of_eole(folder: Path) -> bool:
+    """Return whether `config.json` has the options of a model under `model`."""
+    model = read_config(folder / CONFIG).get("model")
+    return isinstance(model, Mapping) and any(key in model for key in EOLE)
 
 
 def read(folder: Path) -> Source:
     """See `Format`."""
+    if (folder / CONFIG).is_file():
+        raise ConfigError(f"{folder / CONFIG} is of Eole, whose models can't be read; {FIX}")
     path = only_pickle(folder, FILES)
     values = read_namespaces(path)
     tensors, place = _tensors(values, path)
@@ -105,7 +120,7 @@ def config(options: Published, vocabularies: dict[str, Any], tensors: dict[str, 
         if len(tokens) != sized:
             raise ConfigError(f"vocab has {len(tokens)} tokens in {side}, its embedding {sized}")
     start = vocabularies.get("decoder_start_token", "<s>")
-    pad = id_of(target, "<blank>", "the padding")
+    pad = id_of(numbered(target), "<blank>", "the padding")
     if source[pad : pad + 1] != ["<blank>"]:
         raise ConfigError("<blank> must be the same token in both vocabularies")
     return {
@@ -124,8 +139,8 @@ def config(options: Published, vocabularies: dict[str, Any], tensors: dict[str, 
         "output_bias": "generator.bias" in tensors or "generator.0.bias" in tensors,
         "tied": _tied(options),
         "pad_id": pad,
-        "bos_id": id_of(target, start, "decoder_start_token"),
-        "eos_id": id_of(target, "</s>", "the end token"),
+        "bos_id": id_of(numbered(target), start, "decoder_start_token"),
+        "eos_id": id_of(numbered(target), "</s>", "the end token"),
         "add_source_eos": False,
     }
 
@@ -212,4 +227,3 @@ WEIGHTS: tuple[Rule, ...] = (
     Rename(r"\.feed_forward\.w_2\.", ".feed_forward.outer."),
     Constant(BIASES),
 )
-FORMAT = Format(recognises=recognises, read=read)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import safetensors
 from safetensors import safe_open
@@ -63,25 +64,26 @@ class Source:
     quantised: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Format:
-    """A checkpoint format: `recognises` returns whether a folder has it, and `read` reads the folder.
+class Format(Protocol):
+    """A checkpoint format, which is a module of this package."""
 
-    `read` raises `ConfigError` or `CheckpointError`, whose message names the file.
-    """
+    def recognises(self, folder: Path) -> bool:
+        """Return whether a folder has this format."""
+        ...
 
-    recognises: Callable[[Path], bool]
-    read: Callable[[Path], Source]
+    def read(self, folder: Path) -> Source:
+        """Read a folder; raise `ConfigError` or `CheckpointError`, whose message names the file."""
+        ...
 
 
-# modules of this package; the first one that recognises a folder reads it
-FORMATS = ("toml", "ctranslate2.folder", "marian.folder", "fairseq", "opennmt", "eole", "native", "hugging_face")
+# the first one that recognises a folder reads it
+FORMATS = ("toml", "ctranslate2.folder", "marian.folder", "fairseq", "opennmt", "native", "hugging_face")
 
 
 def read_source(folder: Path) -> Source:
     """Read a checkpoint folder; raise `ConfigError` or `CheckpointError` if its files are not those of a model."""
     for name in FORMATS:
-        found: Format = importlib.import_module(f"{__package__}.{name}").FORMAT
+        found: Format = importlib.import_module(f"{__package__}.{name}")
         if found.recognises(folder):
             return found.read(folder)
     raise ConfigError(f"{folder / CONFIG} names no architecture, and nothing else tells who wrote it")

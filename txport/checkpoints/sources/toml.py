@@ -13,7 +13,7 @@ from txport.checkpoints import family
 from txport.checkpoints.sources import hugging_face
 from txport.checkpoints.sources.hugging_face import config_as
 from txport.checkpoints.sources.rules import parse_rule
-from txport.checkpoints.sources.source import Format, Source, generation, no_defaults, place_of, read_weights
+from txport.checkpoints.sources.source import Source, generation, no_defaults, place_of, read_weights
 from txport.errors import ConfigError, quoted
 from txport.models import architecture
 from txport.models.config import read_config
@@ -200,6 +200,3 @@ def _rules(document: Document) -> tuple[list[Rule], dict[int, str]]:
             raise document.error(error if line else f"rule {number + 1}: {error}", line) from error
         lines[number] = f"{RULES} line {line}" if line else f"{RULES} rule {number + 1}"
     return rules, lines
-
-
-FORMAT = Format(recognises=recognises, read=read)

@@ -9,15 +9,22 @@ from typing import Any
 
 from txport.checkpoints.family import Published
 from txport.checkpoints.sources.ctranslate2.binary import is_binary, read_binary
-from txport.checkpoints.sources.ctranslate2.layers import Parts, Stack, refuse, require_alike
+from txport.checkpoints.sources.ctranslate2.layers import (
+    Parts,
+    Stack,
+    refuse,
+    require_alike,
+    require_plain,
+    require_whole_width,
+)
 from txport.checkpoints.sources.ctranslate2.older import renewed
 from txport.checkpoints.sources.ctranslate2.opt import is_opt, opt
 from txport.checkpoints.sources.ctranslate2.t5 import is_t5, t5
 from txport.checkpoints.sources.ctranslate2.tensors import GATED, LAYERS, ZEROS, Known, opened
-from txport.checkpoints.sources.ctranslate2.vocabulary import any_of, read_vocabulary, texts, token_of
+from txport.checkpoints.sources.ctranslate2.vocabulary import any_of, read_vocabulary, texts
 from txport.checkpoints.sources.ctranslate2.whisper import whisper
-from txport.checkpoints.sources.options import UNBOUNDED, reading
-from txport.checkpoints.sources.source import Format, Source
+from txport.checkpoints.sources.source import Source
+from txport.checkpoints.sources.trainers import UNBOUNDED, id_of, reading
 from txport.errors import ConfigError, quoted
 from txport.models import architecture
 from txport.models.config import read_config
@@ -92,12 +99,12 @@ def _seq2seq(parts: Parts, published: Published, folder: Path) -> Known:
     from_zeros = bool(parts.attribute("decoder/start_from_zero_embedding", 0))
     source = read_vocabulary(folder, "source")
     target = read_vocabulary(folder, "target")
-    end = token_of(target, published.get("eos_token"), "eos_token")
+    end = id_of(target, published.get("eos_token"), "eos_token")
     if published.get("add_source_eos", False):
         require_alike("eos_token in sources and targets", source.get(published.get("eos_token")), end)
     start = decoder.vocabulary
     if not from_zeros:
-        start = token_of(target, published.get("decoder_start_token"), "decoder_start_token")
+        start = id_of(target, published.get("decoder_start_token"), "decoder_start_token")
     more = {"decoder": int(from_zeros), "encoder": int(from_zeros and tied == "all")}
     own_bos = published.get("add_source_bos", False)
     longest = min(encoder.positions, decoder.positions) or UNBOUNDED
@@ -123,7 +130,7 @@ def _seq2seq(parts: Parts, published: Published, folder: Path) -> Known:
         "tied": tied,
         "scale_embedding": encoder.is_scaled,
         "pad_id": end,
-        "bos_id": token_of(source, published.get("bos_token"), "bos_token") if own_bos else start,
+        "bos_id": id_of(source, published.get("bos_token"), "bos_token") if own_bos else start,
         "start_id": start,
         "eos_id": end,
         "add_source_bos": own_bos,
@@ -145,8 +152,7 @@ def _require_plain(parts: Parts, encoder: Stack, decoder: Stack) -> None:
     for name in ALIKE:
         require_alike(name, getattr(encoder, name), getattr(decoder, name))
     for stack in (encoder, decoder):
-        refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")
-        require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
+        require_plain(stack)
     require_alike("position encodings", bool(encoder.positions), bool(decoder.positions))
 
 
@@ -169,10 +175,10 @@ def _causal(parts: Parts, published: Published, folder: Path) -> Known:
     for name, wrong in {"norm 'post'": stack.norm != "pre", "no final norm": not stack.final_norm}.items():
         if wrong:
             raise ConfigError(f"{name} of a decoder-only model is not supported")
-    refuse(stack, embedding_norm="a norm of embeddings")
+    refuse(stack, "embedding_norm")
     if parts.has("decoder/projection/bias"):
         raise ConfigError("'decoder/projection/bias' of a decoder-only model is not supported")
-    end = token_of(rows, published.get("eos_token"), "eos_token")
+    end = id_of(rows, published.get("eos_token"), "eos_token")
     common = {
         "vocab_size": stack.vocabulary,
         "d_model": stack.width,
@@ -185,9 +191,9 @@ def _causal(parts: Parts, published: Published, folder: Path) -> Known:
     }
     if stack.is_rms:
         return _llama(parts, published, stack, common | {"eos_ids": (end,), "add_bos": False, "bos_id": end})
-    refuse(stack, is_gated="gated feed-forward", head_norm="norms of heads", is_scaled="scaled embeddings")
+    refuse(stack, "is_gated", "head_norm", "is_scaled")
     require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
-    require_alike("num_heads x head_dim and the width", stack.heads * stack.head_size, stack.width)
+    require_whole_width(stack)
     longest = min(stack.positions, stack.window or stack.positions)
     if not longest:
         raise ConfigError("a decoder-only model with LayerNorm needs position embeddings")
@@ -239,10 +245,8 @@ def _encode(parts: Parts, published: Published, folder: Path) -> Known:
     """Return an encoder-only model as `bert`."""
     stack = parts.stack("encoder")
     rows = read_vocabulary(folder, "")
-    refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")
-    refuse(stack, is_scaled="scaled embeddings", final_norm="a final norm")
-    require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
-    require_alike("num_heads x head_dim and the width", stack.heads * stack.head_size, stack.width)
+    require_plain(stack, "is_scaled", "final_norm")
+    require_whole_width(stack)
     merge = parts.attribute("encoder/embeddings_merge", 0)
     has_segments = parts.has("encoder/embeddings_1/weight")
     if stack.norm != "post" or not stack.embedding_norm or not stack.positions:
@@ -279,6 +283,3 @@ SPECIFICATIONS: dict[str, Callable[[Parts, Published, Path], Known]] = {
     "TransformerEncoderSpec": _encode,
     "WhisperSpec": whisper,
 }
-
-
-FORMAT = Format(recognises=recognises, read=read)

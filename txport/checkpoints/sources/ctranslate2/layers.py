@@ -29,6 +29,16 @@ NEUTRAL = {  # attributes without effect at these values; None: at any value
 }
 LINEARS = ("self_attention/linear_0", "self_attention/linear_1", "ffn/linear_0", "ffn/linear_0_noact", "ffn/linear_1")
 CROSS = ("attention/linear_0", "attention/linear_1", "attention/linear_2")
+FEATURES = {  # of a stack, as errors call them
+    "is_rms": "RMSNorm",
+    "is_gated": "gated feed-forward",
+    "head_norm": "norms of heads",
+    "window": "windows",
+    "positions": "a table of positions",
+    "embedding_norm": "a norm of embeddings",
+    "is_scaled": "scaled embeddings",
+    "final_norm": "a final norm",
+}
 
 
 @dataclass(frozen=True)
@@ -202,8 +212,19 @@ def require_alike(what: str, first: object, second: object) -> None:
         raise ConfigError(f"{what} must be alike, got {first} and {second}")
 
 
-def refuse(stack: Stack, **words: str) -> None:
-    """Raise `ConfigError` if a stack has one of these features: name of the field -> words of the error."""
-    for name, word in words.items():
+def refuse(stack: Stack, *names: str) -> None:
+    """Raise `ConfigError` if a stack has one of these features, which are names of its fields."""
+    for name in names:
         if getattr(stack, name):
-            raise ConfigError(f"this model type does not support {word}")
+            raise ConfigError(f"this model type does not support {FEATURES[name]}")
+
+
+def require_plain(stack: Stack, *names: str) -> None:
+    """Raise `ConfigError` if a stack has a feature of a `llama`, or one of these: names of its fields."""
+    refuse(stack, "is_rms", "is_gated", "head_norm", "window", *names)
+    require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
+
+
+def require_whole_width(stack: Stack) -> None:
+    """Raise `ConfigError` unless the heads have the width of the layers together."""
+    require_alike("num_heads x head_dim and the width", stack.heads * stack.head_size, stack.width)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from txport.checkpoints.family import Published
-from txport.checkpoints.sources.ctranslate2.layers import Parts, refuse, require_alike
+from txport.checkpoints.sources.ctranslate2.layers import Parts, require_alike, require_plain, require_whole_width
 from txport.checkpoints.sources.ctranslate2.tensors import ZEROS, Known
-from txport.checkpoints.sources.ctranslate2.vocabulary import read_vocabulary, token_of
+from txport.checkpoints.sources.ctranslate2.vocabulary import read_vocabulary
+from txport.checkpoints.sources.trainers import id_of
 from txport.errors import ConfigError, quoted
 from txport.models.rules import Rename, Rule
 
@@ -35,10 +36,8 @@ def opt(parts: Parts, config: Published, folder: Path) -> Known:
     stack = parts.stack("decoder", width=width)
     rows = read_vocabulary(folder, "")
     parts.require("decoder/start_from_zero_embedding", 0)
-    refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")
-    refuse(stack, embedding_norm="a norm of embeddings", is_scaled="scaled embeddings")
-    require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
-    require_alike("num_heads x head_dim and the width", stack.heads * stack.head_size, width)
+    require_plain(stack, "embedding_norm", "is_scaled")
+    require_whole_width(stack)
     require_alike("norm and final_norm of an OPT", (stack.norm, stack.final_norm), (stack.norm, stack.norm == "pre"))
     if stack.activation != "relu" or not stack.positions:
         raise ConfigError(f"an OPT needs the activation 'relu' and position embeddings, got {quoted(stack.activation)}")
@@ -46,7 +45,7 @@ def opt(parts: Parts, config: Published, folder: Path) -> Known:
         "decoder/projection/bias"
     ):
         raise ConfigError("the output projection of an OPT must be its embedding, without a bias")
-    end = token_of(rows, config.get("eos_token"), "eos_token")
+    end = id_of(rows, config.get("eos_token"), "eos_token")
     values = {
         "vocab_size": stack.vocabulary,
         "d_model": width,
@@ -57,7 +56,7 @@ def opt(parts: Parts, config: Published, folder: Path) -> Known:
         "max_length": stack.positions,
         "norm": stack.norm,
         "pad_id": rows.get("<pad>", end),
-        "bos_id": token_of(rows, config.get("bos_token"), "bos_token"),
+        "bos_id": id_of(rows, config.get("bos_token"), "bos_token"),
         "eos_id": end,
     }
     return Known("opt", values, (stack.vocabulary,) * 2, RULES, led={POSITIONS: UNUSED})

@@ -8,8 +8,8 @@ from pathlib import Path
 from txport.checkpoints.family import Published
 from txport.checkpoints.sources.ctranslate2.layers import Parts, Stack, refuse, require_alike, whole
 from txport.checkpoints.sources.ctranslate2.tensors import GATED, Known
-from txport.checkpoints.sources.ctranslate2.vocabulary import read_vocabulary, token_of
-from txport.checkpoints.sources.options import UNBOUNDED
+from txport.checkpoints.sources.ctranslate2.vocabulary import read_vocabulary
+from txport.checkpoints.sources.trainers import UNBOUNDED, id_of
 from txport.errors import ConfigError
 from txport.models.rules import Drop, Rename, Rule
 
@@ -35,14 +35,14 @@ def t5(parts: Parts, config: Published, folder: Path) -> Known:
     for name in ALIKE:
         require_alike(name, getattr(encoder, name), getattr(decoder, name))
     for stack in (encoder, decoder):
-        _require_plain(stack)
+        _require_norms(stack)
     head_sizes = {_head_size(parts, side, encoder.heads) for side in SIDES}
     distances = {_distances(parts, side) for side in SIDES}
     if len(head_sizes) > 1 or len(distances) > 1:
         raise ConfigError(f"sizes of heads {sorted(head_sizes)} and distances {sorted(distances)} must be alike")
     ((buckets, farthest),) = distances
     rows = [read_vocabulary(folder, side) for side in ("source", "target")]
-    end, start = (token_of(rows[1], config.get(name), name) for name in ("eos_token", "decoder_start_token"))
+    end, start = (id_of(rows[1], config.get(name), name) for name in ("eos_token", "decoder_start_token"))
     require_alike("eos_token in sources and targets", rows[0].get(config.get("eos_token")), end)
     values = {
         "vocab_size": encoder.vocabulary,
@@ -67,11 +67,8 @@ def t5(parts: Parts, config: Published, folder: Path) -> Known:
     return Known("t5", values, (encoder.vocabulary, decoder.vocabulary), rules)
 
 
-def _require_plain(stack: Stack) -> None:
-    refuse(
-        stack, positions="a table of positions", embedding_norm="a norm of embeddings", is_scaled="scaled embeddings"
-    )
-    refuse(stack, head_norm="norms of heads", window="windows")
+def _require_norms(stack: Stack) -> None:
+    refuse(stack, "positions", "embedding_norm", "is_scaled", "head_norm", "window")
     require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
     if not stack.is_rms or stack.norm != "pre" or not stack.final_norm:
         raise ConfigError("attention biases need RMSNorm before the sublayers and at the end")

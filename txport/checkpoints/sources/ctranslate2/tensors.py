@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from txport.checkpoints.sources.ctranslate2.binary import Binary
-from txport.checkpoints.sources.options import NEVER
 from txport.checkpoints.sources.source import no_defaults
+from txport.checkpoints.sources.trainers import NEVER
 from txport.checkpoints.weights.steps import Shape
 from txport.checkpoints.weights.values import Weights
 from txport.models.facts import Facts

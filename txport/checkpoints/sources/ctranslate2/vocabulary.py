@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from txport.checkpoints.sources.options import read_strings
-from txport.errors import ConfigError, quoted
-from txport.system.documents import read_text
+from txport.errors import ConfigError, brief, quoted
+from txport.system.documents import DocumentError, read_text
 from txport.text.trainers.texts import Files, forced_in, texts_of
 from txport.text.trainers.words import Side, Words, numbered
 
@@ -24,9 +24,22 @@ def read_vocabulary(folder: Path, side: str) -> dict[str, int]:
 def _tokens(path: Path) -> Sequence[str]:
     """Return a list in JSON, or one token per line; a carriage return belongs to a token unless all lines have one."""
     if path.suffix == ".json":
-        return read_strings(path)
+        return _strings(path)
     lines = read_text(path, newline="\n").removesuffix("\n").split("\n")
     return [line[:-1] for line in lines] if all(line.endswith("\r") for line in lines) else lines
+
+
+def _strings(path: Path) -> list[str]:
+    """Read a list of strings in JSON; raise `ConfigError` for anything else."""
+    try:
+        found = json.loads(read_text(path))
+    except DocumentError as error:
+        raise ConfigError(str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {brief(error)}") from error
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ConfigError(f"{path} must hold a list of strings")
+    return found
 
 
 def _file(folder: Path, side: str) -> Path:
@@ -77,13 +90,6 @@ def texts(
 def _whole(tokens: Sequence[str], unknown: str, rows: int) -> Sequence[str]:
     """Return the tokens of a model; its last row is that of the unknown token if the file does not list this token."""
     return [*tokens, unknown] if len(tokens) == rows - 1 and unknown not in tokens else tokens
-
-
-def token_of(rows: Mapping[str, int], token: object, name: str) -> int:
-    """Return the id of a token; raise `ConfigError` if it is not in the vocabulary."""
-    if not isinstance(token, str) or token not in rows:
-        raise ConfigError(f"{name} {quoted(token)} must be a token of the vocabulary")
-    return rows[token]
 
 
 def any_of(rows: Mapping[str, int], what: str, *tokens: object) -> int:

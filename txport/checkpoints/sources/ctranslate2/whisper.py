@@ -10,9 +10,17 @@ from typing import Any
 
 from txport.checkpoints import family
 from txport.checkpoints.family import Published
-from txport.checkpoints.sources.ctranslate2.layers import Parts, Stack, refuse, require_alike
+from txport.checkpoints.sources.ctranslate2.layers import (
+    Parts,
+    Stack,
+    refuse,
+    require_alike,
+    require_plain,
+    require_whole_width,
+)
 from txport.checkpoints.sources.ctranslate2.tensors import Known
-from txport.checkpoints.sources.ctranslate2.vocabulary import read_vocabulary, token_of
+from txport.checkpoints.sources.ctranslate2.vocabulary import read_vocabulary
+from txport.checkpoints.sources.trainers import id_of
 from txport.errors import ConfigError
 from txport.models.facts import Facts
 from txport.models.generation import Defaults, search_defaults
@@ -40,8 +48,8 @@ def whisper(parts: Parts, config: Published, folder: Path) -> Known:
     for name in ("width", "heads", "inner"):
         require_alike(name, getattr(encoder, name), getattr(decoder, name))
     for stack in (encoder, decoder):
-        _require_plain(stack)
-    refuse(decoder, is_scaled="scaled embeddings")
+        _require_norms(stack)
+    refuse(decoder, "is_scaled")
     require_alike("the activation and Whisper's", decoder.activation, "gelu")
     if not parts.are_one("decoder/embeddings/weight", "decoder/projection/weight"):
         raise ConfigError("the output projection of a Whisper must be its embedding")
@@ -54,9 +62,9 @@ def whisper(parts: Parts, config: Published, folder: Path) -> Known:
         "d_model": decoder.width,
         "max_source_positions": encoder.positions,
         "max_target_positions": decoder.positions,
-        "decoder_start_token_id": token_of(rows, START, "the start token"),
-        "pad_token_id": token_of(rows, END, "the end token"),
-        "eos_token_id": token_of(rows, END, "the end token"),
+        "decoder_start_token_id": id_of(rows, START, "the start token"),
+        "pad_token_id": id_of(rows, END, "the end token"),
+        "eos_token_id": id_of(rows, END, "the end token"),
         **family.read_beside(folder),
         "generation_config": _speech(rows, config, decoder.vocabulary),
     }
@@ -67,11 +75,9 @@ def whisper(parts: Parts, config: Published, folder: Path) -> Known:
     return Known("whisper", found, (decoder.vocabulary,) * 2, RULES, generation=partial(_generation, config))
 
 
-def _require_plain(stack: Stack) -> None:
-    refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")
-    refuse(stack, embedding_norm="a norm of embeddings")
-    require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
-    require_alike("num_heads x head_dim and the width", stack.heads * stack.head_size, stack.width)
+def _require_norms(stack: Stack) -> None:
+    require_plain(stack, "embedding_norm")
+    require_whole_width(stack)
     if stack.norm != "pre" or not stack.final_norm or not stack.positions:
         raise ConfigError("a Whisper needs norms before the sublayers, a final norm and position embeddings")
 

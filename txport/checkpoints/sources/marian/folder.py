@@ -18,8 +18,8 @@ import torch
 from txport.checkpoints.family import Published
 from txport.checkpoints.sources.marian.npz import names_in, read_npz
 from txport.checkpoints.sources.marian.vocabulary import end_token, read_yaml, texts
-from txport.checkpoints.sources.options import NEVER, UNBOUNDED, reading
-from txport.checkpoints.sources.source import Format, Source, held
+from txport.checkpoints.sources.source import Source, held
+from txport.checkpoints.sources.trainers import NEVER, UNBOUNDED, reading
 from txport.checkpoints.weights.values import Weights
 from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import architecture
@@ -241,6 +241,3 @@ def _with_start(name: str, array: Array, has_start: bool) -> Array:
     if has_start and array.ndim == 2 and any(re.fullmatch(pattern, name) for pattern in ROWS):
         return np.concatenate([array, np.zeros((1, array.shape[1]), array.dtype)])
     return array
-
-
-FORMAT = Format(recognises=recognises, read=read)

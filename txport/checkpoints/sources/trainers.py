@@ -1,10 +1,14 @@
-"""Trainers' pickles of options and tensors: the options may be an `argparse.Namespace`, and no other class."""
+"""What the checkpoints of trainers have in common: options, tensors and vocabularies, and the errors about them.
+
+Of classes, a pickle of options and tensors may hold `argparse.Namespace` only.
+"""
 
 from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,26 @@ from txport.checkpoints.weights.values import Weights
 from txport.errors import CheckpointError, ConfigError, quoted
 
 SUFFIX = ".pt"
+NEVER = -64.0  # a logit below that of any generated token; not lower, because tolerances grow with the largest value
+UNBOUNDED = 512  # maximum length in tokens of a model whose positions have no maximum
+
+
+@contextmanager
+def reading(place: Path, what: str) -> Iterator[None]:
+    """Convert any error about `what` in this file to a `ConfigError` that begins with its path.
+
+    A `CheckpointError` is raised unchanged.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{place}: it is nested too deep to be {what}") from error
+    except (TypeError, LookupError, ValueError, AttributeError, ArithmeticError) as error:
+        raise ConfigError(f"{place}: it is not {what}: {error!r}") from error
 
 
 def only_pickle(folder: Path, pattern: str) -> Path:
@@ -92,9 +116,8 @@ def require_alike(options: Mapping[str, object], *names: str, default: object = 
     return found[0]
 
 
-def id_of(tokens: Iterable[str], token: str, what: str) -> int:
+def id_of(ids: Mapping[str, int], token: object, what: str) -> int:
     """Return the id of a token in a vocabulary; raise `ConfigError` if it is missing."""
-    for number, each in enumerate(tokens):
-        if each == token:
-            return number
-    raise ConfigError(f"{what} {quoted(token)} must be a token of the vocabulary")
+    if not isinstance(token, str) or token not in ids:
+        raise ConfigError(f"{what} {quoted(token)} must be a token of the vocabulary")
+    return ids[token]
