@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 from torch import Tensor, nn
-from txport.checkpoints.places import preset_config
 
 from tests.proof.faults import Edit, constant, swapped, weight
 from tests.proof.random_models import random_model

@@ -15,6 +15,7 @@ import click
 
 from txport.api.folders import files_in
 from txport.checkpoints.folder import code_name
+from txport.cli.options import SECTION
 from txport.errors import OutputError, TextError, TxportError, UnsupportedError
 from txport.system.files import is_stream, require_file
 from txport.system.paths import require_possible, resolve

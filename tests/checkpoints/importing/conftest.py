@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from txport import cli
-
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, str, str]]:
+def run(command: Callable[..., Any]) -> Callable[..., Any]:
     """Run `txport import`: -> its exit code, and what it wrote to stdout and stderr."""
-
-    def call(*arguments: object) -> tuple[Any, str, str]:
-        monkeypatch.setattr(sys, "argv", ["txport"])
-        code: Any = 0
-        try:
-            cli.main(["import", *map(str, arguments)])
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return call
+    return partial(command, "import")

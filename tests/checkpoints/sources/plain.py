@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txport.checkpoints.checkpoint import load_checkpoint
+from txport.checkpoints.checkpoint import config_of, load_checkpoint
 from txport.errors import CheckpointError, ConfigError
 from txport.models.model import Model
 
@@ -23,6 +24,26 @@ Logits = Callable[[Tensor, Tensor], Tensor]  # source (B, S), target (B, T) -> (
 def rounded(rng: np.random.Generator, *shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Weights that are the same in fp16 and bfloat16."""
     return (rng.integers(-64, 65, shape) / 128).astype(np.float32)
+
+
+class Drawn:
+    """Weights by name (`found`), which are drawn one after the other."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Tensor] = {}
+        self._rng = np.random.default_rng(0)
+
+    def add(self, name: str, *shape: int, one: float = 0.0) -> None:
+        self.found[name] = torch.from_numpy(rounded(self._rng, *shape)) + one
+
+    def linear(self, name: str, outputs: int, inputs: int, *, bias: bool = True) -> None:
+        self.add(f"{name}.weight", outputs, inputs)
+        if bias:
+            self.add(f"{name}.bias", outputs)
+
+    def norm(self, name: str, names: tuple[str, str] = ("weight", "bias")) -> None:
+        self.add(f"{name}.{names[0]}", 16, one=1.0)
+        self.add(f"{name}.{names[1]}", 16)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, heads: int, *, is_causal: bool = False) -> Tensor:
@@ -115,6 +136,18 @@ def check_refused(folder: Path) -> str:
     assert "\n" not in message
     assert str(folder) in message
     return message
+
+
+def check_wrong_values(options: Mapping[str, Any], wrong: Sequence[Any], save: Callable[[Any], Path]) -> None:
+    """Each option with each wrong value is refused in one line, or read."""
+    refused = []
+    for name, value in itertools.product(options, wrong):
+        try:
+            config_of(save({**options, name: value}))
+        except ConfigError as error:
+            refused.append(str(error))
+    assert len(refused) > len(options) * len(wrong) / 3
+    assert not any("\n" in each for each in refused)
 
 
 def residual(x: Tensor, norm: Linear, sublayer: Linear, *, first: bool) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.checkpoints.sources.plain import Named, check_logits, check_refused, damage, interleaved, rounded
+from tests.checkpoints.sources.plain import Drawn, Named, check_logits, check_refused, damage, interleaved
 
 CONFIG: dict[str, Any] = {
     "architecture": "annotated",
@@ -28,35 +28,23 @@ CONFIG: dict[str, Any] = {
 
 
 def weights_of() -> dict[str, Tensor]:
-    rng = np.random.default_rng(0)
-    found: dict[str, Tensor] = {}
-
-    def add(name: str, *shape: int, one: float = 0.0) -> None:
-        found[name] = torch.from_numpy(rounded(rng, *shape)) + one
-
-    def add_norm(name: str) -> None:
-        add(f"{name}.a_2", 16, one=1.0)
-        add(f"{name}.b_2", 16)
-
+    drawn = Drawn()
     for side, kinds in (("encoder", ("self_attn",)), ("decoder", ("self_attn", "src_attn"))):
         for number in range(2):
             scope = f"{side}.layers.{number}"
-            for place, (outputs, inputs) in enumerate([(16, 16)] * 4):
+            for place in range(4):
                 for kind in kinds:
-                    add(f"{scope}.{kind}.linears.{place}.weight", outputs, inputs)
-                    add(f"{scope}.{kind}.linears.{place}.bias", outputs)
-            for name, (outputs, inputs) in {"w_1": (24, 16), "w_2": (16, 24)}.items():
-                add(f"{scope}.feed_forward.{name}.weight", outputs, inputs)
-                add(f"{scope}.feed_forward.{name}.bias", outputs)
+                    drawn.linear(f"{scope}.{kind}.linears.{place}", 16, 16)
+            drawn.linear(f"{scope}.feed_forward.w_1", 24, 16)
+            drawn.linear(f"{scope}.feed_forward.w_2", 16, 24)
             for place in range(len(kinds) + 1):
-                add_norm(f"{scope}.sublayer.{place}.norm")
-        add_norm(f"{side}.norm")
+                drawn.norm(f"{scope}.sublayer.{place}.norm", ("a_2", "b_2"))
+        drawn.norm(f"{side}.norm", ("a_2", "b_2"))
     for name, words in (("src_embed", 26), ("tgt_embed", 24)):
-        add(f"{name}.0.lut.weight", words, 16)
-        found[f"{name}.1.pe"] = interleaved(5000, 16).float()[None]
-    add("generator.proj.weight", 24, 16)
-    add("generator.proj.bias", 24)
-    return found
+        drawn.add(f"{name}.0.lut.weight", words, 16)
+        drawn.found[f"{name}.1.pe"] = interleaved(5000, 16).float()[None]
+    drawn.linear("generator.proj", 24, 16)
+    return drawn.found
 
 
 class Annotated(Named):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -120,34 +121,27 @@ def seeded(module: nn.Module) -> nn.Module:
     return module
 
 
-def separate() -> nn.Module:
-    torch.manual_seed(1)
-    return seeded(Gpt(Separate, nn.Linear))
+def gpt(
+    seed: int,
+    attention: Callable[[Any], nn.Module] = Separate,
+    linear: Callable[[int, int], nn.Module] = nn.Linear,
+    kind: Callable[..., Gpt] = Gpt,
+    block: Callable[[], nn.Module] | None = None,
+) -> nn.Module:
+    """A model with these parts; its layers are of another `block` if that is given."""
+    torch.manual_seed(seed)
+    module = kind(attention, linear)
+    if block is not None:
+        module.blocks = nn.ModuleList(block() for _ in range(LAYERS))
+    return seeded(module)
 
 
-def fused() -> nn.Module:
-    torch.manual_seed(2)
-    return seeded(Gpt(Fused, nn.Linear))
-
-
-def across() -> nn.Module:
-    torch.manual_seed(3)
-    return seeded(Gpt(Fused, Across))
-
-
-def separate_across() -> nn.Module:
-    torch.manual_seed(4)
-    return seeded(Gpt(Separate, Across))
-
-
-def by_head() -> nn.Module:
-    torch.manual_seed(5)
-    return seeded(Gpt(lambda linear: Fused(linear, by_head=True), nn.Linear))
-
-
-def whole() -> nn.Module:
-    torch.manual_seed(6)
-    return seeded(Gpt(Whole, nn.Linear))
+separate = partial(gpt, 1)
+fused = partial(gpt, 2, Fused)
+across = partial(gpt, 3, Fused, Across)
+separate_across = partial(gpt, 4, Separate, Across)
+by_head = partial(gpt, 5, partial(Fused, by_head=True))
+whole = partial(gpt, 6, Whole)
 
 
 class Activated(nn.Linear):
@@ -208,11 +202,7 @@ class FunctionalGpt(Gpt):
         return found
 
 
-def functional() -> nn.Module:
-    torch.manual_seed(17)
-    module = FunctionalGpt(Separate, nn.Linear)
-    module.blocks = nn.ModuleList(Functional(Separate(nn.Linear), nn.Linear) for _ in range(LAYERS))
-    return seeded(module)
+functional = partial(gpt, 17, kind=FunctionalGpt, block=lambda: Functional(Separate(nn.Linear), nn.Linear))
 
 
 class Inline(Block):
@@ -233,20 +223,14 @@ class Inline(Block):
 
 def inline(scaled: int | None = None) -> nn.Module:
     """With one layer whose attention multiplies each number by another factor, if `scaled` is given."""
-    torch.manual_seed(21)
-    module = Gpt(Separate, nn.Linear)
-    module.blocks = nn.ModuleList(Inline(Separate(nn.Linear), nn.Linear) for _ in range(LAYERS))
+    module = gpt(21, block=lambda: Inline(Separate(nn.Linear), nn.Linear))
     if scaled is not None:
         module.blocks[scaled].factors = torch.arange(SIZE) / 9
-    return seeded(module)
+    return module
 
 
-def inline_0() -> nn.Module:
-    return inline(0)
-
-
-def inline_1() -> nn.Module:
-    return inline(1)
+inline_0 = partial(inline, 0)
+inline_1 = partial(inline, 1)
 
 
 class Flat(Block):
@@ -267,29 +251,14 @@ class Flat(Block):
         return [self.attn.get_submodule(each) for each in "qkv"]
 
 
-def flat() -> nn.Module:
-    torch.manual_seed(18)
-    module = Gpt(Separate, nn.Linear)
-    module.blocks = nn.ModuleList(Flat(Separate(nn.Linear), nn.Linear) for _ in range(LAYERS))
-    return seeded(module)
-
-
-def divided() -> nn.Module:
-    torch.manual_seed(12)
-    module = Gpt(Separate, nn.Linear)
-    module.blocks = nn.ModuleList(Divided() for _ in range(LAYERS))
-    return seeded(module)
-
-
-def float32_only() -> nn.Module:
-    torch.manual_seed(13)
-    return seeded(Float32Only(lambda linear: Fused(linear, by_head=True), nn.Linear))
+flat = partial(gpt, 18, block=lambda: Flat(Separate(nn.Linear), nn.Linear))
+divided = partial(gpt, 12, block=Divided)
+float32_only = partial(gpt, 13, partial(Fused, by_head=True), kind=Float32Only)
 
 
 def tied() -> nn.Module:
     """Its file has one matrix under two names."""
-    torch.manual_seed(14)
-    module = seeded(Gpt(Separate, nn.Linear))
+    module = gpt(14)
     module.head.weight = module.tok.weight
     return module
 
@@ -401,20 +370,18 @@ class Windowed(Rotated):
         return found
 
 
-def windowed() -> nn.Module:
-    torch.manual_seed(15)
-    module = Rotary(halves=True)
-    for block in module.blocks:
-        block.attn = Windowed(halves=True)
+def rotary(seed: int, attention: Callable[[], nn.Module] | None = None, **how: Any) -> nn.Module:
+    torch.manual_seed(seed)
+    module = Rotary(**how)
+    for block in module.blocks if attention is not None else ():
+        block.attn = attention()
     return module
 
 
-def grouped() -> nn.Module:
-    torch.manual_seed(20)
-    module = Rotary(halves=True)
-    for block in module.blocks:
-        block.attn = Grouped(halves=True)
-    return module
+windowed = partial(rotary, 15, partial(Windowed, halves=True), halves=True)
+grouped = partial(rotary, 20, partial(Grouped, halves=True), halves=True)
+halves = partial(rotary, 7, halves=True)
+interleaved = partial(rotary, 8, halves=False)
 
 
 class ShortRows(Rotary):
@@ -427,16 +394,6 @@ class ShortRows(Rotary):
 def short_rows() -> nn.Module:
     torch.manual_seed(16)
     return ShortRows(halves=True)
-
-
-def halves() -> nn.Module:
-    torch.manual_seed(7)
-    return Rotary(halves=True)
-
-
-def interleaved() -> nn.Module:
-    torch.manual_seed(8)
-    return Rotary(halves=False)
 
 
 # ------------------------------------------------------------------------------------------------ a translation model
@@ -515,19 +472,9 @@ class MostlyBarred(Barring):
     tokens = tuple(range(30))
 
 
-def barring() -> nn.Module:
-    torch.manual_seed(1)
-    return seeded(Barring(Separate, nn.Linear))
-
-
-def infinite() -> nn.Module:
-    torch.manual_seed(1)
-    return seeded(Infinite(Separate, nn.Linear))
-
-
-def mostly_barred() -> nn.Module:
-    torch.manual_seed(1)
-    return seeded(MostlyBarred(Separate, nn.Linear))
+barring = partial(gpt, 1, kind=Barring)
+infinite = partial(gpt, 1, kind=Infinite)
+mostly_barred = partial(gpt, 1, kind=MostlyBarred)
 
 
 def translator_shifted() -> nn.Module:

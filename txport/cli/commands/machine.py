@@ -110,10 +110,10 @@ def bench(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def presets(as_json: bool) -> None:
     """List the presets with their architecture and sizes; `txport export preset:NAME OUT` exports one."""
-    from txport.checkpoints import places
+    from txport.checkpoints import folder
     from txport.cli import tables
 
-    known = places.presets()
+    known = folder.presets()
     import torch
 
     from txport.checkpoints.checkpoint import size_of
