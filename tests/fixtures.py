@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,12 +18,9 @@ from tests.fake_cuda.fixture import fake_cuda as fake_cuda
 from tests.instruction_sets import SETS
 from tests.runtimes.driven import driven as driven
 from tests.tiny import SAMPLES, VOCABULARY, tiny_config, tiny_model
-from txport import cli
 from txport.bundles.bundle import Bundle
 from txport.checkpoints.checkpoint import save_checkpoint
 from txport.runtimes.ort import onnx_runtime as onnx_runtime  # before a test imports ONNX Runtime by itself
-
-Command = Callable[..., tuple[Any, str, str]]
 
 # Each worker has a core of its own: threads that wait for one another on the same cores take ten times as long.
 if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_setaffinity"):
@@ -81,21 +75,3 @@ def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle
 def copied(bundle: Bundle, tmp_path: Path) -> Path:
     """A copy of the bundle that a test may alter."""
     return Path(shutil.copytree(bundle.path, tmp_path / "bundle"))
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
-    """Run `txport` in this process; -> its exit code, and what it wrote to stdout and stderr."""
-
-    def run(*arguments: object) -> tuple[Any, str, str]:
-        monkeypatch.setattr(sys, "argv", ["txport"])
-        code: Any = 0
-        try:
-            cli.main([str(each) for each in arguments])
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *capsys.readouterr()
-
-    handler = signal.getsignal(signal.SIGTERM)
-    yield run
-    signal.signal(signal.SIGTERM, handler)

@@ -10,6 +10,6 @@ import pytest
 
 
 @pytest.fixture
-def run(command: Callable[..., Any]) -> Callable[..., Any]:
+def run(call: Callable[..., Any]) -> Callable[..., Any]:
     """Run `txport import`: -> its exit code, and what it wrote to stdout and stderr."""
-    return partial(command, "import")
+    return partial(call, "import")

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.called import Cli
 from tests.checkpoints.sources.test_own_checkpoint import describe, save, tensors_of
-from tests.fixtures import Command
 from tests.recorded import FAMILIES
 from tests.tiny import tiny_config, tiny_model
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
@@ -33,7 +33,7 @@ def own(tmp_path: Path) -> Path:
     return save(tmp_path / "own", weights, describe(model, rules))
 
 
-def test_the_table_says_what_becomes_of_each_tensor(run: Command, own: Path) -> None:
+def test_the_table_says_what_becomes_of_each_tensor(run: Cli, own: Path) -> None:
     code, out, err = run(own)
     assert (code, err) == (0, "")
     assert f"{own}: 66 tensors" in out
@@ -47,7 +47,7 @@ def test_the_table_says_what_becomes_of_each_tensor(run: Command, own: Path) -> 
     assert any(line.split()[0] == "net.step" and "dropped" in line for line in out.splitlines() if line.strip())
 
 
-def test_json_holds_the_same(run: Command, own: Path) -> None:
+def test_json_holds_the_same(run: Cli, own: Path) -> None:
     code, out, _ = run(own, "--json")
     told = json.loads(out)
     assert (code, told["fits"], told["problems"], told["architecture"]) == (0, True, [], "transformer")
@@ -59,7 +59,7 @@ def test_json_holds_the_same(run: Command, own: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["own", "gpt2", "bart", "g2p-en"])
-def test_what_is_written_is_the_same_model(name: str, run: Command, own: Path, tmp_path: Path) -> None:
+def test_what_is_written_is_the_same_model(name: str, run: Cli, own: Path, tmp_path: Path) -> None:
     folder = {"own": str(own), "g2p-en": name}.get(name, str(FAMILIES / name))
     if name == "bart":
         folder = shutil.copytree(folder, tmp_path / "bart")
@@ -79,7 +79,7 @@ def test_what_is_written_is_the_same_model(name: str, run: Command, own: Path, t
     assert run(folder, tmp_path / "out", "--force")[0] == 0
 
 
-def test_all_that_does_not_fit_is_shown_with_the_table(run: Command, own: Path, tmp_path: Path) -> None:
+def test_all_that_does_not_fit_is_shown_with_the_table(run: Cli, own: Path, tmp_path: Path) -> None:
     weights = load_file(own / WEIGHTS)
     weights["net.encoder_norm.weight"] *= torch.nan
     weights["net.odd"] = weights.pop("net.decoder_norm.bias")
@@ -106,7 +106,7 @@ def test_all_that_does_not_fit_is_shown_with_the_table(run: Command, own: Path, 
 
 @pytest.mark.parametrize("config", [None, {"model_type": "mine"}, {"n_head": 2}])
 def test_a_folder_that_nothing_knows_is_told_what_it_is_nearest_to(
-    config: dict[str, Any] | None, run: Command, own: Path
+    config: dict[str, Any] | None, run: Cli, own: Path
 ) -> None:
     (own / RULES).unlink()
     if config is not None:
@@ -118,14 +118,14 @@ def test_a_folder_that_nothing_knows_is_told_what_it_is_nearest_to(
     assert (err.count("--draft-map"), err.rstrip().endswith(advice)) == (1, True)
 
 
-def test_a_type_that_nothing_expresses_is_near_to_none(run: Command, own: Path) -> None:
+def test_a_type_that_nothing_expresses_is_near_to_none(run: Cli, own: Path) -> None:
     (own / RULES).unlink()
     (own / CONFIG).write_text(json.dumps({"model_type": "longformer"}))
     code, _, err = run(own)
     assert (code, "its encoder attends to windows" in err, "nearest" in err) == (2, True, False)
 
 
-def test_of_two_tensors_that_become_one_only_the_rules_are_told(run: Command, own: Path) -> None:
+def test_of_two_tensors_that_become_one_only_the_rules_are_told(run: Cli, own: Path) -> None:
     """That they also differ follows from it."""
     text = (own / RULES).read_text(encoding="utf-8")
     moved = "\n[[rule]]\nrename = { pattern = '^encoder\\.0\\.', to = 'encoder.1.' }\n"
@@ -138,7 +138,7 @@ def test_of_two_tensors_that_become_one_only_the_rules_are_told(run: Command, ow
     assert all(f"{RULES} line {line}" in each for each in told)
 
 
-def test_a_draft_is_written_and_told(run: Command, own: Path) -> None:
+def test_a_draft_is_written_and_told(run: Cli, own: Path) -> None:
     (own / RULES).unlink()
     code, out, err = run(own, "--draft-map", own / RULES)
     assert (code, err) == (0, "")
@@ -156,7 +156,7 @@ def test_a_draft_is_written_and_told(run: Command, own: Path) -> None:
         (["--draft-map", "{own}/txport.toml"], "and --draft-map would replace it"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments: list[str], message: str, run: Command, own: Path) -> None:
+def test_what_makes_no_sense_is_refused(arguments: list[str], message: str, run: Cli, own: Path) -> None:
     code, out, err = run(own, *(each.format(own=own) for each in arguments))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message.format(own=own) in err
