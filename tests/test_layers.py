@@ -53,10 +53,12 @@ PROOF = {  # rooms of proof -> what of proof they may import; what lies beside t
         "reports.report",
         "context.check",
     },  # its check alone starts that of context
-    "few_bits": {"few_bits", "bisect", "masks", "parity", "reports.report"},
+    "few_bits": {"few_bits", "bisect", "faults", "masks", "parity", "reports.report"},
     "context": {"context", "bisect", "parity"},
     "verify": {"verify", "masks", "parity"},
-    "bisect": {"bisect", "few_bits", "parity"},
+    "bisect": {"bisect", "faults", "few_bits", "parity"},
+    "against": {"against", "faults", "masks", "parity"},
+    "faults": {"faults"},
     "reports": {"reports", "parity", "bisect", "matrix"},
 }
 MOST_MODULES = 12

@@ -17,10 +17,10 @@ from txport.bundles.comparisons import NOT_COMPARED, TEXTS, describe_original, r
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import CheckpointError, ParityError
 from txport.models.names import CONFIG, WEIGHTS
-from txport.proof.against import recorded
+from txport.proof.against import hold
 from txport.proof.against.batches import BEYOND
-from txport.proof.against.recorded import compare_original
-from txport.proof.against.texts import LINES
+from txport.proof.against.hold import compare_original
+from txport.proof.against.hugging_face import LINES
 from txport.system import memory
 
 CLASSES = {
@@ -57,7 +57,7 @@ def test_a_prefix_that_is_removed_is_removed_for_the_original_too(prefix: str, t
 
 
 def test_rows_are_shorter_than_of_code_whose_lengths_no_config_names(tmp_path: Path) -> None:
-    assert record_of(whole(f"{NEWEST}/t5", tmp_path))["tokens"] == recorded.CONFIGURED + BEYOND
+    assert record_of(whole(f"{NEWEST}/t5", tmp_path))["tokens"] == hold.CONFIGURED + BEYOND
 
 
 def test_a_wrong_scale_is_said_the_right_way_round(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_what_can_not_be_compared_is_recorded_with_the_reason(tmp_path: Path, mo
     folder = whole("llama", tmp_path)
     assert record_of(folder, "none") == {NOT_COMPARED: "that was not wanted"}
     with monkeypatch.context() as patch:
-        needed = recorded.memory_for(load_checkpoint(str(folder)).outline)
+        needed = hold.memory_for(load_checkpoint(str(folder)).outline)
         patch.setattr(memory, "available", lambda: needed - 1)
         assert "the comparison needs" in record_of(folder)[NOT_COMPARED]
         patch.setattr(memory, "available", lambda: needed)

@@ -16,7 +16,7 @@ from txport.api.encoding import Encoder
 from txport.bundles.comparisons import describe_original
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import ConfigError
-from txport.proof.against.recorded import compare_original
+from txport.proof.against.hold import compare_original
 from txport.runtimes.pytorch import TorchRuntime
 from txport.text.load import load_tokenizer
 

@@ -186,7 +186,7 @@ def _original(
     if not how["weights"]:
         return None
     with needed(EXPORT):
-        from txport.proof.against.recorded import compare_original
+        from txport.proof.against.hold import compare_original
     progress(Stage("comparing with the original", 0.02))
     return compare_original(checkpoint, against, trust_code=trust_code)
 

@@ -34,7 +34,7 @@ from txport.models.config import Config
 from txport.models.facts import LENGTH, Facts
 from txport.models.parts import FeedForward, GatedFeedForward
 from txport.proof.bisect import culprit
-from txport.proof.bisect.words import describe
+from txport.proof.faults.words import describe
 from txport.proof.parity.check import check, exact_of
 from txport.proof.parity.exact import Exact, one_pass
 from txport.proof.proven import prove, write

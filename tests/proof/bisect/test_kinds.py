@@ -59,12 +59,12 @@ from txport.models.architectures.llama import Llama, LlamaConfig
 from txport.models.facts import StateTensor
 from txport.models.parts import FeedForward, Rotary, SoftCap, Window, bucket_table
 from txport.models.parts.positions import Pairing, speeds
+from txport.proof.bisect import causes, taps
 from txport.proof.bisect import culprit as module
-from txport.proof.bisect import kinds, taps
-from txport.proof.bisect.calls import WATCHED, recording
 from txport.proof.bisect.culprit import bisect
-from txport.proof.bisect.evidence import INPUT_KIND, PORT_KIND
 from txport.proof.bisect.taps import IN, Tap, truth
+from txport.proof.faults.calls import WATCHED, recording
+from txport.proof.faults.evidence import INPUT, OUTPUT
 from txport.proof.parity.check import check
 from txport.targets.ports import DECODER, ENCODER
 
@@ -553,7 +553,8 @@ def test_a_tap_that_pytorch_does_not_compute_is_refused() -> None:
 
 
 def test_a_kind_of_part_without_faults_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "KINDS", {kind: each for kind, each in kinds.KINDS.items() if kind is not FeedForward})
+    known = {kind: each for kind, each in causes.FAULTS_OF_GRAPHS.items() if kind is not FeedForward}
+    monkeypatch.setattr(causes, "FAULTS_OF_GRAPHS", known)
     checkpoint = checkpoint_of()
     bundle = made(faulty(checkpoint, part("decoder.0.feed_forward", activation="relu")), tmp_path / "out", "portable")
     with pytest.raises(ParityError, match=r"no part covers decoder\.0\.feed_forward\.outer in, a FeedForward"):
@@ -561,12 +562,12 @@ def test_a_kind_of_part_without_faults_is_refused(tmp_path: Path, monkeypatch: p
 
 
 def test_every_kind_that_is_watched_has_words_and_faults_or_lies_within_one_that_has() -> None:
-    from txport.proof.bisect.calls import INNER
-    from txport.proof.bisect.words import WORDS
+    from txport.proof.faults.calls import INNER
+    from txport.proof.faults.words import WORDS
 
     assert set(WATCHED) <= set(WORDS)
-    assert set(WATCHED) - set(INNER) <= set(kinds.KINDS)
-    assert {StateTensor, INPUT_KIND, PORT_KIND} <= set(kinds.KINDS)
+    assert set(WATCHED) - set(INNER) <= set(causes.FAULTS_OF_GRAPHS)
+    assert {StateTensor, INPUT, OUTPUT} <= set(causes.FAULTS_OF_GRAPHS)
 
 
 def test_each_call_of_a_part_is_recorded_within_the_one_that_made_it() -> None:

@@ -1,14 +1,17 @@
-"""Load the original that `--against` names and compare the import of a checkpoint with it."""
+"""Load the original that `--against` names and compare the import of a checkpoint with it, also during `export`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib.util
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from txport.bundles.comparisons import NOT_COMPARED, TEXTS
+from txport.checkpoints.adapters.adapted import Adapted
 from txport.checkpoints.adapters.load import at_home
 from txport.checkpoints.checkpoint import Checkpoint, build_empty, is_large, load_checkpoint
 from txport.checkpoints.folder import code_name, find_folder
@@ -16,15 +19,18 @@ from txport.checkpoints.sources.fitting import fitted
 from txport.checkpoints.sources.source import read_source
 from txport.checkpoints.weights.plan import Plan
 from txport.checkpoints.weights.values import Weights
-from txport.errors import CheckpointError, ConfigError, UnsupportedError, quoted
+from txport.errors import CheckpointError, ConfigError, ParityError, UnavailableError, UnsupportedError, quoted
+from txport.models.config import read_config
 from txport.models.facts import Facts
 from txport.models.model import Model
-from txport.models.names import CONFIG, TRANSFORMERS
+from txport.models.names import CONFIG, NO_ORIGINAL, TRANSFORMERS
 from txport.models.parts import Attention
-from txport.proof.against.batches import SHORT, least_long
+from txport.proof.against.batches import SHORT, Reach, least_long
 from txport.proof.against.original import Original, load_module, require_used
+from txport.proof.against.pairing import files_read
 from txport.proof.against.verdict import Verdict, compare
 from txport.system import memory
+from txport.system.packages import version_of
 from txport.system.paths import require_possible
 
 # number of copies in memory at once
@@ -33,6 +39,8 @@ VALUES_COPIES = 8  # of the inputs and outputs of linear layers, in the records 
 OUTPUT_COPIES = 8  # of the outputs of the models
 SCORES_COPIES = 2  # of the attention weights, which an original may return
 NAMED = 3  # tensors that an error names
+WORK = 1e12  # maximum number of multiply-adds of the long row: half a minute
+CONFIGURED = 32  # tokens of the long row of a folder: its config names each length at which its model changes
 
 
 def hold_against(name: str, against: str, *, trust_code: bool = False) -> Verdict:
@@ -57,7 +65,7 @@ def hold(checkpoint: Checkpoint, folder: Path, against: str, **how: Any) -> Verd
     if (code := code_name(against)) is not None:
         with at_home(code[0]):
             original = load_module(against, weights, model.facts, source.place)
-            require_used(original, _used(made), source.place)
+            require_used(original, files_read(made), source.place)
             return compare(model, made, original, **how)
     if against == TRANSFORMERS:
         names = dict(zip(source.weights().shapes, weights.shapes, strict=True))
@@ -109,11 +117,6 @@ def require_original(against: str, *, trust_code: bool) -> None:
         raise UnsupportedError(f"trust_code=True is for an original that is a file of code; {against} is none")
 
 
-def _used(made: Plan) -> list[str]:
-    every = (name for pieces in made.made.values() for piece in pieces for name in piece.value.names())
-    return list(dict.fromkeys(every))
-
-
 def _by_transformers(
     folder: Path, weights: Weights, facts: Facts, renamed: Mapping[str, str] | None = None
 ) -> Original:
@@ -131,7 +134,7 @@ def _of_other(folder: Path, place: Path, weights: Weights, made: Plan) -> tuple[
     """
     source = read_source(folder)
     theirs = source.weights()
-    used = _used(made)
+    used = files_read(made)
     if all(weights.shapes[name] == theirs.shapes.get(name) for name in used):
         other = [name for name in used if not torch.equal(weights[name].float(), theirs[name].float())]
         if other:
@@ -144,3 +147,70 @@ def _of_other(folder: Path, place: Path, weights: Weights, made: Plan) -> tuple[
         told = ", ".join(dict.fromkeys(f"{name} {shape}" for name, shape in strange[:NAMED]))
         raise ConfigError(f"{folder} is another model than the import of {place}: only one of them has {told}")
     return theirs, found
+
+
+# ------------------------------------------------------------------------------------------ as a part of export
+def compare_original(checkpoint: Checkpoint, against: str | None, *, trust_code: bool = False) -> dict[str, Any]:
+    """Compare a checkpoint with its original and return the manifest's record; {} if txport's module is the original.
+
+    `against` is that of `hold_against`, "none" for no comparison, or None for transformers if it can run the
+    checkpoint's folder. With None, a comparison that can't be made is recorded with the reason; otherwise, it raises
+    `CheckpointError`, `ConfigError` or `UnavailableError`. Raises `ParityError`, with the cause, if they differ.
+    """
+    folder = checkpoint.folder
+    if folder is None or isinstance(checkpoint.outline, Adapted):
+        if against not in (None, NO_ORIGINAL):
+            raise UnsupportedError(
+                f"only folders with weights are compared with an original; {checkpoint.name} is its own original"
+            )
+        return {}
+    if against is not None and against != NO_ORIGINAL:
+        require_original(against, trust_code=trust_code)
+    chosen = read_source(folder).original if against is None else against
+    if chosen == NO_ORIGINAL:
+        return {} if against is None else {NOT_COMPARED: "that was not wanted"}
+    if not chosen:
+        return {NOT_COMPARED: "no original was named; `txport export --against` names it"}
+    if against is None and importlib.util.find_spec(TRANSFORMERS) is None:
+        return {NOT_COMPARED: f"{TRANSFORMERS} is not installed"}
+    try:
+        verdict = _hold(checkpoint, folder, chosen)
+    except (CheckpointError, UnavailableError) as error:
+        if against is not None:
+            raise
+        advice = _other_version(folder, chosen) if isinstance(error, CheckpointError) else ()
+        record: dict[str, Any] = {NOT_COMPARED: "; ".join([str(error).replace(str(folder), folder.name), *advice])}
+    else:
+        if not verdict.passed:
+            raise ParityError("; ".join(_difference(verdict, checkpoint.name, folder, chosen)))
+        record = verdict.record()
+    if chosen == TRANSFORMERS:
+        from txport.proof.against.hugging_face import compare_texts
+
+        if texts := compare_texts(checkpoint, folder):
+            record[TEXTS] = texts
+    return record
+
+
+def _hold(checkpoint: Checkpoint, folder: Path, against: str) -> Verdict:
+    """Compare both; raise `OutOfMemoryError` if memory is too short for that."""
+    memory.require(memory_for(checkpoint.outline), "the comparison")
+    reach = Reach(work=WORK) if code_name(against) is not None else Reach(CONFIGURED, WORK)
+    return hold(checkpoint, folder, against, reach=reach)
+
+
+def _difference(verdict: Verdict, name: str, folder: Path, against: str) -> Iterator[str]:
+    """Yield the parts of the error: the difference, where it begins, its cause, and the way out."""
+    outputs = ", ".join(each.describe() for each in verdict.outputs if not each.passed)
+    yield f"{name} as it was read does not compute what {verdict.original} does: {outputs or 'its outputs differ'}"
+    if verdict.parting is not None:
+        yield from (f"{word} {text}" for word, text in verdict.parting.lines())
+    yield from _other_version(folder, against)
+    yield f"against='{NO_ORIGINAL}' exports it without this comparison"
+
+
+def _other_version(folder: Path, against: str) -> Iterator[str]:
+    """Yield the way out if another version of transformers saved the folder than the one that runs it."""
+    saved = read_config(folder / CONFIG).get("transformers_version") if against == TRANSFORMERS else None
+    if saved is not None and saved != (here := version_of(TRANSFORMERS)):
+        yield f"transformers {saved} saved the folder and {here} is installed: install transformers {saved}"

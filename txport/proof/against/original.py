@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from txport.checkpoints.weights.values import Weights
 from txport.errors import CheckpointError, brief, quoted
 from txport.models.facts import LOGITS, Facts, Task
 from txport.proof.against.batches import Batch
-from txport.proof.against.watching import tensors_in
+from txport.proof.faults.calls import Record, record_calls
 from txport.system import memory
 from txport.system.machine import is_out_of_memory
 
@@ -313,3 +313,36 @@ def rounded_tables(module: nn.Module, known: set[str]) -> Iterator[str]:
     for name, each in (*module.named_buffers(), *module.named_parameters()):
         if name not in known and each.is_floating_point() and is_rounded(each.detach()):
             yield name
+
+
+# ------------------------------------------------------------------------------------------ calls of its modules
+@contextmanager
+def watching(module: nn.Module) -> Iterator[Record]:
+    """Record the calls of all modules while the original runs in this context, those that return numbers.
+
+    Tensors are copied, since later code may change them in place. Scripted modules have no hooks.
+    """
+
+    def copied(*values: object) -> list[Tensor]:
+        return [each.detach().clone() for each in tensors_in(values)]
+
+    def result(output: object) -> Tensor | None:
+        return next((each for each in copied(output) if each.is_floating_point()), None)
+
+    parts = [(name, each) for name, each in module.named_modules() if not isinstance(each, ScriptModule)]
+    with record_calls(parts, copied, result) as record:
+        yield record
+    for name, calls in record.items():
+        record[name] = [each for each in calls if hasattr(each, "result")]
+
+
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """Yield all tensors in nested tuples, lists and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from tensors_in(each)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from tensors_in(each)

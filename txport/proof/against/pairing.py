@@ -24,12 +24,14 @@ from txport.checkpoints.weights.values import Filled, Weights
 from txport.models.model import Model
 from txport.models.parts import NORM_TYPES, Attention, FeedForward, GatedFeedForward
 from txport.proof.against.original import Original
-from txport.proof.against.watching import Seen, Watched
-from txport.proof.bisect.calls import PartCall, Record, calls_of
-from txport.proof.bisect.faults.evidence import last_map
+from txport.proof.faults.calls import PartCall, Record, calls_of
+from txport.proof.faults.evidence import last_map
 
-# maximum error of a product with the same weight, relative to the largest value
-CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.002, torch.bfloat16: 0.02}
+# Difference of a part from the original relative to its largest value, with the same inputs: above SURELY it is an
+# error, below CLOSELY it is rounding. Between them, it is an error only if a cause explains it, such as an epsilon or
+# a table that the original has in fp32.
+CLOSELY = {torch.float64: 1e-9, torch.float32: 1e-4}
+SURELY = {torch.float64: 1e-5, torch.float32: 1e-4}
 BLOCKS = (Attention, FeedForward, GatedFeedForward)
 AT_ONCE = 1 << 20  # values of a matrix that are compared at once
 
@@ -75,6 +77,13 @@ class Pair:
     gave: Tensor | None
     bias: str = ""  # a tensor of the files that the original adds and the import does not read
     rows: tuple[Rows, ...] = ()
+    is_block: bool = False  # an attention or a feed-forward whose last linear layer has no counterpart
+
+
+def files_read(plan: Plan) -> list[str]:
+    """Return the tensors of the files from which an import is made."""
+    every = (name for pieces in plan.made.values() for piece in pieces for name in piece.value.names())
+    return list(dict.fromkeys(every))
 
 
 class Origins:
@@ -95,7 +104,6 @@ class Origins:
             ),
         )
         self._shares: dict[str, list[Share]] = {}
-        self._columns: dict[str, Tensor | None] = {}
         self._owners: dict[str, list[tuple[str, str]]] = {}
         state = original.module.state_dict(keep_vars=True)
         files: dict[int, list[str]] = {}
@@ -111,12 +119,6 @@ class Origins:
                     self._tensors[file] = tensor
         self._same = {file: frozenset(several) for several in files.values() for file in several}  # tied tensors
         self._modules = dict(original.module.named_modules())
-
-    @property
-    def used(self) -> list[str]:
-        """The tensors of the files from which the import is made."""
-        every = (name for pieces in self.plan.made.values() for piece in pieces for name in piece.value.names())
-        return list(dict.fromkeys(every))
 
     def files_of(self, name: str) -> tuple[str, ...]:
         """Return the tensors of the files from which a tensor of the import is made."""
@@ -164,17 +166,6 @@ class Origins:
         file, begin = self.file_at(int(numbers[0, 0]))
         return share_of(numbers - begin, file, self.plan.given[file])
 
-    def columns(self, name: str) -> Tensor | None:
-        """Return the positions of a matrix's first row along the file's last axis; None if it is not a matrix."""
-        if name not in self._columns:
-            numbers = self.numbers(name)
-            is_matrix = numbers is not None and numbers.dim() == 2
-            self._columns[name] = None
-            if numbers is not None and is_matrix:
-                file, begin = self.file_at(int(numbers[0, 0]))
-                self._columns[name] = (numbers[0] - begin).long() % self.plan.given[file][-1]
-        return self._columns[name]
-
     def file_at(self, number: int) -> tuple[str, int]:
         """Return the tensor of the files that has the value with this index, and the index of its first value."""
         at = bisect_right(self._begins, number) - 1
@@ -188,7 +179,7 @@ class Origins:
 
     def unread(self, module: str) -> list[str]:
         """Return the tensors that a module of the original owns directly and from which the import is not made."""
-        used = {same for file in self.used for same in self._same.get(file, {file})}
+        used = {same for file in files_read(self.plan) for same in self._same.get(file, {file})}
         return [file for file in self.own_files(module) if file not in used]
 
     def own_files(self, module: str) -> list[str]:
@@ -221,18 +212,17 @@ def _is_sum(numbers: Tensor, begins: Tensor, steps: Tensor) -> bool:
 class Product:
     """A call of the original that returns the product of its input with one of its matrices, plus an optional bias."""
 
-    call: Seen
-    file: str
+    call: PartCall
     across: bool  # the matrix is (in, out)
     bias: str  # the tensor of the files that is added, or ""
 
 
-def product_of(origins: Origins, call: Seen, file: str) -> Product | None:
+def product_of(origins: Origins, call: PartCall, file: str) -> Product | None:
     """Return the product that a call computes with a matrix, by its values; None if it computes anything else."""
     x = call.read
     y = call.result
     weight = origins.tensor(file)
-    if x is None or y is None or weight.dim() != 2 or not x.dim() or x.dtype != weight.dtype:
+    if x is None or weight.dim() != 2 or not x.dim() or x.dtype != weight.dtype:
         return None
     biases = [each for each in origins.own_files(call.name) if origins.tensor(each).shape == y.shape[-1:]]
     for across, matrix in ((False, weight.t()), (True, weight)):
@@ -242,70 +232,68 @@ def product_of(origins: Origins, call: Seen, file: str) -> Product | None:
         for bias in ("", *biases):
             found = plain + origins.tensor(bias) if bias else plain
             if found.shape == y.shape and _close(found, y):
-                return Product(call, file, across, bias)
+                return Product(call, across, bias)
     return None
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
     largest = float(other.abs().max()) if other.numel() else 0.0
-    return float((one - other).abs().max() if other.numel() else 0.0) <= CLOSE[other.dtype] * max(largest, 1e-30)
+    return float((one - other).abs().max() if other.numel() else 0.0) <= CLOSELY[other.dtype] * max(largest, 1e-30)
 
 
-def pairs_of(origins: Origins, record: Record, watched: Watched) -> Iterator[Pair]:
-    """Yield the calls of linear layers, convolutions, embeddings and norms with a counterpart in the original.
+def pairs_of(origins: Origins, record: Record, watched: Record) -> list[Pair]:
+    """Return the calls of linear layers, convolutions, embeddings, norms and blocks with a counterpart."""
+    pairs = list(_parts_of(origins, record, watched))
+    return [*pairs, *_blocks_of(origins, record, watched, {each.call.name for each in pairs})]
 
-    They are in the order of the import.
-    """
-    several = {name: [name] for name in record}
-    done: set[frozenset[str]] = set()
-    for name in several:
-        part = record[name][0].part
-        if not isinstance(part, (nn.Linear, nn.Conv1d, nn.Embedding, *NORM_TYPES)):
-            continue
-        files = frozenset(origins.files_of(f"{name}.weight"))
-        kind = frozenset({*files, "tokens" if isinstance(part, nn.Embedding) else f"numbers of {name}"})
-        if not files or kind in done:
-            continue
-        done.add(kind)
-        if isinstance(part, nn.Embedding):
-            alike = [each for each in record if isinstance(record[each][0].part, nn.Embedding)
-                     and frozenset(origins.files_of(f"{each}.weight")) == files]  # fmt: skip
-            yield from _lookups(origins, calls_of(record, alike), watched, sorted(files))
+
+def _parts_of(origins: Origins, record: Record, watched: Record) -> Iterator[Pair]:
+    """Yield the pairs of linear layers, convolutions, embeddings and norms, in the order of the import."""
+    done: list[list[str]] = []  # tables of which the lookups are paired
+    for name, calls in record.items():
+        part = calls[0].part
+        files = sorted(origins.files_of(f"{name}.weight"))
+        if isinstance(part, nn.Embedding) and files and files not in done:
+            done.append(files)
+            lookups = [each for each, several in record.items() if isinstance(several[0].part, nn.Embedding)]
+            alike = [each for each in lookups if sorted(origins.files_of(f"{each}.weight")) == files]
+            yield from _lookups(origins, calls_of(record, alike), watched, files)
         elif isinstance(part, nn.Linear):
-            yield from _products(origins, name, record[name], watched, sorted(files))
-        else:
-            yield from _others(origins, name, record[name], watched, sorted(files))
+            yield from _products(origins, name, calls, watched, files)
+        elif isinstance(part, (nn.Conv1d, *NORM_TYPES)):
+            yield from _others(origins, name, calls, watched, files)
 
 
-def _calls(origins: Origins, watched: Watched, file: str, *, of_tokens: bool) -> list[Seen]:
+def _calls(origins: Origins, watched: Record, file: str, *, of_tokens: bool) -> list[PartCall]:
     """Return the calls of the modules that own a tensor, in order: with floating-point inputs, or with tokens only."""
     owners = dict.fromkeys(origins.owners(file))
     found = [each for owner in owners for each in watched.get(owner, [])]
-    fitting = [each for each in found if (each.read is None) == of_tokens and each.result is not None]
+    fitting = [each for each in found if (each.read is None) == of_tokens]
     return sorted(fitting, key=lambda each: each.order)
 
 
-def _lookups(origins: Origins, calls: Sequence[PartCall], watched: Watched, files: Sequence[str]) -> Iterator[Pair]:
+def _lookups(origins: Origins, calls: Sequence[PartCall], watched: Record, files: Sequence[str]) -> Iterator[Pair]:
     """Yield the pairs of embeddings with one table, in order, if both models look tokens up equally often."""
     if len(files) != 1:
         return
     theirs = _calls(origins, watched, files[0], of_tokens=True)
-    columns = origins.columns(f"{calls[0].name}.weight")
-    if len(theirs) != len(calls) or columns is None:
+    shares = origins.shares(f"{calls[0].name}.weight")
+    if len(theirs) != len(calls) or len(shares) != 1:
         return
     table = origins.tensor(files[0])
     for call, seen in zip(calls, theirs, strict=True):
-        looked_up = any(torch.equal(F.embedding(each, table), seen.gave[0]) for each in _ids(seen, len(table)))
+        looked_up = any(torch.equal(F.embedding(each, table), seen.result) for each in _ids(seen, len(table)))
         if looked_up:  # and not scaled, or anything else
-            yield Pair(call, (seen.name,), None, _taken(seen.result, columns))
+            yield Pair(call, (seen.name,), None, _taken(seen.result, shares[0].second))
 
 
-def _ids(seen: Seen, size: int) -> list[Tensor]:
-    return [each for each in seen.given if each.dtype == torch.long and int(each.max()) < size and int(each.min()) >= 0]
+def _ids(seen: PartCall, size: int) -> list[Tensor]:
+    tokens = (each for each in seen.arguments if each is not None and each.dtype == torch.long)
+    return [each for each in tokens if int(each.max()) < size and int(each.min()) >= 0]
 
 
 def _others(
-    origins: Origins, name: str, calls: Sequence[PartCall], watched: Watched, files: Sequence[str]
+    origins: Origins, name: str, calls: Sequence[PartCall], watched: Record, files: Sequence[str]
 ) -> Iterator[Pair]:
     """Yield the pairs of a norm or a convolution."""
     theirs = _calls(origins, watched, files[0], of_tokens=False) if len(files) == 1 else []
@@ -318,7 +306,7 @@ def _others(
 
 
 def _products(
-    origins: Origins, name: str, calls: Sequence[PartCall], watched: Watched, files: Sequence[str]
+    origins: Origins, name: str, calls: Sequence[PartCall], watched: Record, files: Sequence[str]
 ) -> Iterator[Pair]:
     """Yield the pairs of a linear layer, which may be a share of one in the original, or several of its layers."""
     shares = origins.shares(f"{name}.weight")
@@ -347,7 +335,7 @@ def _taken(values: Tensor | None, columns: Tensor | None) -> Tensor | None:
     return values[..., columns] if int(columns.max()) < values.shape[-1] else None
 
 
-def blocks_of(origins: Origins, record: Record, watched: Watched, paired: set[str]) -> Iterator[Pair]:
+def _blocks_of(origins: Origins, record: Record, watched: Record, paired: set[str]) -> Iterator[Pair]:
     """Yield the pairs of attentions and feed-forwards whose last linear layer is not paired."""
     for name, calls in record.items():
         part: Any = calls[0].part
@@ -362,4 +350,4 @@ def blocks_of(origins: Origins, record: Record, watched: Watched, paired: set[st
         alike = [each for each in watched if files and origins.files_under(each) == files]
         if alike and len(watched[alike[-1]]) == len(calls):
             for call, seen in zip(calls, watched[alike[-1]], strict=True):
-                yield Pair(call, (seen.name,), seen.read, seen.result)
+                yield Pair(call, (seen.name,), seen.read, seen.result, is_block=True)

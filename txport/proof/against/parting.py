@@ -9,17 +9,17 @@ from txport.errors import OutOfMemoryError
 from txport.models.model import Model
 from txport.models.parts import NORM_TYPES, FeedForward, GatedFeedForward
 from txport.proof.against.batches import MOST
-from txport.proof.against.beside import Beside
 from txport.proof.against.causes import cause_of
-from txport.proof.against.faults import ORDER, misplaced
+from txport.proof.against.evidence import ImportEvidence, evidence_of
 from txport.proof.against.original import Original
-from txport.proof.against.pairing import Origins
-from txport.proof.against.taps import CLOSELY, END, IN, OUT, SURELY, Key, Run, Tap, benign, run_on_theirs, side_of
+from txport.proof.against.pairing import CLOSELY, SURELY, Origins
+from txport.proof.against.taps import END, IN, OUT, Key, Run, Tap, benign, run_on_theirs, side_of
 from txport.proof.against.whole import layer_of, whole_cause
-from txport.proof.bisect.calls import PartCall
-from txport.proof.bisect.faults.evidence import Cause, last_map
-from txport.proof.bisect.words import describe
+from txport.proof.faults.calls import PartCall
+from txport.proof.faults.evidence import Cause, Explained, last_map
+from txport.proof.faults.words import describe
 
+UNKNOWN = "unknown"  # the kind of a difference that no cause explains
 TOLD = 5  # maximum number of further positions shown
 BEFORE = "all that was computed before agrees, this is off"
 
@@ -61,24 +61,12 @@ def find_parting(
     model: Model, original: Original, origins: Origins, runs: Sequence[Run], *, certain: bool
 ) -> Parting | None:
     """Return the first difference; None if it may be rounding only, unless the outputs are `certain` to differ."""
-    found: dict[Key, Beside] = {}
-    ends: list[Beside] = []
-    for free in runs:
-        kept = benign(model, free)
-        parted = {tap.key for tap in free.taps if not tap.within(CLOSELY)}
-        isolated = run_on_theirs(model, original, free, kept)
-        ends += [Beside(tap, isolated, model, origins) for tap in isolated.ends if not tap.within(SURELY)]
-        for tap in isolated.taps:
-            if tap.key not in kept and tap.key in parted and not tap.within(CLOSELY):
-                # the first run in which the difference exceeds SURELY, if there is one
-                known = found.get(tap.key)
-                if known is None or (known.tap.within(SURELY) and not tap.within(SURELY)):
-                    found[tap.key] = Beside(tap, isolated, model, origins)
-    ordered = sorted(found.values(), key=lambda each: each.tap.order)
-    causes = ((each, _cause(each) if _may_err(each) else None) for each in ordered)
-    sure = ((each, cause) for each, cause in causes if cause is not None or not each.tap.within(SURELY))
+    isolated, ends = _differences(model, original, runs)
+    every = [evidence_of(tap, run, model, origins) for tap, run in isolated]
+    explained = ((each, cause_of(each) if _may_err(each) else None) for each in every)
+    sure = ((each, found) for each, found in explained if found is not None or not each.tap.within(SURELY))
     first = next(sure, None)
-    if first is None or first[1] is None or first[1].kind == ORDER:
+    if first is None or first[1] is None:
         whole = _of_whole(model, original, runs, None if first is None else first[0])
         if whole is not None:
             return whole
@@ -89,65 +77,88 @@ def find_parting(
     if not certain:
         return None
     if ends:
-        return _described(ends[0], cause_of(ends[0]), ())
-    outputs = [Beside(tap, free, model, origins) for free in runs for tap in free.ends]
-    most = max(ordered or outputs, key=lambda each: each.tap.error / max(each.tap.size, 1e-30))
-    return _described(most, None, ())
+        end = evidence_of(*ends[0], model, origins)
+        return _described(end, cause_of(end), ())
+    outputs = isolated or [(tap, free) for free in runs for tap in free.ends]
+    most = max(outputs, key=lambda each: each[0].error / max(each[0].size, 1e-30))
+    return _described(evidence_of(*most, model, origins), None, ())
 
 
-def _of_whole(model: Model, original: Original, runs: Sequence[Run], first: Beside | None) -> Parting | None:
+Located = tuple[Tap, Run]
+
+
+def _differences(model: Model, original: Original, runs: Sequence[Run]) -> tuple[list[Located], list[Located]]:
+    """Return the taps that differ if the import reads the original's values, in order, and outputs that surely do.
+
+    A tap is taken from the first run in which its difference exceeds `SURELY`, if there is one.
+    """
+    found: dict[Key, Located] = {}
+    ends: list[Located] = []
+    for free in runs:
+        kept = benign(model, free)
+        parted = {tap.key for tap in free.taps if not tap.within(CLOSELY)} - kept
+        isolated = run_on_theirs(model, original, free, kept)
+        ends += [(tap, isolated) for tap in isolated.ends if not tap.within(SURELY)]
+        for tap in isolated.taps:
+            if tap.key in parted and not tap.within(CLOSELY):
+                known = found.setdefault(tap.key, (tap, isolated))
+                if known[0].within(SURELY) and not tap.within(SURELY):
+                    found[tap.key] = (tap, isolated)
+    return sorted(found.values(), key=lambda each: each[0].order), ends
+
+
+def _of_whole(model: Model, original: Original, runs: Sequence[Run], first: ImportEvidence | None) -> Parting | None:
     """Return the cause that is tested on the whole import, with short rows; `first` is the first difference."""
     short = [run for run in runs if run.given.tokens <= MOST]
-    layer = "" if first is None or first.call is None else layer_of(model, first.tap.key[0])
+    layer = "" if first is None or first.tap.key[2] == END else layer_of(model, first.tap.key[0])
     found = whole_cause(model, original, short, layer) if short else None
     if found is None:
         return None
     tap = max((tap for run in short for tap in run.ends), key=lambda tap: tap.error) if first is None else first.tap
+    return _parting(tap, found.where, tap.allowed, found)
+
+
+def _parting(tap: Tap, where: str, allowed: float, found: Explained, also: tuple[str, ...] = ()) -> Parting:
     return Parting(
-        where=found.where,
+        where=where,
         part=tap.key[0],
         side=tap.key[2],
         theirs=tap.names,
         error=tap.worst,
-        allowed=tap.allowed,
+        allowed=allowed,
         kind=found.cause.kind,
         what=found.cause.what,
         left=found.left,
+        also=also,
     )
 
 
-def _may_err(evidence: Beside) -> bool:
+def _may_err(evidence: ImportEvidence) -> bool:
     """Return True if a difference may be an error; a small one only in norms (epsilon) or feed-forward (activation)."""
     kind = evidence.kind
     is_subtle = isinstance(kind, type) and issubclass(kind, (*NORM_TYPES, FeedForward, GatedFeedForward))
     return is_subtle or not evidence.tap.within(SURELY)
 
 
-def _cause(evidence: Beside) -> Cause | None:
-    evidence.read_weights()
-    return cause_of(evidence)
-
-
 def not_located(runs: Sequence[Run], error: OutOfMemoryError) -> Parting:
     """Return the difference of the outputs, without the part where it begins."""
     tap = max((tap for run in runs for tap in run.ends), key=lambda tap: tap.error / max(tap.size, 1e-30))
     name = tap.key[0]
-    return Parting(f"the output {name}", name, END, (), tap.worst, tap.allowed, "unknown", f"not found: {error}", None)
+    return _parting(tap, f"the output {name}", tap.allowed, Explained(Cause(UNKNOWN, f"not found: {error}"), None))
 
 
-def _where(evidence: Beside) -> str:
-    tap = evidence.tap
-    if evidence.call is None:
-        return f"the output {tap.key[0]}"
-    own = evidence.block or evidence.embedding or evidence.frames or evidence.call
-    place = describe(evidence.model, [own.name])
-    if own is not evidence.call or tap.key[2] != IN:
+def _where(evidence: ImportEvidence) -> str:
+    name, _, side = evidence.tap.key
+    if side == END:
+        return f"the output {name}"
+    place = describe(evidence.model, [name if evidence.call is None else evidence.call.name])
+    if evidence.call is not None:
         return place
     between = [describe(evidence.model, [call.name]) for call in _between(evidence)]
     return " to ".join(dict.fromkeys((between[0], between[-1]))) if between else f"before {place}"
 
 
-def _between(evidence: Beside) -> list[PartCall]:
+def _between(evidence: ImportEvidence) -> list[PartCall]:
     """Return the calls of the import between the last tap before this one and this one: the difference is of theirs."""
     tap = evidence.tap
     side = side_of(evidence.model, tap)
@@ -175,19 +186,8 @@ def _unknown(tap: Tap) -> str:
     return f"{much}, and no cause that is known explains it"
 
 
-def _described(evidence: Beside, cause: Cause | None, also: tuple[str, ...]) -> Parting:
+def _described(evidence: ImportEvidence, found: Explained | None, also: tuple[str, ...]) -> Parting:
     tap = evidence.tap
-    left = min(evidence.closest, default=None) if cause is not None else None
-    moved = misplaced(evidence) if cause is not None and cause.kind == ORDER else None
-    return Parting(
-        where=describe(evidence.model, [f"{moved[0]}.norm"]) if moved is not None else _where(evidence),
-        part=tap.key[0],
-        side=tap.key[2],
-        theirs=tap.names,
-        error=tap.worst,
-        allowed=(SURELY if not tap.within(SURELY) else CLOSELY)[tap.ours.dtype] * tap.size,
-        kind="unknown" if cause is None else cause.kind,
-        what=_unknown(tap) if cause is None else cause.what,
-        left=left,
-        also=also,
-    )
+    allowed = (SURELY if not tap.within(SURELY) else CLOSELY)[tap.ours.dtype] * tap.size
+    found = Explained(Cause(UNKNOWN, _unknown(tap)), None) if found is None else found
+    return _parting(tap, _where(evidence), allowed, found, also)

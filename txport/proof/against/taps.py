@@ -7,9 +7,10 @@ original's values instead of the import's, so that an error is confined to the p
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -18,19 +19,14 @@ from torch import Tensor, nn
 from txport.models.model import Model, Side
 from txport.models.parts import Attention, Residual
 from txport.proof.against.batches import Batch, outputs_of
-from txport.proof.against.original import Original
-from txport.proof.against.pairing import Origins, Pair, blocks_of, pairs_of
-from txport.proof.against.watching import Watched, aligned, watching
-from txport.proof.bisect.calls import WATCHED, PartCall, Record, recording
+from txport.proof.against.original import Original, watching
+from txport.proof.against.pairing import CLOSELY, SURELY, Origins, Pair, pairs_of
+from txport.proof.faults.calls import WATCHED, PartCall, Record, recording
 from txport.proof.masks import LEAST, largest_of
 
 IN, OUT, BLOCK, END = "in", "out", "block", "end"
-# Difference of a part from the original relative to its largest value, with the same inputs: above SURELY it is an
-# error, below CLOSELY it is rounding. Between them, it is an error only if a cause explains it, such as an epsilon or
-# a table that the original has in fp32.
-CLOSELY = {torch.float64: 1e-9, torch.float32: 1e-4}
-SURELY = {torch.float64: 1e-5, torch.float32: 1e-4}
 HUGE = 1e4  # times the median
+MOST_DIMS = 4  # maximum number of dims of a tensor that is tried in other orders
 Key = tuple[str, int, str]  # the part's name, the index of its call, and the side
 
 
@@ -133,7 +129,7 @@ class Run:
 
     given: Batch
     record: Record
-    watched: Watched
+    watched: Record
     ours: Mapping[str, Tensor]
     theirs: Mapping[str, Tensor]
     taps: tuple[Tap, ...]
@@ -158,11 +154,7 @@ def run_freely(model: Model, original: Original, origins: Origins, given: Batch)
         ours = outputs_of(model, given.to(original.dtype))
     with watching(original.module) as watched:
         theirs = original.outputs(given, ours)
-    pairs = list(pairs_of(origins, record, watched))
-    named = {each.call.name for each in pairs}
-    blocks = list(blocks_of(origins, record, watched, named))
-    taps = [tap for pair in pairs for tap in _taps(pair, record, given)]
-    taps += [tap for pair in blocks for tap in _block_taps(pair, record, given)]
+    taps = [tap for pair in pairs_of(origins, record, watched) for tap in _taps(pair, record, given)]
     return Run(given, record, watched, ours, theirs, tuple(sorted(taps, key=lambda tap: tap.order)))
 
 
@@ -177,30 +169,54 @@ def run_plainly(model: Model, original: Original, given: Batch, known: object = 
 def _taps(pair: Pair, record: Record, given: Batch) -> Iterator[Tap]:
     """Yield the taps of the input and the output of a part."""
     call = pair.call
-    first = call.arguments[0]
-    sides = ((IN, first, pair.read, 0.0), (OUT, call.result, pair.gave, 0.5))
-    for side, ours, theirs, later in sides:
+    nth = record[call.name].index(call)
+    end = max([call.order, *(each.order for each in call.inner)]) + 0.75 if pair.is_block else call.order + 0.5
+    sides = (
+        (IN, call.order, call.arguments[0], pair.read),
+        (BLOCK if pair.is_block else OUT, end, call.result, pair.gave),
+    )
+    for side, order, ours, theirs in sides:
         if ours is None or theirs is None or not ours.is_floating_point():
             continue
-        found = aligned(theirs, ours, given.real(ours))
+        real = given.real(ours)
+        found = aligned(theirs, ours, real)
         if found is not None:
-            key = (call.name, record[call.name].index(call), side)
-            yield Tap(key, call.order + later, ours, found, pair.theirs, given.real(ours), pair, given.more)
+            yield Tap((call.name, nth, side), order, ours, found, pair.theirs, real, pair, given.more)
 
 
-def _block_taps(pair: Pair, record: Record, given: Batch) -> Iterator[Tap]:
-    """Yield the taps of the input and the output of a block whose last linear layer is not paired."""
-    call = pair.call
-    first = pair.call.arguments[0]
-    nth = record[call.name].index(call)
-    read = None if pair.read is None or first is None else aligned(pair.read, first, given.real(first))
-    if read is not None and first is not None:
-        yield Tap((call.name, nth, IN), call.order, first, read, pair.theirs, given.real(first), pair, given.more)
-    found = None if pair.gave is None else aligned(pair.gave, call.result, given.real(call.result))
-    if found is not None:
-        order = max([call.order, *(each.order for each in call.inner)]) + 0.75
-        key = (call.name, nth, BLOCK)
-        yield Tap(key, order, call.result, found, pair.theirs, given.real(found), pair, given.more)
+def aligned(theirs: Tensor, like: Tensor, real: Tensor | None = None) -> Tensor | None:
+    """Return a tensor of the original with the shape of the import's (`like`); None if its shape doesn't fit.
+
+    The last dim stays the last; the others may be permuted or flattened. Of several orders that fit, the one with the
+    nearest values is chosen; only positions where `real` is True count.
+    """
+    if theirs.dim() == like.dim() and sorted(theirs.shape) == sorted(like.shape) and like.dim() <= MOST_DIMS:
+        turned = (theirs.permute(order) for order in _orders(like.dim()))
+        return _nearest([each for each in turned if each.shape == like.shape], like, real)
+    same_end = theirs.dim() and like.dim() and theirs.shape[-1] == like.shape[-1]
+    if not same_end or theirs.numel() != like.numel():
+        return None
+    found = [theirs.reshape(like.shape)]
+    if theirs.dim() < like.dim() <= MOST_DIMS:
+        for order in _orders(like.dim()):
+            shaped = theirs.reshape([like.shape[each] for each in order])
+            found.append(shaped.permute([order.index(each) for each in range(like.dim())]))
+    return _nearest(found, like, real)
+
+
+def _orders(dims: int) -> Iterator[list[int]]:
+    """Yield all orders of dims in which the last one stays the last."""
+    yield from ([*each, dims - 1] for each in permutations(range(dims - 1)))
+
+
+def _nearest(found: Sequence[Tensor], like: Tensor, real: Tensor | None) -> Tensor | None:
+    """Return the tensor with the smallest sum of differences; None if there are no tensors."""
+
+    def far(each: Tensor) -> float:
+        gap = (each - like).abs()
+        return float((gap if real is None else gap[real]).sum())
+
+    return found[0] if len(found) == 1 else min(found, key=far, default=None)
 
 
 @torch.inference_mode()
@@ -213,21 +229,17 @@ def run_on_theirs(model: Model, original: Original, free: Run, kept: set[Key]) -
     taps = []
     for tap in free.taps:
         name, nth, side = tap.key
-        mine = traffic.own[tap.key] if side == IN else record[name][nth].result
-        taps.append(Tap(tap.key, tap.order, mine, tap.theirs, tap.names, tap.real, tap.pair, tap.more))
+        call = record[name][nth]  # with what the part computed itself
+        taps.append(replace(tap, ours=call.tensor if side == IN else call.result))
     run = Run(free.given, record, free.watched, ours, free.theirs, tuple(taps))
     return replace(run, flow=tuple(traffic.flow), moments=traffic.moments)
 
 
 class Traffic:
-    """Inputs and outputs of the import's parts, replaced by the original's values where these are known.
-
-    `own` are the inputs before replacement, `flow` the values after it.
-    """
+    """Inputs and outputs of the import's parts, replaced by the original's values where these are known: the `flow`."""
 
     def __init__(self, values: Mapping[Key, Tap]) -> None:
         self.values = values
-        self.own: dict[Key, Tensor] = {}
         self.flow: list[Value] = []
         self.moments: dict[Key, int] = {}
         self._counts: dict[str, int] = {}
@@ -262,7 +274,6 @@ class Traffic:
         self.moments[key] = len(self.flow)
         if not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].is_floating_point():
             return None
-        self.own[key] = inputs[0]
         x = self.values[key].theirs if key in self.values else inputs[0]
         self.flow.append(Value(name, IN, x))
         return (x, *inputs[1:])
@@ -295,7 +306,7 @@ def benign(model: Model, free: Run) -> set[Key]:
 
 def side_of(model: Model, tap: Tap) -> Side:
     """Return the side of the model with a tap; parts outside of the stacks are on the side of the last one."""
-    stack = model.stack_of(tap.key[0])
+    stack = None if tap.key[2] == END else model.stack_of(tap.key[0])
     if stack is not None:
         return stack.side
     return "decoder" if model.facts.generates else "encoder"

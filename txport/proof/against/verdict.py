@@ -34,17 +34,9 @@ from txport.proof.against.batches import (
     outputs_of,
 )
 from txport.proof.against.original import Original, hold_weights, rounded_tables
-from txport.proof.against.pairing import Origins
+from txport.proof.against.pairing import CLOSELY, SURELY, Origins, files_read
 from txport.proof.against.parting import TOLD, Parting, find_parting, not_located
-from txport.proof.against.taps import (
-    CLOSELY,
-    END,
-    SURELY,
-    Run,
-    Tap,
-    run_freely,
-    run_plainly,
-)
+from txport.proof.against.taps import END, Run, Tap, run_freely, run_plainly
 from txport.proof.parity.measures import finite
 
 PAD = "pad_id"
@@ -123,20 +115,11 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Return this result as JSON values."""
-        parting = None if self.parting is None else finite(dataclasses.asdict(self.parting))
-        outputs = [finite(dataclasses.asdict(each)) for each in self.outputs]
-        return {
-            "original": self.original,
-            "dtype": self.dtype,
-            "equal": self.passed,
-            "outputs": outputs,
-            "parting": parting,
-            "tokens": self.tokens,
-            "not_reached": list(self.not_reached),
-            "not_compared": list(self.not_compared),
-            "special_ids": list(self.special_ids),
-            "in_float32": list(self.in_float32),
-        }
+        values = dataclasses.asdict(self).items()
+        found: dict[str, Any] = {name: list(each) if isinstance(each, tuple) else each for name, each in values}
+        found["outputs"] = [finite(each) for each in found["outputs"]]
+        found["parting"] = None if self.parting is None else finite(found["parting"])
+        return {**found, "equal": self.passed}
 
     def lines(self) -> Iterator[str]:
         """Yield the lines to show."""
@@ -266,7 +249,7 @@ def _tables(model: Model, original: Original, origins: Origins) -> Iterator[str]
     """Yield descriptions of tables that were rounded to float32, except those that both models read from the files."""
     if original.dtype != torch.float64:
         return
-    used = set(origins.used)
+    used = set(files_read(origins.plan))
     both = {name for name, file in original.names.items() if file in used}
     yield from (f"{name} of the original" for name in rounded_tables(original.module, both))
     weights = {name for name, _ in model.named_parameters()}

@@ -8,42 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from txport.models.facts import Tokens
 from txport.models.model import Model, Stack
 from txport.models.parts import NORM_TYPES, Attention, Embedding, FeedForward, GatedFeedForward, Layer, Residual
 from txport.proof.against.batches import Batch, outputs_of
-from txport.proof.against.faults import order_cause
 from txport.proof.against.original import Original
-from txport.proof.against.taps import SURELY, Run
-from txport.proof.bisect.faults.evidence import EXPLAINED, Cause
-from txport.proof.bisect.words import describe
+from txport.proof.against.pairing import SURELY
+from txport.proof.against.taps import Run
+from txport.proof.faults.evidence import EXPLAINED, Cause, Explained
+from txport.proof.faults.words import describe
 
-EXCHANGED, LAYERS, PADDING = "exchanged", "layers", "padding"  # kinds of causes
+EXCHANGED, LAYERS, ORDER, PADDING = "exchanged", "layers", "order", "padding"  # kinds of causes
 BLOCKS = (Attention, FeedForward, GatedFeedForward)
 TABLES = (Embedding, nn.Embedding)
 SUSPECTS = 8  # tokens that are tried
 
-Values = Mapping[nn.Parameter, Tensor]
-
-
-@dataclass(frozen=True)
-class Found:
-    """A cause, the parts that it concerns in words, and the largest difference that remains once it is changed."""
-
-    where: str
-    cause: Cause
-    left: float
+Change = tuple[object, str, Any]  # of an attribute of a parameter or of a part
 
 
 @torch.inference_mode()
-def whole_cause(model: Model, original: Original, runs: Sequence[Run], layer: str) -> Found | None:
+def whole_cause(model: Model, original: Original, runs: Sequence[Run], layer: str) -> Explained | None:
     """Return the first change of the import with which it computes the original's outputs in all `runs`; None if none.
 
     `layer` is the name of the layer of the first difference, or "".
@@ -59,12 +51,12 @@ def whole_cause(model: Model, original: Original, runs: Sequence[Run], layer: st
             gaps.append(gap)
         return max(gaps)
 
-    for where, cause, values in chain(_exchanges(model, layer), _permuted(model, runs)):
-        with _changed(values):
+    for where, cause, changes in chain(_exchanges(model, layer), _permuted(model, runs), _other_order(model)):
+        with _changed(changes):
             found = left()
         if found is not None:
-            return Found(where, cause, found)
-    return _other_order(model, left) or _other_padding(model, original, runs)
+            return Explained(cause, found, where)
+    return _other_padding(model, original, runs)
 
 
 def _again(model: Model, run: Run) -> float | None:
@@ -79,19 +71,24 @@ def _rounding(run: Run) -> float | None:
 
 
 @contextlib.contextmanager
-def _changed(values: Values) -> Iterator[None]:
-    """Give parameters other values in this context; tied tensors change with them."""
-    before = {each: each.data for each in values}
+def _changed(changes: Sequence[Change]) -> Iterator[None]:
+    """Give attributes other values in this context; tied tensors change with a parameter's data."""
+    before = [(holder, name, getattr(holder, name)) for holder, name, _ in changes]
     try:
-        for each, tensor in values.items():
-            each.data = tensor
+        for change in changes:
+            setattr(*change)
         yield
     finally:
-        for each, tensor in before.items():
-            each.data = tensor
+        for change in before:
+            setattr(*change)
 
 
-def _exchanges(model: Model, layer: str) -> Iterator[tuple[str, Cause, Values]]:
+def _data(to: Iterable[nn.Parameter], of: Iterable[nn.Parameter]) -> list[Change]:
+    """Return the changes that give parameters the data of others."""
+    return [(each, "data", other.data) for each, other in zip(to, of, strict=True)]
+
+
+def _exchanges(model: Model, layer: str) -> Iterator[tuple[str, Cause, list[Change]]]:
     """Yield parts of equal shapes with each other's tensors: in all layers, then in `layer` alone."""
     units = _units(model)
     roles: dict[str, list[str]] = {}
@@ -102,11 +99,12 @@ def _exchanges(model: Model, layer: str) -> Iterator[tuple[str, Cause, Values]]:
     pairs += [[each] for each in combinations(inside, 2)]
     for several in pairs:
         if all(_are_alike(units[one], units[other]) for one, other in several):
-            values = {key: value for one, other in several for key, value in _swap(units[one], units[other])}
+            units_of = [(units[one].parameters, units[other].parameters) for one, other in several]
+            changes = [change for one, other in units_of for change in (*_data(one, other), *_data(other, one))]
             one, other = several[0]
             more = ", alike in all layers" if len(several) > 1 else ""
             cause = Cause(EXCHANGED, f"the tensors of {one} and {other} are exchanged{more}")
-            yield describe(model, [one]), cause, values
+            yield describe(model, [one]), cause, changes
 
 
 @dataclass(frozen=True)
@@ -139,22 +137,16 @@ def _are_alike(one: Unit, other: Unit) -> bool:
     return shapes[0] == shapes[1] and is_apart and one.within == other.within
 
 
-def _swap(one: Unit, other: Unit) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    for first, second in zip(one.parameters, other.parameters, strict=True):
-        yield from ((first, second.data), (second, first.data))
-
-
-def _permuted(model: Model, runs: Sequence[Run]) -> Iterator[tuple[str, Cause, Values]]:
+def _permuted(model: Model, runs: Sequence[Run]) -> Iterator[tuple[str, Cause, list[Change]]]:
     """Yield the layers of a stack in the order in which the original calls their modules."""
     for stack in model.stacks:
         order = _order(model, stack, runs[0])
         if order != sorted(order):
-            values: dict[nn.Parameter, Tensor] = {}
-            for to, of in zip(stack.layers, (stack.layers[each] for each in order), strict=True):
-                values |= {key: each.data for key, each in zip(to.parameters(), of.parameters(), strict=True)}
+            pairs = zip(stack.layers, (stack.layers[each] for each in order), strict=True)
+            changes = [change for to, of in pairs for change in _data(to.parameters(), of.parameters())]
             told = ", ".join(map(str, order))
             what = f"the layers of the {stack.side} are in another order: the original runs the import's layers {told}"
-            yield stack.side, Cause(LAYERS, what), values
+            yield stack.side, Cause(LAYERS, what), changes
 
 
 def _order(model: Model, stack: Stack, run: Run) -> list[int]:
@@ -174,21 +166,15 @@ def _is_in(model: Model, name: str, layer: nn.Module) -> bool:
     return any(model.get_submodule(".".join(path[:count])) is layer for count in range(1, len(path) + 1))
 
 
-def _other_order(model: Model, explains: Callable[[], float | None]) -> Found | None:
-    """Norms before all sublayers of the import if they are after them, and the other way round."""
-    around = [(name, each) for name, each in model.named_modules() if isinstance(each, Residual)]
-    if not around or len({each.first for _, each in around}) > 1:
-        return None
-    is_first = around[0][1].first
-    for _, each in around:
-        each.first = not is_first
-    try:
-        left = explains()
-    finally:
-        for _, each in around:
-            each.first = is_first
-    where = describe(model, [f"{around[0][0]}.norm"])
-    return None if left is None else Found(where, order_cause(is_first=is_first), left)
+def _other_order(model: Model) -> Iterator[tuple[str, Cause, list[Change]]]:
+    """Yield norms before all sublayers of the import if they are after them, and the other way round."""
+    around = {name: each for name, each in model.named_modules() if isinstance(each, Residual)}
+    if len({each.first for each in around.values()}) == 1:
+        name, first = next(iter(around.items()))
+        own, other = ("before it", "after the residual")[:: 1 if first.first else -1]
+        cause = Cause(ORDER, f"the norm of each sublayer stands {other}, the import has it {own}")
+        is_first = not first.first
+        yield describe(model, [f"{name}.norm"]), cause, [(each, "first", is_first) for each in around.values()]
 
 
 def layer_of(model: Model, name: str) -> str:
@@ -198,7 +184,7 @@ def layer_of(model: Model, name: str) -> str:
     return next((each for each in names if isinstance(model.get_submodule(each), Layer)), "")
 
 
-def _other_padding(model: Model, original: Original, runs: Sequence[Run]) -> Found | None:
+def _other_padding(model: Model, original: Original, runs: Sequence[Run]) -> Explained | None:
     """A token that the original masks wherever it is, because it is the original's padding."""
     pads = {each.pad for each in (model.facts.source, model.facts.target) if isinstance(each, Tokens)}
     own = " and ".join(map(str, sorted(pads)))
@@ -207,7 +193,7 @@ def _other_padding(model: Model, original: Original, runs: Sequence[Run]) -> Fou
         known = [gap for gap in gaps if gap is not None]
         if len(known) == len(gaps):
             what = f"the original masks token {token} wherever it is, as padding; the import's pad_id is {own}"
-            return Found("the tokens of the input", Cause(PADDING, what), max(known))
+            return Explained(Cause(PADDING, what), max(known), "the tokens of the input")
     return None
 
 

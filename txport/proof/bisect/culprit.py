@@ -7,7 +7,7 @@ by step, to find the step that introduced the error.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -24,16 +24,16 @@ from txport.errors import ParityError, TxportError, UnsupportedError, brief
 from txport.exporters.fused.quantize import steps
 from txport.exporters.weights import Held, graph_weights, held_weights, holding
 from txport.models.model import Model
-from txport.proof.bisect.evidence import TapEvidence
-from txport.proof.bisect.faults.common import weight_cause
-from txport.proof.bisect.faults.evidence import WrongWeight
-from txport.proof.bisect.faults.norms import EPSILON, epsilon_cause
-from txport.proof.bisect.kinds import UNKNOWN, cause_of, place_of
+from txport.proof.bisect.causes import UNKNOWN, cause_of, place_of
+from txport.proof.bisect.evidence import evidence_of
 from txport.proof.bisect.matrices import badly_quantised, describe_rounding, linear_inputs, roundings
 from txport.proof.bisect.nodes import guilty_node
 from txport.proof.bisect.origin import Miscompiled, miscompiled, origin
-from txport.proof.bisect.probe import Finding, Observation, Probe, computed_in, find, is_widened, observations
-from txport.proof.bisect.words import describe
+from txport.proof.bisect.probe import Finding, computed_in, find, is_widened, observations
+from txport.proof.faults.common import EPSILON, weight_cause
+from txport.proof.faults.evidence import WrongWeight
+from txport.proof.faults.norms import epsilon_cause
+from txport.proof.faults.words import describe
 from txport.proof.few_bits.activations import rounding_activations
 from txport.proof.parity.calls import compare_call, no_crash
 from txport.proof.parity.check import cases_of, exact_of, is_large, require_checkpoint
@@ -133,10 +133,10 @@ def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int, passed
     cases, _ = cases_of(bundle, checkpoint, seed, more)
     if is_large(checkpoint):
         cases = [case for case in cases if case.places <= MOST_PLACES or case.name not in passed]
-    failures: list[tuple[Probe, ParityError]] = []
+    failures: list[tuple[str, str]] = []
     rounding = rounding_activations(reference.model, bundle.manifest.forms, 0) if _rounds(bundle) else nullcontext()
     with rounding, constants_of(bundle.manifest):
-        findings = find(_running(observations(bundle, reference, cases, seed), failures))
+        findings = find(observations(bundle, reference, cases, seed, failures))
     wrong = wrong_weights(bundle, checkpoint)
     if findings:
         with constants_of(bundle.manifest):
@@ -145,10 +145,10 @@ def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int, passed
             culprit = _explain(findings, reference.model, wrong)
         return replace(culprit, origin=origin(findings[0], held, bundle.manifest))
     if failures:
-        role = failures[0][0].role
-        return Culprit(role, f"the {role} graph", "crash", str(failures[0][1]))
+        role, what = failures[0]
+        return Culprit(role, f"the {role} graph", "crash", what)
     if wrong:
-        return _weight(wrong, checkpoint.outline)
+        return _weight(wrong, lambda each: describe(checkpoint.outline, [each.name]))
     if bundle.manifest.quantization and (rounded := _rounded(bundle, checkpoint, seed)):
         return rounded
     return _optimised(miscompiled(bundle, weighted(bundle.manifest), reference, cases, seed))
@@ -174,10 +174,7 @@ def of_context(found: Iterable[Comparison]) -> Culprit | None:
 def _bisect_outputs(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Culprit | None:
     """Bisect a user's module, whose parts are unknown: return a wrong weight, an optimiser fault or a wrong output."""
     if wrong := wrong_weights(bundle, checkpoint):
-        first, *others = wrong.values()
-        also = tuple(each.name for each in others)
-        where = first.name if first.cause.kind == EPSILON else f"the weight {first.name}"
-        return Culprit("", where, first.cause.kind, first.cause.what, also=also)
+        return _weight(wrong, lambda each: each.name if each.cause.kind == EPSILON else f"the weight {each.name}")
     reference = Reference(exact_of(bundle, checkpoint), bundle.manifest)
     cases, _ = cases_of(bundle, checkpoint, seed, more)
     name, provider = runtimes.home(bundle.manifest.target)
@@ -199,17 +196,6 @@ def _bisect_outputs(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int
                 figures = _figures(worst, (case.name,))
                 return optimised or Culprit(call.role, f"the output {worst.tensor}", "output", what, figures=figures)
     return None
-
-
-def _running(
-    pairs: Iterable[tuple[Probe, Observation | ParityError]], failures: list[tuple[Probe, ParityError]]
-) -> Iterator[tuple[Probe, Observation]]:
-    """Yield the calls that run; append the others to `failures`."""
-    for probe, result in pairs:
-        if isinstance(result, ParityError):
-            failures.append((probe, result))
-        else:
-            yield probe, result
 
 
 def wrong_weights(bundle: Bundle, checkpoint: Checkpoint) -> dict[str, WrongWeight]:
@@ -258,10 +244,10 @@ def _wrong_epsilons(bundle: Bundle, model: Model) -> dict[str, WrongWeight]:
 
 
 def _explain(findings: list[Finding], model: Model, wrong: Mapping[str, WrongWeight]) -> Culprit:
-    first, *others = (TapEvidence(finding, model, wrong) for finding in findings)
+    first = evidence_of(findings[0], model, wrong)
     first.read_weights()
     cause = cause_of(first)
-    also = tuple(dict.fromkeys(place_of(each) for each in others))
+    also = tuple(dict.fromkeys(place_of(evidence_of(each, model, wrong)) for each in findings[1:]))
     return Culprit(
         graph=first.finding.probe.role,
         where=place_of(first),
@@ -278,10 +264,10 @@ def _figures(worst: Comparison, cases: Sequence[str]) -> dict[str, Any]:
     return {**{name: getattr(worst, name) for name in kept}, "cases": tuple(cases)}
 
 
-def _weight(wrong: Mapping[str, WrongWeight], model: Model) -> Culprit:
+def _weight(wrong: Mapping[str, WrongWeight], where: Callable[[WrongWeight], str]) -> Culprit:
     first, *others = wrong.values()
     also = tuple(each.name for each in others)
-    return Culprit("", describe(model, [first.name]), first.cause.kind, first.cause.what, also=also)
+    return Culprit("", where(first), first.cause.kind, first.cause.what, also=also)
 
 
 def _optimised(found: Miscompiled | None) -> Culprit | None:

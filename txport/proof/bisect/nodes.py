@@ -16,20 +16,21 @@ from torch import nn
 from torch.nn import functional as F
 
 from txport.models.parts import Attention, Embedding, FeedForward, GatedFeedForward
-from txport.proof.bisect.evidence import TapEvidence
-from txport.proof.bisect.faults import feed_forward
-from txport.proof.bisect.faults.attention import inner_values, read_by
-from txport.proof.bisect.faults.embeddings import position_rows
+from txport.proof.bisect.causes import lost_summand
+from txport.proof.bisect.evidence import GraphEvidence
 from txport.proof.bisect.isolation import Runner, isolate, show
+from txport.proof.faults import feed_forward
+from txport.proof.faults.attention import inner_values, read_by
+from txport.proof.faults.inputs import position_rows
 from txport.system.arrays import Array
 
 MASKED = -1e3  # below every score that is not masked
 MASK_VALUES = (0.0, 1.0, MASKED)
 
 
-def guilty_node(evidence: TapEvidence) -> str:
+def guilty_node(evidence: GraphEvidence) -> str:
     """Describe the first wrong node of a part, or its last node: operator, name and scalar attributes."""
-    if not evidence.span.nodes or evidence.lost is not None:
+    if not evidence.span.nodes or lost_summand(evidence) is not None:
         return ""
     known = [_sorted(each) for each in _known(evidence)]
     values = _run(evidence)
@@ -42,7 +43,7 @@ def guilty_node(evidence: TapEvidence) -> str:
     return _describe(evidence.span.nodes[-1])
 
 
-def _run(evidence: TapEvidence) -> dict[str, Array]:
+def _run(evidence: GraphEvidence) -> dict[str, Array]:
     """Return the floating-point outputs of the part's nodes that depend on its inputs, with PyTorch's values fed in."""
     finding = evidence.finding
     model = finding.probe.copy()
@@ -54,7 +55,7 @@ def _run(evidence: TapEvidence) -> dict[str, Array]:
     return {name: shown[name] for name in names if name in varying and shown[name].dtype.kind == "f"}
 
 
-def _varying(evidence: TapEvidence) -> set[str]:
+def _varying(evidence: GraphEvidence) -> set[str]:
     """Return the names of values that depend on the part's inputs; the others are weights in another layout."""
     found = {*evidence.span.reads, *evidence.span.inputs}
     for node in evidence.span.nodes:
@@ -73,12 +74,12 @@ def _is_known(value: Array, known: list[Array], allowed: float) -> bool:
     return any(each.size == value.size and np.abs(each - value).max() <= allowed for each in known)
 
 
-def _known(evidence: TapEvidence) -> Iterator[Array]:
+def _known(evidence: GraphEvidence) -> Iterator[Array]:
     """Yield the values that PyTorch computes in this part, its inputs and result included."""
     yield evidence.expected
     yield from evidence.reads.values()
     yield from evidence.finding.observation.call.inputs.values()
-    kind = evidence.kind
+    kind = evidence.kind if isinstance(evidence.kind, type) else object
     if issubclass(kind, Attention):
         yield from inner_values(read_by(evidence))
     elif issubclass(kind, Embedding):

@@ -18,11 +18,11 @@ from txport.bundles.forms import Stored
 from txport.bundles.graphs import read_ir
 from txport.bundles.manifest import Manifest
 from txport.checkpoints.weights.streamed import read_weight
-from txport.errors import ParityError, TxportError, brief
+from txport.errors import TxportError, brief
 from txport.exporters.cuda.apart import take_apart
-from txport.proof.bisect.calls import Record, recording
 from txport.proof.bisect.isolation import Runner, isolate, show
 from txport.proof.bisect.taps import IN, OUT, Tap, find_taps, truth
+from txport.proof.faults.calls import Record, recording
 from txport.proof.few_bits.activations import slack
 from txport.proof.few_bits.kernels import is_reproduced
 from txport.proof.parity.cases import Case
@@ -152,32 +152,34 @@ def shown(model: ir.Model, manifest: Manifest) -> ir.Model:
     return found
 
 
-def probe_file(bundle: Bundle, role: str, model: nn.Module, record: Record) -> Probe:
-    """Create the probe of a graph of a bundle, read from its file."""
-    file = bundle.file(role)
-    return make_probe(read_ir(file), bundle.manifest.weights, role, bundle.manifest, file.parent, model, record)
-
-
 def observations(
-    bundle: Bundle, reference: Reference, cases: Iterable[Case], seed: int
-) -> Iterator[tuple[Probe, Observation | ParityError]]:
-    """Run every call of every case on its graph; yield the observation, or the error if the graph does not run."""
+    bundle: Bundle, reference: Reference, cases: Iterable[Case], seed: int, failures: list[tuple[str, str]]
+) -> Iterator[tuple[Probe, Observation]]:
+    """Run every call of every case on its graph and yield what is observed.
+
+    A call that a graph does not run is appended to `failures`, with the graph's role.
+    """
     probes: dict[str, Probe] = {}
+    manifest = bundle.manifest
     with recording(reference.model) as record:
         for case in cases:
             for call in reference.replay(case, seed):
-                if not bundle.manifest.graphs[call.role].has_weights:
+                role = call.role
+                if not manifest.graphs[role].has_weights:
                     continue  # the graph only moves values
-                if call.role not in probes:
-                    probes[call.role] = probe_file(bundle, call.role, reference.model, record)
-                probe = probes[call.role]
+                if role not in probes:
+                    file = bundle.file(role)
+                    graph = read_ir(file)
+                    probes[role] = make_probe(
+                        graph, manifest.weights, role, manifest, file.parent, reference.model, record
+                    )
                 try:
-                    yield probe, observe(probe, case.name, call, dict(record))
+                    yield probes[role], observe(probes[role], case.name, call, dict(record))
                 except TxportError:
                     raise
                 except Exception as error:  # ONNX Runtime raises other exception types
-                    where = f"case {case.name}, step {call.step}: the {probe.role} graph does not run"
-                    yield probe, ParityError(f"{where}: {brief(error)}")
+                    where = f"case {case.name}, step {call.step}: the {role} graph does not run"
+                    failures.append((role, f"{where}: {brief(error)}"))
                 record.clear()
 
 

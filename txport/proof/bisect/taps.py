@@ -18,7 +18,7 @@ from txport.bundles.forms import Form, Stored
 from txport.errors import ParityError
 from txport.models.facts import StateTensor
 from txport.models.parts import NORM_TYPES
-from txport.proof.bisect.calls import Record, calls_of
+from txport.proof.faults.calls import Record, calls_of
 from txport.system.arrays import Array
 from txport.targets.ports import IDS, NEXT_IDS, PRESENT_LENGTHS, Graph
 
@@ -84,7 +84,7 @@ def truth(tap: Tap, record: Record, expected: Mapping[str, Array]) -> Array | No
     calls = [record.get(name, [])[tap.nth : tap.nth + 1] for name in tap.modules]
     if not all(calls):
         raise ParityError(f"no part covers {tap.name}: PyTorch does not compute it in this run")
-    parts = [call.gave if tap.side == OUT else call.read for (call,) in calls]
+    parts = [call.gave if tap.side == OUT else call.tensor.numpy() for (call,) in calls]
     return parts[0] if tap.side == IN or len(parts) == 1 else np.concatenate(parts, axis=-1)
 
 

@@ -23,9 +23,9 @@ from txport.bundles.forms import INVARIANT, Form
 from txport.bundles.graphs import read_ir
 from txport.checkpoints.weights.streamed import converted, read_weight
 from txport.models.model import Model
-from txport.proof.bisect.calls import recording
 from txport.proof.bisect.isolation import Runner, show
 from txport.proof.bisect.taps import Tap, find_products
+from txport.proof.faults.calls import recording
 from txport.proof.few_bits.activations import FLOAT, round_activations, slack
 from txport.proof.few_bits.kernels import AS_SHIPPED, is_reproduced
 from txport.proof.parity.calls import compare_call, no_crash

@@ -10,66 +10,79 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from txport.checkpoints.weights.streamed import outline
 from txport.errors import ConfigError
 from txport.models import architecture
 from txport.models.config import Config
 from txport.models.parts import Attention, unflatten
-from txport.proof.against.beside import Beside
+from txport.proof.against.evidence import ImportEvidence
 from txport.proof.against.pairing import Rows
 from txport.proof.against.taps import IN, OUT
-from txport.proof.bisect.calls import PartCall
-from txport.proof.bisect.faults.attention import attend, attended
-from txport.proof.bisect.faults.evidence import Cause
+from txport.proof.faults.attention import attend, attended
+from txport.proof.faults.calls import PartCall
+from txport.proof.faults.evidence import Cause, Hypothesis
 from txport.system.arrays import Array
 
 Projected = dict[str, Tensor]  # queries, keys, values: (B, T, N x H)
 
 MOST_SCORES = 1 << 25  # maximum number of scores of all heads
 ROLES = ("query", "key", "value")
+TRANSPOSED = "the weight of its {} is transposed: it lies as (in, out) in the files"
 PLURAL = {"query": "queries", "key": "keys", "value": "values"}
 
 
-def other_roles(evidence: Beside) -> Cause | None:
-    """Queries, keys or values that are exchanged, split differently from one tensor, or permuted."""
-    block = evidence.block
-    assert block is not None
+def other_roles(evidence: ImportEvidence) -> Iterator[Hypothesis]:
+    """Queries, keys or values that are exchanged, split differently from one tensor, permuted or transposed."""
+    block = evidence.part_call
     part = block.part
     assert isinstance(part, Attention)
     own = {role: block.inner_calls(getattr(part, role))[0].result for role in ROLES}
     for what, changed in (*_exchanged(own), *_cut(evidence, part, own), *_unpermuted(evidence, own)):
-        if evidence.explains(mixed_with(block, **changed)):
-            return Cause("heads", what)
-    return _other_columns(evidence)
-
-
-def _other_columns(evidence: Beside) -> Cause | None:
-    """An output projection of attention whose columns were permuted."""
-    pair = evidence.tap.pair
-    columns = pair.rows[0].inputs if pair is not None and len(pair.rows) == 1 else None
-    if evidence.tap.key[2] != IN or columns is None or not evidence.matches(evidence.expected[..., columns.numpy()]):
-        return None
-    return Cause(
-        "heads", "columns of its output projection stand in the order of the files: a rule permutes them, and must not"
-    )
+        yield Cause("heads", what), _mixed(block, changed)
+    for role, values in _across(block, part):
+        yield Cause("transposed", TRANSPOSED.format(role)), _mixed(block, {role: values})
+    yield from _other_output(evidence, block, part)
 
 
 @torch.inference_mode()
-def mixed_with(block: PartCall, **changed: Tensor) -> Array:
-    """Return the output of the attention core with other queries, keys or values: (B x T, N x H)."""
-    return attend(attended(block).replace(**_headed(block, block.part, changed)))
+def _across(block: PartCall, part: Attention) -> list[tuple[str, Tensor]]:
+    """Return queries, keys and values with a transposed weight, each with its role."""
+    linear = {role: getattr(part, role) for role in ROLES}
+    square = {role: each for role, each in linear.items() if each.weight.shape[0] == each.weight.shape[1]}
+    reads = {role: block.inner_calls(each)[0].tensor for role, each in square.items()}
+    return [(role, F.linear(reads[role], each.weight.t(), each.bias)) for role, each in square.items()]
 
 
-def _headed(block: PartCall, part: Any, projected: Projected) -> Projected:
-    """Return projected queries, keys and values as the core of `part` reads them, at the positions of the call."""
+@torch.inference_mode()
+def _other_output(evidence: ImportEvidence, block: PartCall, part: Attention) -> list[Hypothesis]:
+    """An output projection of attention whose columns were permuted, or whose matrix is transposed."""
+    pair = evidence.tap.pair
+    columns = pair.rows[0].inputs if pair is not None and len(pair.rows) == 1 else None
+    if evidence.tap.key[2] == IN and columns is not None:
+        what = "columns of its output projection stand in the order of the files: a rule permutes them, and must not"
+        return [(Cause("heads", what), evidence.expected[..., columns.numpy()])]
+    weight = part.output.weight
+    if evidence.tap.key[2] == IN or weight.shape[0] != weight.shape[1]:
+        return []
+    mixed = F.linear(torch.from_numpy(_mixed(block, {})), weight.t(), part.output.bias)
+    return [(Cause("transposed", TRANSPOSED.format("output")), mixed.numpy())]
+
+
+@torch.inference_mode()
+def _mixed(block: PartCall, projected: Projected, other: Attention | None = None) -> Array:
+    """Return the output of the core of an attention, or of another one, with these projections: (B x T, N x H).
+
+    They are at the positions of the call; projections that are left out are those of the call.
+    """
     own: Any = block.part
+    part: Any = other or own
     turned = block.inner_calls(own.rotary) if own.rotary is not None else []
     places = turned[0].arguments[1] if turned else None
-    makes = {"query": part.queries, "key": part.keys}
-    return {
-        role: makes[role](values, places) if role in makes else part.split(values) for role, values in projected.items()
-    }
+    makes = {"query": lambda x: part.queries(x, places), "key": lambda x: part.keys(x, places), "value": part.split}
+    heads = {role: makes[role](values) for role, values in projected.items()}
+    return attend(attended(block).replace(core=part.core, **heads))
 
 
 def _exchanged(own: Projected) -> Iterator[tuple[str, Projected]]:
@@ -86,10 +99,9 @@ def _exchanged(own: Projected) -> Iterator[tuple[str, Projected]]:
             yield f"queries, keys and values are exchanged: the import reads {told}", changed
 
 
-def _rows(evidence: Beside, role: str) -> Rows | None:
+def _rows(evidence: ImportEvidence, role: str) -> Rows | None:
     """Return the positions of a projection's rows in the tensor of the files; None if they are not in one tensor."""
-    assert evidence.block is not None
-    name = f"{evidence.block.name}.{role}"
+    name = f"{evidence.part_call.name}.{role}"
     pair = next((tap.pair for tap in evidence.run.taps if tap.key == (name, 0, OUT)), None)
     if pair is not None and len(pair.rows) == 1:
         return pair.rows[0]
@@ -97,7 +109,7 @@ def _rows(evidence: Beside, role: str) -> Rows | None:
     return shares[0].rows(across=False) if len(shares) == 1 else None
 
 
-def _cut(evidence: Beside, part: Attention, own: Projected) -> Iterator[tuple[str, Projected]]:
+def _cut(evidence: ImportEvidence, part: Attention, own: Projected) -> Iterator[tuple[str, Projected]]:
     """Yield (description, projections) for other ways to split a tensor that holds several projections."""
     rows = {role: found for role in ROLES if (found := _rows(evidence, role)) is not None}
     for file in dict.fromkeys(each.file for each in rows.values()):
@@ -139,7 +151,7 @@ def _shares(whole: Tensor, sizes: list[int], groups: int) -> list[Tensor]:
     return [each.flatten(-2) for each in torch.tensor_split(grouped, cuts, -1)]
 
 
-def _unpermuted(evidence: Beside, own: Projected) -> Iterator[tuple[str, Projected]]:
+def _unpermuted(evidence: ImportEvidence, own: Projected) -> Iterator[tuple[str, Projected]]:
     """Yield (description, projections) with rows in the order of the files."""
     orders = {}
     for role in ROLES:
@@ -153,10 +165,9 @@ def _unpermuted(evidence: Beside, own: Projected) -> Iterator[tuple[str, Project
             yield f"rows of {who} stand in the order of the files: a rule permutes them, and must not", changed
 
 
-def other_number_of_heads(evidence: Beside) -> Cause | None:
+def other_number_of_heads(evidence: ImportEvidence) -> Iterator[Hypothesis]:
     """Another number of heads, of another size: the shapes of the tensors don't determine it."""
-    block = evidence.block
-    assert block is not None
+    block = evidence.part_call
     part: Any = block.part
     own = {role: block.inner_calls(getattr(part, role))[0].result for role in ROLES}
     found: dict[str, Array] = {}
@@ -165,11 +176,9 @@ def other_number_of_heads(evidence: Beside) -> Cause | None:
     for config in _of_other_heads(evidence.model.config, part, most):
         other = _attention_of(config, block.name, part)
         if other is not None:
-            found[f"there are {_counted(other, 'heads')}, the import has {_counted(part)}"] = _mixed_by(
-                other, block, own
-            )
-    what = evidence.best(found)
-    return None if what is None else Cause("heads", what)
+            what = f"in the original, there are {_counted(other, 'heads')}, the import has {_counted(part)}"
+            found[what] = _mixed(block, own, other)
+    yield from evidence.nearest("heads", found)
 
 
 def _of_other_heads(config: Any, part: Any, most: int) -> Iterator[Config]:
@@ -195,12 +204,6 @@ def _attention_of(config: Config, name: str, like: Attention) -> Attention | Non
     within = (each for each, child in part.named_modules() if not isinstance(child, nn.Linear))
     has_own = any(part.get_submodule(each)._parameters for each in within)
     return None if one != other or has_own else part.to(next(like.parameters()).dtype)
-
-
-@torch.inference_mode()
-def _mixed_by(part: Attention, block: PartCall, own: Projected) -> Array:
-    """Return the output of another attention's core for the same queries, keys and values: (B x T, N x H)."""
-    return attend(attended(block).replace(core=part.core, **_headed(block, part, own)))
 
 
 def _counted(part: Attention, noun: str = "") -> str:

@@ -8,23 +8,25 @@ import numpy as np
 import torch
 
 from txport.models.parts import Attention, unflatten
-from txport.proof.bisect.evidence import TapEvidence
-from txport.proof.bisect.faults.attention import INTERLEAVED, interleaved, replaced
-from txport.proof.bisect.faults.evidence import Cause
+from txport.proof.bisect.evidence import GraphEvidence
+from txport.proof.faults.attention import INTERLEAVED, interleaved
+from txport.proof.faults.calls import PartCall
+from txport.proof.faults.common import multiple, not_finite
+from txport.proof.faults.evidence import Cause, Hypothesis
+from txport.proof.faults.kinds import FaultModels
+from txport.proof.faults.positions import Turn, replaced, turned_again, turned_in, turns
 from txport.system.arrays import Array
 
 
-def swapped_ports(evidence: TapEvidence) -> Cause | None:
+def swapped_ports(evidence: GraphEvidence) -> Iterator[Hypothesis]:
     """A cache with the content, the past or the new positions of another cache, or with new positions off by one."""
     own = evidence.modules[0]
     call = evidence.finding.observation.call
     for name, array in call.expected.items():
-        if name != own and array.shape == evidence.seen.shape and evidence.explains(array):
-            return Cause("cache", f"it holds what belongs in {name}")
-    for name, hypothesis in _continued(own, call.becomes.get(own), call.inputs, call.expected):
-        if evidence.explains(hypothesis):
-            return Cause("cache", name)
-    return None
+        if name != own and array.shape == evidence.seen.shape:
+            yield Cause("cache", f"it holds what belongs in {name}"), array
+    for what, array in _continued(own, call.becomes.get(own), call.inputs, call.expected):
+        yield Cause("cache", what), array
 
 
 def _continued(
@@ -66,7 +68,22 @@ def _new_places(right: Array, before: Array) -> Array:
     return new
 
 
-def other_cached_heads(evidence: TapEvidence) -> Cause | None:
+def other_cached_turn(evidence: GraphEvidence) -> Iterator[Hypothesis]:
+    """Cached keys with a wrong rotation."""
+    expected = torch.from_numpy(evidence.expected)
+    for call in (each for calls in evidence.record.values() for each in calls if isinstance(each.part, Attention)):
+        found = turned_in(call)
+        if found is None or replaced(expected, (key := found[1]).result, key.result) is None:
+            continue
+
+        def run(turn: Turn, key: PartCall = key) -> Array:
+            other = replaced(expected, key.result, turned_again(key, turn))
+            return (expected if other is None else other).numpy()
+
+        yield from ((Cause("position", f"keys are {words}"), run(turn)) for words, turn in turns(key, evidence, run))
+
+
+def other_cached_heads(evidence: GraphEvidence) -> Iterator[Hypothesis]:
     """Cached keys or values with an interleaved layout of heads."""
     expected = torch.from_numpy(evidence.expected)
     state = evidence.finding.tap.state
@@ -77,10 +94,11 @@ def other_cached_heads(evidence: TapEvidence) -> Cause | None:
     calls = (each for calls in evidence.record.values() for each in calls)
     for call in (each for each in calls if any(evidence.model.get_submodule(each.name) is own for own in maps)):
         tokens = call.result if call.result.dim() == 3 else call.result.unsqueeze(1)
-        if tokens.shape[2] % heads:
+        if tokens.shape[2] % heads or len(tokens) != len(expected):
             continue
         own = unflatten(tokens, 2, (heads, -1)).transpose(1, 2)
-        hypothesis = replaced(expected, own, interleaved(own)) if len(own) == len(expected) else None
-        if hypothesis is not None and evidence.explains(hypothesis.numpy()):
-            return Cause("heads", INTERLEAVED)
-    return None
+        if (other := replaced(expected, own, interleaved(own))) is not None:
+            yield Cause("heads", INTERLEAVED), other.numpy()
+
+
+FAULTS_OF_CACHES: FaultModels = (not_finite, swapped_ports, other_cached_turn, other_cached_heads, multiple)

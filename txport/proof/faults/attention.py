@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from txport.models.ops import in_blocks
 from txport.models.parts import Additive, Attention, DotProduct, SoftCap, Window, additive, unflatten
-from txport.proof.bisect.calls import PartCall, altered
-from txport.proof.bisect.faults.common import fitted
-from txport.proof.bisect.faults.evidence import Cause, Evidence
+from txport.proof.faults.calls import PartCall, altered
+from txport.proof.faults.evidence import Cause, Evidence, Hypothesis
 from txport.system.arrays import Array
 from txport.targets.ports import ENCODER, MODEL
 
@@ -100,16 +98,57 @@ def inner_values(given: Attended) -> Iterator[Array]:
 
 def read_by(evidence: Evidence) -> Attended:
     """Return the core and inputs of PyTorch's attention at the wrong value."""
-    assert evidence.block is not None
-    return attended(evidence.block)
+    return attended(evidence.part_call)
 
 
-def other_mask(evidence: Evidence) -> Cause | None:
+def other_window(evidence: Evidence) -> Iterator[Hypothesis]:
+    """Attention with a larger or smaller window than its layer's, or without a window."""
+    part = evidence.part_call.part
+    assert isinstance(part, Attention)
+    if part.over == "source":
+        return
+    given = read_by(evidence)
+    own = part.window
+    windows = {each.part: each for some in evidence.record.values() for each in some if isinstance(each.part, Window)}
+    both_ways = any(each.both_ways for each in windows)
+    where = "less than {} tokens to each side" if both_ways else "the last {} tokens"
+    layer = f"the model's layer {'all' if own is None else where.format(own.size)}"
+
+    def sees(what: str, mask: Tensor) -> Hypothesis:
+        return Cause("window", f"it sees {what}, {layer}"), attend(given.replace(mask=mask))
+
+    if windows:
+        mask, distances = next(iter(windows.values())).arguments  # before the window is applied, the same for all
+        assert mask is not None
+        assert distances is not None
+        sizes = {each.size + by for each in windows for by in (0, 1, -1)} - {own.size if own else 0, 0}
+        if own is not None:
+            yield sees("all tokens" if both_ways else "all tokens before it", mask)
+        for size in sorted(sizes):
+            yield sees(where.format(size), Window(size, both_ways=both_ways)(mask, distances))
+        if own is not None and both_ways:
+            yield sees(f"the last {own.size} tokens", Window(own.size)(mask, distances))
+    behind = given.seen.int().flip(-1).cumsum(-1).flip(-1)  # number of visible positions from this one on
+    for size in range(_longest(evidence, given), 0, -1):
+        yield sees(f"the last {size} tokens", additive(given.seen & (behind <= size), given.mask.dtype))
+
+
+def _longest(evidence: Evidence, given: Attended) -> int:
+    """Return the longest window in which the first wrong query does not see all its positions; 0 if there is none."""
+    rows, _, queries, _ = given.query.shape
+    if evidence.seen.size != evidence.expected.size or evidence.seen.size % (rows * queries):
+        return 0
+    if given.seen.shape[-2] < queries:
+        return 0  # all queries see the same positions: none are the last before a query
+    errors = np.abs(evidence.seen - evidence.expected).reshape(rows, queries, -1).max(-1)
+    visible = given.seen.sum(-1).broadcast_to(rows, 1, queries)[:, 0].numpy()
+    wrong = visible[(errors > evidence.allowed) & (visible > 0)]
+    return int(wrong.min()) - 1 if wrong.size else 0
+
+
+def other_mask(evidence: Evidence) -> Iterator[Hypothesis]:
     """Attention to masked positions, or not to all positions that are visible."""
     given = read_by(evidence)
-    part = None if evidence.block is None else evidence.block.part
-    if isinstance(part, Attention) and in_blocks(part) and (found := other_window(evidence)) is not None:
-        return found  # a window that is lost, in a text without padding
     seen = given.seen
     kinds = {f"the mask is dropped: {_beyond(evidence, seen)} seen": torch.ones_like(seen)}
     if seen.shape[-2] > 1:  # several queries can have different masks
@@ -118,9 +157,8 @@ def other_mask(evidence: Evidence) -> Cause | None:
         kinds[f"the mask is off by one: {words}"] = _shifted(seen, by)
     for what, mask in kinds.items():
         result = attend(given.replace(mask=additive(mask, given.mask.dtype)))
-        if any(map(evidence.explains, _without_keys(result, given, mask, evidence.seen))):
-            return Cause("mask", what)
-    return None
+        for each in _without_keys(result, given, mask, evidence.seen):
+            yield Cause("mask", what), each
 
 
 def _without_keys(result: Array, given: Attended, mask: Tensor, seen: Array) -> Iterator[Array]:
@@ -138,8 +176,7 @@ def _without_keys(result: Array, given: Attended, mask: Tensor, seen: Array) -> 
 
 def _beyond(evidence: Evidence, seen: Tensor) -> str:
     """Describe the positions that the mask hides."""
-    assert evidence.block is not None
-    if getattr(evidence.block.part, "over", "row") == "source" or evidence.role in (ENCODER, MODEL):
+    if getattr(evidence.part_call.part, "over", "row") == "source" or evidence.role in (ENCODER, MODEL):
         return "padding of the source is"
     return "future tokens are" if seen.dim() == 2 or seen.shape[-2] > 1 else "unused cache is"
 
@@ -151,95 +188,46 @@ def _shifted(seen: Tensor, by: int) -> Tensor:
     return (places >= first) & (places < first + seen.sum(-1, keepdim=True) + by)
 
 
-def other_window(evidence: Evidence) -> Cause | None:
-    """Attention with a larger or smaller window than its layer's, or without a window."""
-    assert evidence.block is not None
-    part = evidence.block.part
-    given = read_by(evidence)
-    own = part.window if isinstance(part, Attention) else None
-    calls = evidence.record.values()
-    windows = {each.part: each for some in calls for each in some if isinstance(each.part, Window)}
-    if getattr(part, "over", "row") == "source":
-        return None
-    if not windows:
-        return _window_of_none(evidence, given)
-    mask, distances = next(iter(windows.values())).arguments  # before the window is applied, the same for all
-    assert mask is not None
-    assert distances is not None
-    both_ways = next(iter(windows)).both_ways
-    where = "less than {} tokens to each side" if both_ways else "the last {} tokens"
-    layer = "all" if own is None else where.format(own.size)
-    if own is not None and evidence.explains(attend(given.replace(mask=mask))):
-        every = "all tokens" if both_ways else "all tokens before it"
-        return Cause("window", f"it sees {every}, the model's layer {layer}")
-    for size in sorted({each.size + by for each in windows for by in (0, 1, -1)} - {own.size if own else 0, 0}):
-        if evidence.explains(attend(given.replace(mask=Window(size, both_ways=both_ways)(mask, distances)))):
-            return Cause("window", f"it sees {where.format(size)}, the model's layer {layer}")
-    if (
-        own is not None
-        and both_ways
-        and evidence.explains(attend(given.replace(mask=Window(own.size)(mask, distances))))
-    ):
-        return Cause("window", f"it sees the last {own.size} tokens, the model's layer {layer}")
-    return None
-
-
-def _window_of_none(evidence: Evidence, given: Attended) -> Cause | None:
-    """A window in a model that has none: each query attends only to the last of its visible positions."""
-    seen = given.seen
-    behind = seen.int().flip(-1).cumsum(-1).flip(-1)  # number of visible positions from this one on
-    for size in range(1, int(behind.max())):
-        mask = additive(seen & (behind <= size), given.mask.dtype)
-        if evidence.explains(attend(given.replace(mask=mask))):
-            return Cause("window", f"it sees the last {size} tokens, the model's layer all")
-    return None
-
-
-def other_cache(evidence: Evidence) -> Cause | None:
+def other_cache(evidence: Evidence) -> Iterator[Hypothesis]:
     """Attention with swapped keys and values, or with another cache as its keys or values."""
     given = read_by(evidence)
-    if evidence.explains(attend(given.replace(key=given.value, value=given.key))):
-        return Cause("cache", "keys and values are swapped")
+    if given.key.shape == given.value.shape:
+        yield Cause("cache", "keys and values are swapped"), attend(given.replace(key=given.value, value=given.key))
     for name, array in evidence.arrays.items():
         if array.shape == given.key.shape:
+            other = torch.from_numpy(array).to(given.key.dtype)
             for part in ("key", "value"):
-                other = torch.from_numpy(array).to(given.key.dtype)
-                if evidence.explains(attend(given.replace(**{part: other}))):
-                    return Cause("cache", f"{name} is read as its {part}s")
-    return None
+                yield Cause("cache", f"{name} is read as its {part}s"), attend(given.replace(**{part: other}))
 
 
-def other_heads(evidence: Evidence) -> Cause | None:
+def other_heads(evidence: Evidence) -> Iterator[Hypothesis]:
     """Heads in another order, query heads with the wrong key/value heads, or an interleaved layout of heads."""
     given = read_by(evidence)
     heads = given.core.heads
     key_heads = given.core.key_heads
-    names = ("query", "key", "value")
     if 1 < key_heads < heads:
         turns = torch.arange(heads) % key_heads
-        other = given.replace(
-            core=altered(given.core, key_heads=heads), key=given.key[:, turns], value=given.value[:, turns]
-        )
-        if evidence.explains(attend(other)):
-            return Cause("heads", "heads of keys and values are tiled, the model repeats each for adjacent queries")
-    if (order := _order_of_heads(evidence, given)) is not None:
-        return Cause("heads", f"the results of the heads are in the order {order}")
+        core = altered(given.core, key_heads=heads)
+        other = given.replace(core=core, key=given.key[:, turns], value=given.value[:, turns])
+        what = "heads of keys and values are tiled, the model repeats each for adjacent queries"
+        yield Cause("heads", what), attend(other)
+    yield from _other_order_of_heads(evidence, given)
     if heads > 1:
+        names = ("query", "key", "value")
         other = given.replace(**{name: interleaved(getattr(given, name)) for name in names})
         mixed = unflatten(torch.from_numpy(attend(other)), -1, (heads, -1)).transpose(-1, -2).flatten(-2)
-        if any(evidence.explains(each) for each in (attend(other), mixed.numpy())):
-            return Cause("heads", INTERLEAVED)
-    return None
+        yield from ((Cause("heads", INTERLEAVED), each) for each in (attend(other), mixed.numpy()))
 
 
-def _order_of_heads(evidence: Evidence, given: Attended) -> list[int] | None:
-    """Return the order of the model's heads that explains the result; None if it is not another order of them."""
+def _other_order_of_heads(evidence: Evidence, given: Attended) -> Iterator[Hypothesis]:
+    """Yield the model's heads in the order that is nearest to the result, if it is another one."""
     shape = (-1, given.core.heads, given.value.shape[-1])  # (B x T, N, H)
-    if evidence.seen.size != evidence.expected.size:
-        return None
-    seen, own = (each.reshape(shape) for each in (evidence.seen, evidence.expected))
-    order = [int(np.abs(own - seen[:, [head]]).max((0, 2)).argmin()) for head in range(shape[1])]
-    return order if order != sorted(order) and evidence.explains(own[:, order]) else None
+    mixed = attend(given)
+    if evidence.seen.size == mixed.size == evidence.expected.size:
+        seen, own = (each.reshape(shape) for each in (evidence.seen, evidence.expected))
+        order = [int(np.abs(own - seen[:, [head]]).max((0, 2)).argmin()) for head in range(shape[1])]
+        if order != sorted(order):
+            yield Cause("heads", f"the results of the heads are in the order {order}"), own[:, order]
 
 
 def interleaved(heads: Tensor) -> Tensor:
@@ -248,57 +236,33 @@ def interleaved(heads: Tensor) -> Tensor:
     return unflatten(numbers.flatten(2), 2, (numbers.shape[3], numbers.shape[2])).permute(0, 3, 1, 2)
 
 
-def replaced(array: Tensor, old: Tensor, new: Tensor) -> Tensor | None:
-    """Return heads (B, G, S, H) in which the tokens `old` (B, G, T, H) are replaced by `new` (B, G, T, H).
-
-    Returns None if a token of `old` is not in the array. Values are compared in fp32. Equal tokens, such as padding,
-    have separate positions, the last ones that match: tokens of the past can be equal too.
-    """
-    if array.dim() != 4 or old.shape[:2] != array.shape[:2] or old.shape[3] != array.shape[3]:
-        return None
-    exact = array.float()[:, :, None] == old.float()[:, :, :, None]  # (B, G, T, S, H)
-    same = exact.all(-1).all(1)  # (B, T, S)
-    if not same.any(-1).all():
-        return None
-    alike = (old[:, :, :, None] == old[:, :, None]).all(-1).all(1)  # (B, T, T)
-    after = alike.triu(1).sum(-1)  # number of later tokens that are equal
-    left = same.int().flip(-1).cumsum(-1).flip(-1) - same.int()  # number of later positions that match
-    own = same & (left == after[:, :, None])
-    own = torch.where(own.any(-1, keepdim=True), own, same)
-    found = array.clone()
-    rows = torch.arange(len(array))[:, None]
-    found[rows, :, own.int().argmax(-1)] = new.to(array.dtype).transpose(1, 2)
-    return found
-
-
-def other_scale(evidence: Evidence) -> Cause | None:
+def other_scale(evidence: Evidence) -> Iterator[Hypothesis]:
     """Scores with another scale than the model's; the factor that fits best is tried."""
     given = read_by(evidence)
-    factor = fitted(evidence, lambda factor: attend(scaled(given, factor)), 1 / 64, 64)
-    if not evidence.explains(attend(scaled(given, factor))):
-        return None
-    return Cause("scale", f"scores are scaled by {factor:.4g} of what they should be{_as_if(given.core, factor)}")
+    factor = evidence.fitted(lambda factor: attend(scaled(given, factor)), 1 / 64, 64)
+    what = f"scores are scaled by {factor:.4g} of what they should be{_as_if(given.core, factor)}"
+    yield Cause("scale", what), attend(scaled(given, factor))
 
 
-def other_cap(evidence: Evidence) -> Cause | None:
+def other_cap(evidence: Evidence) -> Iterator[Hypothesis]:
     """Scores without the model's soft cap, or with another cap; the limit that fits best is tried."""
     given = read_by(evidence)
     core = given.core
     if not isinstance(core, DotProduct):
-        return None
-    capped: Callable[[float], Attended] = lambda limit: given.replace(core=altered(core, cap=SoftCap(limit)))  # noqa: E731
-    least, most = LIMITS
+        return
+
+    def capped(limit: float) -> Array:
+        return attend(given.replace(core=altered(core, cap=SoftCap(limit))))
+
+    limits = LIMITS
     models = "the model's are not"
     if core.cap is not None:
-        if evidence.explains(attend(given.replace(core=altered(core, cap=None)))):
-            return Cause("cap", f"scores are not capped, the model's are at {core.cap.limit:g}")
-        least = core.cap.limit / 64
-        most = core.cap.limit * 64
+        what = f"scores are not capped, the model's are at {core.cap.limit:g}"
+        yield Cause("cap", what), attend(given.replace(core=altered(core, cap=None)))
+        limits = (core.cap.limit / 64, core.cap.limit * 64)
         models = f"the model's at {core.cap.limit:g}"
-    limit = fitted(evidence, lambda limit: attend(capped(limit)), least, most)
-    if not evidence.explains(attend(capped(limit))):
-        return None
-    return Cause("cap", f"scores are capped at {limit:.4g}, {models}")
+    limit = evidence.fitted(capped, *limits)
+    yield Cause("cap", f"scores are capped at {limit:.4g}, {models}"), capped(limit)
 
 
 def _as_if(core: nn.Module, factor: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from txport.models.parts import Attention, DotProduct, RelativeBias, RelativeVectors, Rotary, bucket_table
-from txport.proof.bisect.calls import PartCall, altered
-from txport.proof.bisect.faults.attention import Attended, attend, attended, read_by, replaced
-from txport.proof.bisect.faults.common import fitted
-from txport.proof.bisect.faults.evidence import Cause, Evidence
+from txport.proof.faults.attention import attend, attended, read_by
+from txport.proof.faults.calls import PartCall, altered
+from txport.proof.faults.evidence import Cause, Evidence, Hypothesis
 from txport.system.arrays import Array
 
 Turn = Callable[[Tensor, Tensor], Tensor]
+Changes = dict[str, Any]  # of an attention core
 
 SHIFTS = (1, -1, 2, -2)
 BASES = (1e2, 1e3, 1e4, 1e5, 2.5e5, 5e5, 1e6, 5e6, 1e7)  # bases of published models, and values between them
@@ -25,8 +26,13 @@ BETWEEN = (10.0, 1e9)  # range in which the base is fitted
 WHO = {(True, True): "queries and keys", (True, False): "queries", (False, True): "keys"}
 
 
-def turns(rotary: Rotary) -> Iterator[tuple[str, Turn]]:
-    """Yield (description, function) for wrong rotations of heads (B, N, T, H) at positions."""
+def turns(key: PartCall, evidence: Evidence, run: Callable[[Turn], Array]) -> Iterator[tuple[str, Turn]]:
+    """Yield (description, function) for wrong rotations of heads (B, N, T, H) at positions.
+
+    `key` is the call of the rotary part; `run` returns the result under a rotation, for the base that fits best.
+    """
+    rotary = key.part
+    assert isinstance(rotary, Rotary)
     yield "not rotated by their positions", lambda x, places: x
     for shift in SHIFTS:
         yield f"rotated by positions that are off by {shift:+d}", _moved(rotary, shift)
@@ -37,35 +43,19 @@ def turns(rotary: Rotary) -> Iterator[tuple[str, Turn]]:
     if rotary.scale != 1:
         plain = altered(rotary, cos=rotary.cos / rotary.scale, sin=rotary.sin / rotary.scale)
         yield f"rotated without the factor {rotary.scale:.4g}", plain
-    yield from _of_other_bases(rotary)
-
-
-def fitted_turn(key: PartCall, evidence: Evidence, run: Callable[[Turn], Array]) -> Iterator[tuple[str, Turn]]:
-    """Yield the rotation with the base that fits best; `run` returns the result under a rotation."""
-    rotary = key.part
-    places = key.arguments[1]
-    assert isinstance(rotary, Rotary)
     own = _base_of(rotary)
+    places = key.arguments[1]
     if own is None or places is None:
         return
     longest = int(places.max()) + 1  # a table of all positions is too large to build for each attempt
-    best = fitted(evidence, lambda base: run(_of_base(rotary, base, longest)), *BETWEEN)
+    for base in (each for each in BASES if not math.isclose(each, own, rel_tol=1e-3)):
+        yield f"rotated with the base {base:g}, the model's is {own:.4g}", _of_base(rotary, base, longest)
+    best = evidence.fitted(lambda base: run(_of_base(rotary, base, longest)), *BETWEEN)
     yield f"rotated with the base {best:.6g}, the model's is {own:.4g}", _of_base(rotary, best, longest)
 
 
 def _moved(rotary: Rotary, shift: int) -> Turn:
     return lambda x, places: rotary(x, (places + shift) % len(rotary.cos))
-
-
-def _of_other_bases(rotary: Rotary) -> Iterator[tuple[str, Turn]]:
-    """Yield rotations with other bases of the inverse frequencies."""
-    own = _base_of(rotary)
-    for base in BASES if own is not None else ():
-        if not math.isclose(base, own or 0.0, rel_tol=1e-3):
-            yield (
-                f"rotated with the base {base:g}, the model's is {own:.4g}",
-                _of_base(rotary, base, len(rotary.cos)),
-            )
 
 
 def _base_of(rotary: Rotary) -> float | None:
@@ -83,118 +73,105 @@ def _of_base(rotary: Rotary, base: float, longest: int) -> Rotary:
     return Rotary(speeds, longest, rotary.pairing, rotary.scale).to(rotary.cos.dtype)
 
 
-def other_turn(evidence: Evidence) -> Cause | None:
+def other_turn(evidence: Evidence) -> Iterator[Hypothesis]:
     """Queries, keys or both with a wrong rotation."""
-    block = evidence.block
     given = read_by(evidence)
-    assert block is not None
-    found = _turned_in(block)
-    if found is None:
-        return None
-    rotary, (query, key) = found
+    if (found := turned_in(evidence.part_call)) is None:
+        return
+    query, key = found
 
     def run(turn: Turn, of_queries: bool = True, of_keys: bool = True) -> Array:
-        keys = replaced(given.key, key.result, _again(key, turn)) if of_keys else None
-        queries = _again(query, turn) if of_queries else given.query
+        keys = replaced(given.key, key.result, turned_again(key, turn)) if of_keys else None
+        queries = turned_again(query, turn) if of_queries else given.query
         return attend(given.replace(query=queries, key=given.key if keys is None else keys))
 
-    for words, turn in turns(rotary):
+    for words, turn in turns(key, evidence, run):
         for of, who in WHO.items():
-            if evidence.explains(run(turn, *of)):
-                return Cause("position", f"{who} are {words}")
-    for words, turn in fitted_turn(key, evidence, run):
-        if evidence.explains(run(turn)):
-            return Cause("position", f"queries and keys are {words}")
-    return None
+            yield Cause("position", f"{who} are {words}"), run(turn, *of)
 
 
-def other_cached_turn(evidence: Evidence) -> Cause | None:
-    """Cached keys with a wrong rotation."""
-    expected = torch.from_numpy(evidence.expected)
-    for call in (each for calls in evidence.record.values() for each in calls if isinstance(each.part, Attention)):
-        found = _turned_in(call)
-        if found is None or replaced(expected, (key := found[1][1]).result, key.result) is None:
-            continue
-        for words, turn in turns(found[0]):
-            hypothesis = replaced(expected, key.result, _again(key, turn))
-            if hypothesis is not None and evidence.explains(hypothesis.numpy()):
-                return Cause("position", f"keys are {words}")
-
-        def run(turn: Turn, key: PartCall = key) -> Array:
-            hypothesis = replaced(expected, key.result, _again(key, turn))
-            return (expected if hypothesis is None else hypothesis).numpy()
-
-        for words, turn in fitted_turn(key, evidence, run):
-            if evidence.explains(run(turn)):
-                return Cause("position", f"keys are {words}")
-    return None
-
-
-def _turned_in(call: PartCall) -> tuple[Rotary, tuple[PartCall, PartCall]] | None:
-    """Return the rotary part of an attention, and its calls for queries and for keys; None if there is none."""
+def turned_in(call: PartCall) -> tuple[PartCall, PartCall] | None:
+    """Return the calls of the rotary part of an attention for queries and for keys; None if there are none."""
     rotary = call.part.rotary if isinstance(call.part, Attention) else None
     calls = [] if rotary is None else call.inner_calls(rotary)
-    if rotary is None or len(calls) < 2:
+    if len(calls) < 2:
         return None
     first, second = calls[:2]
-    is_query = torch.equal(first.result, attended(call).query)
-    return rotary, (first, second) if is_query else (second, first)
+    return (first, second) if torch.equal(first.result, attended(call).query) else (second, first)
 
 
 @torch.inference_mode()
-def _again(call: PartCall, turn: Turn) -> Tensor:
+def turned_again(call: PartCall, turn: Turn) -> Tensor:
+    """Return the result of a rotation under another one."""
     x, places = call.arguments
     assert x is not None
     assert places is not None
     return turn(x, places)
 
 
-def other_distances(evidence: Evidence) -> Cause | None:
+def replaced(array: Tensor, old: Tensor, new: Tensor) -> Tensor | None:
+    """Return heads (B, G, S, H) in which the tokens `old` (B, G, T, H) are replaced by `new` (B, G, T, H).
+
+    Returns None if a token of `old` is not in the array. Values are compared in fp32. Equal tokens, such as padding,
+    have separate positions, the last ones that match: tokens of the past can be equal too.
+    """
+    if array.dim() != 4 or old.shape[:2] != array.shape[:2] or old.shape[3] != array.shape[3]:
+        return None
+    exact = array.float()[:, :, None] == old.float()[:, :, :, None]  # (B, G, T, S, H)
+    same = exact.all(-1).all(1)  # (B, T, S)
+    if not same.any(-1).all():
+        return None
+    alike = (old[:, :, :, None] == old[:, :, None]).all(-1).all(1)  # (B, T, T)
+    after = alike.triu(1).sum(-1)  # number of later tokens that are equal
+    left = same.int().flip(-1).cumsum(-1).flip(-1) - same.int()  # number of later positions that match
+    own = same & (left == after[:, :, None])
+    own = torch.where(own.any(-1, keepdim=True), own, same)
+    found = array.clone()
+    rows = torch.arange(len(array))[:, None]
+    found[rows, :, own.int().argmax(-1)] = new.to(array.dtype).transpose(1, 2)
+    return found
+
+
+def other_distances(evidence: Evidence) -> Iterator[Hypothesis]:
     """Relative positions that are left out, or are looked up for wrong distances."""
     given = read_by(evidence)
     core = given.core
-    if not isinstance(core, DotProduct) or given.distances is None:
-        return None
-    for what, other in (*_without(core, given), *_of_others(core, given)):
-        if evidence.explains(attend(other)):
-            return Cause("position", what)
-    return None
+    if isinstance(core, DotProduct) and given.distances is not None:
+        for what, changes in (*_without(core), *_of_others(core)):
+            yield Cause("position", what), attend(given.replace(core=altered(core, **changes)))
 
 
-def _without(core: DotProduct, given: Attended) -> Iterator[tuple[str, Attended]]:
+def _without(core: DotProduct) -> Iterator[tuple[str, Changes]]:
     words = {
         "bias": "the relative position bias is not added",
         "relative_keys": "relative position vectors are not added to keys",
         "relative_values": "relative position vectors are not added to values",
     }
     there = [name for name in words if getattr(core, name) is not None]
-    for name in there:
-        yield words[name], given.replace(core=altered(core, **{name: None}))
+    yield from ((words[name], {name: None}) for name in there)
     if len(there) > 1:
-        yield "relative positions are not applied", given.replace(core=altered(core, **dict.fromkeys(there)))
+        yield "relative positions are not applied", dict.fromkeys(there)
 
 
-def other_bias(evidence: Evidence) -> Cause | None:
+def other_bias(evidence: Evidence) -> Iterator[Hypothesis]:
     """A position bias that is scaled, that one head lacks, or that other heads have."""
     given = read_by(evidence)
     core = given.core
     if not isinstance(core, DotProduct) or core.bias is None or given.distances is None:
-        return None
+        return
     bias = core.bias(given.distances)
-    shape = (-1, core.heads, given.value.shape[-1])  # of the result: (B x T, N, H)
-    errors = np.abs(evidence.seen - evidence.expected).reshape(shape).max((0, 2))
-    wrong = np.flatnonzero(errors > evidence.allowed).tolist()
 
     def attended_with(other: Tensor) -> Array:
         return attend(given.replace(core=altered(core, bias=Constant(other))))
 
-    for what, other in _of_heads(bias, wrong):
-        if evidence.explains(attended_with(other)):
-            return Cause("position", f"{what} (a part of {type(core.bias).__name__})")
-    factor = fitted(evidence, lambda factor: attended_with(bias * factor), 1 / 64, 64)
-    if not evidence.explains(attended_with(bias * factor)):
-        return None
-    return Cause("position", f"the position bias is scaled by {factor:.4g} of what it should be")
+    if evidence.seen.size == evidence.expected.size == attend(given).size:
+        shape = (-1, core.heads, given.value.shape[-1])  # of the result: (B x T, N, H)
+        errors = np.abs(evidence.seen - evidence.expected).reshape(shape).max((0, 2))
+        for what, other in _of_heads(bias, np.flatnonzero(errors > evidence.allowed).tolist()):
+            yield Cause("position", f"{what} (a part of {type(core.bias).__name__})"), attended_with(other)
+    factor = evidence.fitted(lambda factor: attended_with(bias * factor), 1 / 64, 64)
+    what = f"the position bias is scaled by {factor:.4g} of what it should be"
+    yield Cause("position", what), attended_with(bias * factor)
 
 
 def _of_heads(bias: Tensor, wrong: list[int]) -> Iterator[tuple[str, Tensor]]:
@@ -232,8 +209,8 @@ class ChangedDistances(nn.Module):
         return self.part(self.change(distances))
 
 
-def _of_others(core: DotProduct, given: Attended) -> Iterator[tuple[str, Attended]]:
-    """Yield attention with changed distances, other buckets or other limits, for each relative part and for all."""
+def _of_others(core: DotProduct) -> Iterator[tuple[str, Changes]]:
+    """Yield changed distances, other buckets or other limits, for each relative part and for all."""
     parts = {name: getattr(core, name) for name in ("bias", "relative_keys", "relative_values")}
     parts = {name: part for name, part in parts.items() if part is not None}
     changes: dict[str, Callable[[Tensor], Tensor]] = {
@@ -242,15 +219,13 @@ def _of_others(core: DotProduct, given: Attended) -> Iterator[tuple[str, Attende
         "relative positions have the wrong sign": lambda distances: -distances,
     }
     for words, change in changes.items():
-        for some in ([name] for name in parts) if len(parts) == 1 else (list(parts), *([name] for name in parts)):
-            who = "" if len(some) == len(parts) else f" for {some[0].replace('_', ' ')}"
-            changed = {name: ChangedDistances(_wide(parts[name]), change) for name in some}
-            yield words + who, given.replace(core=altered(core, **changed))
+        changed = {name: ChangedDistances(_wide(part), change) for name, part in parts.items()}
+        yield words, changed
+        if len(parts) > 1:
+            yield from ((f"{words} for {name.replace('_', ' ')}", {name: changed[name]}) for name in parts)
     if isinstance(core.bias, RelativeBias):
-        yield from ((words, given.replace(core=altered(core, bias=bias))) for words, bias in _buckets(core.bias))
-    vectors = [name for name, part in parts.items() if isinstance(part, RelativeVectors)]
-    for words, clipped in _clipped({name: parts[name] for name in vectors}):
-        yield words, given.replace(core=altered(core, **clipped))
+        yield from ((words, {"bias": bias}) for words, bias in _buckets(core.bias))
+    yield from _clipped({name: part for name, part in parts.items() if isinstance(part, RelativeVectors)})
 
 
 def _wide(part: nn.Module) -> nn.Module:
@@ -280,15 +255,10 @@ def _buckets(bias: RelativeBias) -> Iterator[tuple[str, RelativeBias]]:
             )
 
 
-def _clipped(vectors: dict[str, RelativeVectors]) -> Iterator[tuple[str, dict[str, nn.Module]]]:
+def _clipped(vectors: dict[str, RelativeVectors]) -> Iterator[tuple[str, Changes]]:
     """Yield relative vectors that are clipped at a smaller distance."""
-    if not vectors:
-        return
-    farthest = next(iter(vectors.values())).farthest
+    farthest = max((part.farthest for part in vectors.values()), default=0)
     for least in range(farthest - 1, -1, -1):
+        clip = partial(torch.clamp, min=-least, max=least)
         what = f"relative positions are clipped at {least}, the model's at {farthest}"
-        yield what, {name: ChangedDistances(part, _clip(least)) for name, part in vectors.items()}
-
-
-def _clip(most: int) -> Callable[[Tensor], Tensor]:
-    return lambda distances: distances.clamp(-most, most)
+        yield what, {name: ChangedDistances(part, clip) for name, part in vectors.items()}

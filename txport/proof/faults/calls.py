@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -69,14 +69,13 @@ class PartCall:
         return first
 
     @property
-    def read(self) -> Array:
-        """The first argument as an array."""
-        found: Array = self.tensor.numpy()
-        return found
+    def read(self) -> Tensor | None:
+        """The first floating-point argument; None for a call with tokens only."""
+        return next((each for each in self.arguments if each is not None and each.is_floating_point()), None)
 
     @property
     def gave(self) -> Array:
-        """The result."""
+        """The result as an array."""
         found: Array = self.result.numpy()
         return found
 
@@ -96,36 +95,56 @@ def recording(model: nn.Module, *, tensors: bool = True) -> Iterator[Record]:
     Arguments are recorded before other hooks round them. Without `tensors`, the record has only the order of the calls:
     linear layers and attention return zeros, since tensors take much memory, and products much time.
     """
+
+    def arguments(inputs: tuple[object, ...], named: object) -> Iterable[Tensor | None]:
+        return (each for each in inputs if tensors and (each is None or isinstance(each, Tensor)))
+
+    def result(output: Any) -> Tensor | None:
+        return (output[0] if isinstance(output, tuple) else output) if tensors else None
+
+    watched = [(name, part) for name, part in model.named_modules() if isinstance(part, WATCHED)]
+    with contextlib.nullcontext() if tensors else _blank(model), record_calls(watched, arguments, result) as record:
+        yield record
+
+
+@contextlib.contextmanager
+def record_calls(
+    parts: Iterable[tuple[str, nn.Module]],
+    arguments: Callable[[tuple[object, ...], Mapping[str, object]], Iterable[Tensor | None]],
+    result: Callable[[Any], Tensor | None],
+) -> Iterator[Record]:
+    """Record the calls of parts in this context; `arguments` and `result` choose what is kept of inputs and outputs."""
     record: Record = {}
     open_calls: list[PartCall] = []
 
     def begin(name: str) -> Any:
-        def note(part: nn.Module, inputs: tuple[object, ...]) -> None:
+        def note(part: nn.Module, inputs: tuple[object, ...], named: Mapping[str, object]) -> None:
             parent = open_calls[-1] if open_calls else None
-            arguments = tuple(each for each in inputs if tensors and (each is None or isinstance(each, Tensor)))
             order = sum(map(len, record.values()))
             caller = None if parent is None else weakref.ref(parent)
-            open_calls.append(call := PartCall(name, part, order, caller, arguments))
+            open_calls.append(call := PartCall(name, part, order, caller, tuple(arguments(inputs, named))))
             record.setdefault(name, []).append(call)
             if parent is not None:
                 parent.inner.append(call)
 
         return note
 
-    def end(part: nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
+    def end(part: nn.Module, inputs: object, output: object) -> None:
         call = open_calls.pop()
-        if tensors:
-            call.result = output[0] if isinstance(output, tuple) else output
+        while call.part is not part:  # a call that raised
+            call = open_calls.pop()
+        if (kept := result(output)) is not None:
+            call.result = kept
 
-    watched = [(name, part) for name, part in model.named_modules() if isinstance(part, WATCHED)]
-    handles = [part.register_forward_pre_hook(begin(name), prepend=True) for name, part in watched]
-    handles += [part.register_forward_hook(end) for _, part in watched]
-    with contextlib.nullcontext() if tensors else _blank(model):
-        try:
-            yield record
-        finally:
-            for handle in handles:
-                handle.remove()
+    handles = []
+    for name, part in parts:
+        handles.append(part.register_forward_pre_hook(begin(name), prepend=True, with_kwargs=True))
+        handles.append(part.register_forward_hook(end))
+    try:
+        yield record
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextlib.contextmanager

@@ -76,27 +76,23 @@ def _plain(place: Place) -> str:
     return place.attribute.replace("feed_forward", "feed-forward").replace("_", " ")
 
 
-def _always(words: str) -> Callable[[Place], str]:
-    return lambda place: words
-
-
-WORDS: Mapping[type[nn.Module], Callable[[Place], str]] = {
+WORDS: Mapping[type[nn.Module], str | Callable[[Place], str]] = {
     Attention: _attention,
-    FeedForward: _always("feed-forward"),
-    GatedFeedForward: _always("feed-forward"),
+    FeedForward: "feed-forward",
+    GatedFeedForward: "feed-forward",
     Residual: _residual,
-    Embedding: _always("embedding"),
-    Frames: _always("embedding"),
+    Embedding: "embedding",
+    Frames: "embedding",
     nn.Conv1d: _convolution,
-    nn.Embedding: _always(""),
+    nn.Embedding: "",
     Linear: _linear,
     nn.Linear: _linear,
     **dict.fromkeys(NORM_TYPES, _norm),
-    DotProduct: _always(""),
-    Additive: _always(""),
-    Window: _always("attention window"),
-    Rotary: _always("rotary positions"),
-    RelativeBias: _always("relative position bias"),
+    DotProduct: "",
+    Additive: "",
+    Window: "attention window",
+    Rotary: "rotary positions",
+    RelativeBias: "relative position bias",
     RelativeVectors: _plain,
 }
 
@@ -104,7 +100,7 @@ WORDS: Mapping[type[nn.Module], Callable[[Place], str]] = {
 def phrase(place: Place) -> str:
     """Describe one part within its layer."""
     named = next((WORDS[kind] for kind in type(place.part).__mro__ if kind in WORDS), _plain)
-    return named(place)
+    return named if isinstance(named, str) else named(place)
 
 
 def path_to(model: nn.Module, name: str) -> list[Place]:
