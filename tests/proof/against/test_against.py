@@ -213,7 +213,7 @@ def test_which_rows_of_a_file_a_matrix_is() -> None:
         assert share_of(other, "w", (6, 4)) is None
 
 
-@pytest.mark.parametrize("name", ["separate", "by_head", "whole"])
+@pytest.mark.parametrize("name", ["by_head"])
 def test_numbers_are_followed_to_the_files_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For all batches together: they are as large as the weights themselves."""
     asked: list[str] = []

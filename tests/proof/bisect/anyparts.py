@@ -184,16 +184,6 @@ def turned(path: str, positions: str = "rotary", base: float = 1e4) -> Plant:
     return lambda model: part(path, rotary=rotary(AnyConfig(positions=positions), base))(model)
 
 
-def late(path: str) -> Plant:
-    """Queries and keys are turned by the angles of the position after theirs."""
-
-    def plant(model: EncoderDecoder) -> None:
-        turn: Any = model.get_submodule(path)
-        turn.cos, turn.sin = turn.cos.roll(-1, 0), turn.sin.roll(-1, 0)
-
-    return plant
-
-
 def exchanged(path: str) -> Plant:
     def plant(model: EncoderDecoder) -> None:
         feed_forward: Any = model.get_submodule(path)
