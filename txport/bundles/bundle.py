@@ -99,8 +99,7 @@ def seal(folder: Path, manifest: Manifest, written: Collection[str] | None = Non
 
     `written`: names of the files that are other than the manifest says; None for all.
     """
-    from txport.bundles.readme.page import readme  # many modules, which a bundle that is only run does not need
-    from txport.bundles.readme.tables import README
+    from txport.bundles.readme.page import README, readme  # many modules, which a bundle that is only run does not need
 
     found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     page = readme(manifest, [path.relative_to(folder).as_posix() for path in found if path != folder / README])

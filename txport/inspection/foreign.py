@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from txport.bundles.foreign.files import LATER
 from txport.bundles.foreign.manifest import ForeignManifest
-from txport.bundles.readme.settings import reads_features
 from txport.bundles.readme.tables import KINDS
+from txport.models.audio import Features
 from txport.targets.ports import DECODER
 
 LAYOUTS = {
@@ -44,5 +44,5 @@ def notes(manifest: ForeignManifest) -> list[str]:
 def _running(manifest: ForeignManifest) -> str:
     if not manifest.facts.generates:
         return "**Running**: `txport run FOLDER TEXT` does all of this."
-    given = "AUDIO" if reads_features(manifest) else "TEXT"
+    given = "AUDIO" if isinstance(manifest.facts.source, Features) else "TEXT"
     return f"**Search**: `txport run FOLDER {given}` does all of this, with beams, samples and streams."

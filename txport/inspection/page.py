@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.comparisons import describe_calibrated, describe_kept, describe_loss, describe_original
+from txport.bundles.comparisons import describe_kept
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.graphs import read_outline
 from txport.bundles.manifest import Manifest
-from txport.bundles.readme.settings import start
-from txport.bundles.readme.tables import KINDS, MORE, TASKS, dim_rows, parity, port_rows
+from txport.bundles.metadata import target_start
+from txport.bundles.readme.page import comparisons
+from txport.bundles.readme.tables import KINDS, dim_rows, port_rows
 from txport.inspection import foreign
 from txport.inspection.drawings import bar, flow, readable, text_of, treemap
 from txport.inspection.kernels import COLUMNS, audits_or_why, rows, sentence
@@ -48,6 +49,7 @@ PAGE = """<!doctype html>
 </html>
 """
 
+TASKS = {"seq2seq": "sequence to sequence", "causal": "causal language model", "encode": "encoder"}
 Row = Sequence[str]
 STYLE = Path(__file__).with_name("page.css")
 
@@ -66,7 +68,9 @@ class Told:
 OURS = Told(
     title=lambda manifest: manifest.target,
     about=lambda manifest: [f"architecture {manifest.architecture}", manifest.made_for.summary],
-    notes=lambda _: [MORE],
+    notes=lambda _: [
+        "docs/embedding.md of txport says how batches, beams, the best tokens and alignment are computed."
+    ],
     kind=lambda _, role: KINDS[role],
     has_parity=True,
 )
@@ -103,13 +107,7 @@ def _body(bundle: Bundle, told: Told, title: str) -> Iterator[str]:
     yield from _kernels(bundle)
     if told.has_parity:
         yield "<h2>Parity</h2>"
-        original = describe_original(manifest.original)
-        compared = {"compared with PyTorch at export": parity(manifest).replace("\\", ""), **_proof(manifest)}
-        compared |= {"compared with the original at export": original} if original else {}
-        cost = describe_loss(manifest.loss, manifest.precision)
-        compared |= {"cost of few bits": cost} if cost else {}
-        calibrated = describe_calibrated(manifest.calibrated)
-        yield _pairs({**compared, **({"calibration at export": calibrated} if calibrated else {})})
+        yield _pairs({**comparisons(manifest), **_proof(manifest)})
     if manifest.generation:
         yield "<h2>Defaults of the checkpoint</h2>"
         yield _pairs(manifest.generation)
@@ -182,8 +180,8 @@ def _graphs(manifest: Manifest, told: Told) -> Iterator[str]:
         ]
         yield _table(["", "port", "type", "dims", "what"], rows, first="")
     if dims := [(_code(name), _marked(description)) for name, description in dim_rows(manifest)]:
-        yield "<h3>Symbolic dims</h3>"
-        yield _table(["dim", "what"], dims)
+        yield "<h3>Names in these tables</h3>"
+        yield _table(["name", "what"], dims)
 
 
 def _operators(bundle: Bundle) -> str:
@@ -224,7 +222,7 @@ def _limits(manifest: Manifest) -> Iterator[tuple[str, object]]:
             if value not in (None, (), []):
                 yield f"{side} {name}", ", ".join(map(str, value)) if isinstance(value, tuple) else value
     if facts.is_encoder_decoder:
-        yield "a target begins with", ", ".join(map(str, start(manifest)))
+        yield "a target begins with", ", ".join(map(str, target_start(facts)))
     if facts.windows:
         yield "windows", ", ".join(map(str, facts.windows))
     if facts.labels:

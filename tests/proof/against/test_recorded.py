@@ -44,7 +44,7 @@ def test_every_page_says_what_was_compared(call: Cli, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["recorded_at_export"] == last
     assert f"recorded at export: {last}" in (tmp_path / "report.md").read_text(encoding="utf-8").replace("\\", "")
     page = (bundle / "README.md").read_text(encoding="utf-8").replace("\\", "")
-    assert f"Comparison with the original at export: {last}." in page
+    assert f"| comparison with the original | {last} |" in page
     values = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))
     (bundle / MANIFEST).write_text(json.dumps({**values, "original": {"name": "mine"}}), encoding="utf-8")
     code, _, err = call("inspect", bundle)

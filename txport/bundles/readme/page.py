@@ -1,198 +1,210 @@
-"""The README of a bundle, made only from its manifest and the names of its files, so that it is reproducible."""
+"""The README of a bundle, made only from its manifest and the names of its files, so that it is reproducible.
+
+`page.md` and `program.txt` have the texts of all models. A mark at the end of a line says when the line is kept, with
+`#: `, or the block that begins with it, with `#:: `.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from pprint import pformat
+from string import Template
+from typing import Any, get_args
 
 from txport.bundles.comparisons import describe_calibrated, describe_loss, describe_original
-from txport.bundles.manifest import Manifest
-from txport.bundles.readme import settings, tables
-from txport.bundles.readme.loop import loop
-from txport.models.audio import Features
-from txport.models.facts import Facts, Tokens
+from txport.bundles.manifest import STAND_IN, STOOD_IN, Manifest
+from txport.bundles.metadata import target_start
+from txport.bundles.readme import tables
+from txport.models.facts import Ability, Facts, Function, Tokens
 from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER
 from txport.system.markdown import code, plain
-from txport.targets.ports import GENERATE
 
+README = "README.md"
+MARK = re.compile(r"  #(::?) (.+)$")
 MOST_LABELS = 50  # in a list
-TASKS = {
-    "seq2seq": "It reads {reads} and writes a sequence of tokens, one at a time.",
-    "causal": "It continues a sequence of tokens, one at a time.",
-    "embed": "It reads a text and gives a vector for each token, of which one vector of the text is made.",
-    "classify": "It reads a text and gives a score for each label.",
-    "tag": "It reads a text and gives, for each token, a score for each label.",
-    "fill": "It reads a text and gives, for each token, a score for each token of the vocabulary.",
-}
-
-DTYPES = {"float32": "32-bit", "float16": "16-bit", "bfloat16": "bfloat16"}
-QUANTISED_CUDA = "weights of products are in {}-bit blocks with 16-bit scales; what is computed with them is 16-bit"
-QUANTISED = (
-    "on x86 processors without VNNI, set the session's config entry `session.x64quantprecision` to `1`: otherwise sums "
-    "of 8-bit products may overflow"
+RULES = (  # settings that forbid or force tokens, in transformers' words; the program obeys them
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "min_new_tokens",
 )
-READERS = "docs/tokenizers.md of txport says which libraries read it, and where that in JavaScript differs."
 
 
 def readme(manifest: Manifest, files: Collection[str]) -> str:
     """Return the page, as Markdown; `files` are the names of the other files."""
-    return "\n\n".join(part.strip("\n") for part in _parts(manifest, files)) + "\n"
-
-
-def _parts(manifest: Manifest, files: Collection[str]) -> Iterator[str]:
+    marks = {**_of_model(manifest), **_of_bundle(manifest, files)}
+    values = _values(manifest)
     facts = manifest.facts
-    yield f"# {plain(manifest.checkpoint['name'])}, {manifest.target} {manifest.precision}"
-    reads = "log-mel features of speech" if isinstance(facts.source, Features) else "a sequence of tokens"
-    what = TASKS[facts.ability or facts.task].format(reads=reads)
-    yield f"A {plain(manifest.architecture)} model in ONNX, exported by txport. {what}"
-    yield tables.about(manifest)
-    if original := describe_original(manifest.original):
-        yield plain(f"Comparison with the original at export: {original}.")
-    if cost := describe_loss(manifest.loss, manifest.precision):
-        yield plain(f"{cost[0].upper()}{cost[1:]}.")
-    if calibrated := describe_calibrated(manifest.calibrated):
-        yield plain(f"Calibration at export: {calibrated}.")
-    yield "## How to run it"
-    yield from _how(manifest)
-    yield tables.MORE
-    yield "## Ids and limits"
-    yield "\n".join(f"- {line}" for line in _limits(manifest))
-    if (manifest.generation or manifest.not_followed) and facts.generates:
-        yield "## The checkpoint's settings for search"
-        yield from _generation(manifest)
-    if facts.labels:
-        yield "## Labels"
-        yield _labels(facts)
-    yield "## Text"
-    yield from _text(manifest, files)
-    yield "## The graphs"
-    yield from _graphs(manifest)
+    return _read("page.md", marks, "\n\n").format(
+        **values,
+        title=f"{plain(manifest.checkpoint['name'])}, {manifest.target} {manifest.precision}",
+        architecture=plain(manifest.architecture),
+        manifest=manifest,
+        facts=facts,
+        source=facts.source,
+        target=facts.target,
+        about=tables.table(["", ""], _about(manifest)),
+        program=Template(_read("program.txt", marks, "\n\n\n")).substitute(values),
+        left_out=", ".join(map(code, _left_out(manifest))),
+        not_followed=", ".join(f"{code(name)} {code(str(value))}" for name, value in manifest.not_followed.items()),
+        labels=_labels(facts),
+        windows=" or ".join(map(str, facts.windows)),
+        bits=manifest.precision.removeprefix("int"),
+        writer=TARGET_TOKENIZER if TARGET_TOKENIZER in files else TOKENIZER,
+        graphs=tables.graphs(manifest),
+    )
 
 
-def _how(manifest: Manifest) -> Iterator[str]:
+def _read(name: str, marks: Mapping[str, bool], space: str) -> str:
+    """Return a text without the blocks, which `space` divides, and the lines whose marks do not hold."""
+    blocks: list[str] = []
+    for block in Path(__file__).with_name(name).read_text(encoding="utf-8").rstrip("\n").split(space):
+        lines = [(line, MARK.search(line)) for line in block.split("\n")]
+        first = lines[0][1]
+        if first is None or first[1] == ":" or marks[first[2]]:
+            kept = (MARK.sub("", line) for line, mark in lines if mark is None or marks[mark[2]])
+            blocks.append("\n".join(kept))
+    return space.join(blocks) + "\n"
+
+
+def _of_model(manifest: Manifest) -> dict[str, bool]:
+    """Return whether the marks that depend on the model hold."""
+    facts = manifest.facts
+    ability = facts.ability
+    pooling = manifest.generation.get("pooling") == "first"
+    return {
+        "generates": facts.generates,
+        "source": facts.is_encoder_decoder,
+        "tokens": facts.is_encoder_decoder and facts.masks_source,
+        "features": facts.is_encoder_decoder and not facts.masks_source,
+        "prompt": facts.is_causal,
+        "rules": bool(_rules(manifest)),
+        "no rules": not _rules(manifest),
+        "align": facts.attention is not None,
+        "encode": ability is not None,
+        "logits": ability != "embed",
+        **{name: ability == name for name in get_args(Ability)},
+        **{f"classify {name}": (ability, facts.function_to_apply) == ("classify", name) for name in get_args(Function)},
+        "mean": ability == "embed" and not pooling,
+        "first": ability == "embed" and pooling,
+        "normalize": bool(manifest.generation.get("normalize")),
+        "windows of a decoder": bool(facts.windows and facts.is_causal),
+        "windows of an encoder": bool(facts.windows and not facts.is_causal),
+        "labels": bool(facts.labels),
+        "ids of a source": isinstance(facts.source, Tokens),
+        "special ids": isinstance(facts.source, Tokens) and bool(facts.source.before or facts.source.after),
+        "pairs of texts": facts.has_token_types,
+    }
+
+
+def _of_bundle(manifest: Manifest, files: Collection[str]) -> dict[str, bool]:
+    """Return whether the marks that depend on the target, the precision or the files hold."""
+    facts, target = manifest.facts, manifest.made_for
+    return {
+        "without weights": manifest.weightless,
+        "on CPU": not (manifest.weightless or target.on_gpu),
+        "on GPU": not manifest.weightless and target.on_gpu,
+        "all settings": facts.generates and not _left_out(manifest),
+        "some settings": facts.generates and bool(_left_out(manifest)),
+        "not followed": bool(manifest.not_followed),
+        "portable": target.is_standard,
+        "no loop": target.is_standard and not manifest.single,
+        "single": target.is_standard and manifest.single,
+        "ONNX Runtime": not target.is_standard,
+        "portable loop": target.is_standard and facts.generates,
+        "cpu loop": not target.is_standard and facts.generates,
+        "types": facts.has_token_types and target.is_standard,
+        "second ids": facts.has_token_types and not target.is_standard,
+        "quantised on CPU": manifest.is_quantised and not target.on_gpu,
+        "quantised on GPU": manifest.is_quantised and target.on_gpu,
+        "rows": manifest.rows is not None,
+        "text": TOKENIZER in files and (facts.is_causal or facts.masks_source),
+        "no tokenizer": TOKENIZER not in files,
+        "writer": TOKENIZER in files and facts.generates,
+        TEXT: TEXT in files,
+    }
+
+
+def _values(manifest: Manifest) -> dict[str, Any]:
+    """Return the values of the variables of the program, which the page may name, too."""
+    facts = manifest.facts
+    driven = ((role, graph.file) for role, graph in manifest.driven.items() if graph.has_weights)
+    return {
+        "sessions": "\n".join(f'{role} = onnxruntime.InferenceSession("{file}")' for role, file in driven),
+        "start": list(target_start(facts)) if facts.is_encoder_decoder else "",
+        "before": list(facts.vocabulary.before),
+        "after": list(facts.vocabulary.after),
+        "ends": list(facts.writes.ends),
+        "most": _most(manifest),
+        "rules": pformat(_rules(manifest), width=96, compact=True),
+        "mask": facts.vocabulary.mask,
+        "dtype": manifest.dtype,
+        "longest": facts.writes.longest,
+        "places": facts.source.longest if facts.source else "",
+        "ability": facts.ability,
+        "types": ", types=None" if facts.has_token_types and manifest.made_for.is_standard else "",
+    }
+
+
+def _most(manifest: Manifest) -> int:
+    """Return the maximum number of new tokens; a causal model can have fewer after a long prompt."""
+    facts = manifest.facts
+    prefix = len(target_start(facts)) if facts.speech is not None else 0  # it counts as a part of the target
+    limits = [facts.writes.longest - prefix, manifest.generation.get("max_new_tokens")]
+    if facts.is_encoder_decoder and (longest := manifest.generation.get("max_length")) is not None:
+        limits.append(longest - (prefix or 1))
+    return min(limit for limit in limits if limit is not None)
+
+
+def _rules(manifest: Manifest) -> dict[str, Any]:
+    """Return the checkpoint's rules for the next token."""
+    found = {name: manifest.generation.get(name) for name in RULES}
+    return {name: value for name, value in found.items() if value not in (None, [], ())}
+
+
+def _left_out(manifest: Manifest) -> list[str]:
+    """Return the names of the checkpoint's settings for search that the program does not obey."""
+    obeyed = (*RULES, "max_new_tokens", *(["max_length"] if manifest.facts.is_encoder_decoder else []))
+    return [name for name in manifest.generation if name not in obeyed]
+
+
+def _about(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    checkpoint = manifest.checkpoint
+    yield "precision", plain(manifest.described_precision)
+    yield "checkpoint", f"{code(checkpoint['name'])}, SHA-256 {code(checkpoint['sha256'])}"
+    if "quantised" in checkpoint:
+        yield "quantised before", plain(checkpoint["quantised"])
+    for name, result in comparisons(manifest).items():
+        yield name, plain(result)
+    yield "made with", plain(", ".join(f"{name} {version}" for name, version in manifest.tools.items()))
+
+
+def comparisons(manifest: Manifest) -> dict[str, str]:
+    """Return what was compared and measured at export, without figures that depend on the machine."""
+    found = {
+        "parity with PyTorch": _parity(manifest),
+        "comparison with the original": describe_original(manifest.original),
+        "cost of few bits": describe_loss(manifest.loss, manifest.precision),
+        "calibration": describe_calibrated(manifest.calibrated),
+    }
+    return {name: result for name, result in found.items() if result}
+
+
+def _parity(manifest: Manifest) -> str:
+    found = manifest.parity
     if manifest.weightless:
-        yield "**The graphs have no weights, so nothing can run them.** They show what an export would be."
-        return
-    checks = "checks that it is whole and computes what PyTorch computed."
-    if manifest.made_for.on_gpu:
-        verify = "`txport verify FOLDER --runtime cuda-stand-in`"
-        yield f"With txport, `txport run FOLDER --provider cuda` runs the bundle, and {verify} {checks}"
-        yield (
-            "Without, a program keeps caches in the device's memory by `io_binding` and `OrtValue`; txport's "
-            "docs/cuda-target.md says in which order it runs the graphs."
-        )
-        return
-    yield f"With txport, `txport run FOLDER` runs the bundle, and `txport verify FOLDER` {checks}"
-    what = {"encode": "what it makes of one text", "causal": "greedy search for one prompt"}
-    yield (
-        f"Without, this is {what.get(manifest.facts.task, 'greedy search for one source')}, in Python with NumPy and "
-        "onnxruntime, from this folder. ONNX Runtime sends usage data to its maker unless the environment variable "
-        "`ORT_DISABLE_TELEMETRY` is 1 before it is loaded."
-    )
-    yield f"```python\n{loop(manifest)}```"
-    yield "The folder `examples` of txport's repository has programs for portable bundles in JavaScript, C and C++."
-    if manifest.single:
-        yield (
-            f"`{manifest.graphs[GENERATE].file}` is the whole of a search in one run, greedy or with beams, with the "
-            "checkpoint's other settings built in: docs/single-graph.md of txport runs it. It reads the weights from "
-            "the files of the other graphs beside it."
-        )
-
-
-def _graphs(manifest: Manifest) -> Iterator[str]:
-    for role, graph in manifest.graphs.items():
-        yield f"### {graph.file}: {tables.KINDS[role]}"
-        yield tables.ports(graph, manifest.facts)
-    yield "Symbolic dims:"
-    yield tables.dims(manifest)
-    yield (
-        "Each graph says the same ids and limits in its metadata, under keys that begin with `txport.`, so that a "
-        "program need not read another file."
-    )
-
-
-def _limits(manifest: Manifest) -> Iterator[str]:
-    facts = manifest.facts
-    source = facts.source
-    target = facts.target
-    if isinstance(source, Features):
-        size = f"({source.size}, {source.frames}) numbers"
-        yield (
-            f"source: {size}, log-mel features of {source.seconds:g} seconds at {source.sampling_rate} Hz, as "
-            "transformers' `WhisperFeatureExtractor` makes them"
-        )
-    elif source is not None:
-        special = f"; {_around(source)}" if source.before or source.after else ""
-        has_second = facts.has_token_types and not manifest.made_for.is_standard
-        second = f", an id of a second text + {source.size}" if has_second else ""
-        most = f"at most {source.longest} tokens; padding {source.pad}"
-        yield f"source: ids 0 to {source.size - 1}{second}, {most}{special}"
-    if target is not None:
-        start = "" if facts.is_causal else f"; it starts with {_listed(settings.start(manifest))}"
-        most = f"at most {target.longest} tokens; padding {target.pad}"
-        yield f"target: ids 0 to {target.size - 1}, {most}; end tokens {_listed(target.ends) or 'none'}{start}"
-    if facts.windows:
-        where = "the last" if facts.is_causal else "themselves and to each side less than"
-        yield f"some layers see {where} {' or '.join(map(str, facts.windows))} tokens"
-    if manifest.made_for.is_standard:
-        flow = "no control flow but the loop of `generate.onnx`" if manifest.single else "no control flow"
-        yield f"operators: ONNX opset {manifest.opset} alone, {flow}; any runtime that has them"
-    else:
-        least = manifest.made_for.least_runtime
-        yield f"operators: ONNX opset {manifest.opset} and `com.microsoft`; ONNX Runtime {least} or newer"
-    held = f"{DTYPES[manifest.dtype]} floating point numbers"
-    on_gpu = manifest.made_for.on_gpu
-    yield f"caches are {held}, features and logits 32-bit" if on_gpu else f"features, caches and logits are {held}"
-    if manifest.is_quantised:
-        yield QUANTISED_CUDA.format(manifest.precision.removeprefix("int")) if on_gpu else QUANTISED
-    if manifest.rows:
-        yield f"its kernels are the fastest for {manifest.rows} rows, and results may depend on the batch"
-
-
-def _around(tokens: Tokens) -> str:
-    """Return the special ids before and after the ids of a text, as words."""
-    return ", then ".join(filter(None, (_listed(tokens.before), "the ids of the text", _listed(tokens.after))))
-
-
-def _listed(ids: Sequence[int]) -> str:
-    return ", ".join(map(str, ids))
-
-
-def _generation(manifest: Manifest) -> Iterator[str]:
-    if manifest.generation:
-        rows = [(code(name), code(_value(value))) for name, value in manifest.generation.items()]
-        yield tables.table(["setting", "value"], rows)
-    if dropped := manifest.not_followed:
-        names = ", ".join(f"{code(name)} {code(_value(value))}" for name, value in dropped.items())
-        yield f"txport does not follow {names} of the checkpoint: outputs may differ from transformers' for it."
-    if others := settings.left_out(manifest):
-        names = ", ".join(map(code, others))
-        yield f"`txport run` obeys all of them. The loop is greedy search without {names}."
-
-
-def _value(value: object) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= 80 else text[:77] + "..."
+        return "not compared: these are graphs without weights"
+    if not found:
+        return "not compared yet"
+    where = f", {STOOD_IN}" if STAND_IN in found.get("runtimes", ()) else ""
+    cases, rows, seed = (found.get(name) for name in ("cases", "rows_searched", "seed"))
+    return f"{found.get('verdict')}{where}: {cases} cases, {rows} rows searched or encoded, seed {seed}"
 
 
 def _labels(facts: Facts) -> str:
-    shown = "\n".join(f"{number}. {plain(label)}" for number, label in enumerate(facts.labels[:MOST_LABELS]))
+    shown = ", ".join(f"{number} {plain(label)}" for number, label in enumerate(facts.labels[:MOST_LABELS]))
     rest = len(facts.labels) - MOST_LABELS
-    return shown + (f"\n\nand {rest} more, in the metadata." if rest > 0 else "")
-
-
-def _text(manifest: Manifest, files: Collection[str]) -> Iterator[str]:
-    if TOKENIZER not in files:
-        yield "There is no tokenizer here: the model reads and writes ids."
-        return
-    is_heard = isinstance(manifest.facts.source, Features)
-    reading = [] if is_heard else [f"`{TOKENIZER}` makes ids of a text"]
-    writer = TARGET_TOKENIZER if TARGET_TOKENIZER in files else TOKENIZER
-    writing = [f"`{writer}` makes text of ids"] if manifest.facts.target else []
-    yield f"{', and '.join([*reading, *writing])}. {READERS}"
-    if not is_heard:
-        ids = f'ids = Tokenizer.from_file("{TOKENIZER}").encode("TEXT").ids'
-        yield f"```python\nfrom tokenizers import Tokenizer\n\n{ids}\n```"
-        if manifest.facts.has_token_types:
-            yield 'A pair of texts is `encode("TEXT", "OTHER")`: its `type_ids` are 1 for the tokens of the second.'
-    if TEXT in files:
-        yield f"`{TEXT}` has the tokens of languages (`languages`) and the template of a chat (`chat`)."
+    return shown + (f", and {rest} more in the metadata" if rest > 0 else "")
