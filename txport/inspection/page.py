@@ -8,26 +8,26 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.comparisons import describe_kept
+from txport.bundles.foreign.files import LATER
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.graphs import read_outline
 from txport.bundles.manifest import Manifest
 from txport.bundles.metadata import target_start
 from txport.bundles.readme.page import comparisons
 from txport.bundles.readme.tables import KINDS, dim_rows, port_rows
-from txport.inspection import foreign
 from txport.inspection.drawings import bar, flow, readable, text_of, treemap
 from txport.inspection.kernels import COLUMNS, audits_or_why, rows, sentence
 from txport.inspection.weights import Part, by_kind, parts_of
+from txport.models.audio import Features
 from txport.models.facts import Facts
 from txport.system.terminal import one_line
+from txport.targets.ports import DECODER
 
 MOST = 60  # rows of a table
 LONGEST = 600  # characters of a sentence
@@ -54,58 +54,29 @@ Row = Sequence[str]
 STYLE = Path(__file__).with_name("page.css")
 
 
-@dataclass(frozen=True)
-class Told:
-    """The functions that write the page for a kind of bundle; `title` returns the words before the precision."""
-
-    title: Callable[[Any], str]
-    about: Callable[[Any], list[str]]
-    notes: Callable[[Any], list[str]]
-    kind: Callable[[Any, str], str]
-    has_parity: bool
-
-
-OURS = Told(
-    title=lambda manifest: manifest.target,
-    about=lambda manifest: [f"architecture {manifest.architecture}", manifest.made_for.summary],
-    notes=lambda _: [
-        "docs/embedding.md of txport says how batches, beams, the best tokens and alignment are computed."
-    ],
-    kind=lambda _, role: KINDS[role],
-    has_parity=True,
-)
-OTHERS = Told(
-    title=lambda manifest: f"{manifest.architecture} in",
-    about=foreign.about,
-    notes=foreign.notes,
-    kind=foreign.kind,
-    has_parity=False,
-)
-
-
 def page(bundle: Bundle) -> str:
     """Return the HTML page of a bundle, or of a folder exported by other tools; its files must match its manifest.
 
     The same bundle always has the same page.
     """
     manifest = bundle.manifest
-    told = OTHERS if isinstance(manifest, ForeignManifest) else OURS
-    title = text_of(f"{manifest.checkpoint['name']}, {told.title(manifest)} {manifest.precision}")
-    return PAGE.format(title=title, style=STYLE.read_text(encoding="utf-8"), body="\n".join(_body(bundle, told, title)))
+    kind = f"{manifest.architecture} in" if isinstance(manifest, ForeignManifest) else manifest.target
+    title = text_of(f"{manifest.checkpoint['name']}, {kind} {manifest.precision}")
+    return PAGE.format(title=title, style=STYLE.read_text(encoding="utf-8"), body="\n".join(_body(bundle, title)))
 
 
-def _body(bundle: Bundle, told: Told, title: str) -> Iterator[str]:
+def _body(bundle: Bundle, title: str) -> Iterator[str]:
     manifest = bundle.manifest
-    yield f"<header><h1>{title}</h1>{_facts(bundle, told)}</header>"
-    yield from _running(manifest, told)
+    yield f"<header><h1>{title}</h1>{_facts(bundle)}</header>"
+    yield from _running(manifest)
     yield "<h2>Weights</h2>"
     yield from _weights(bundle)
     yield "<h2>Graphs</h2>"
-    yield from _graphs(manifest, told)
+    yield from _graphs(manifest)
     yield "<h2>Operators</h2>"
     yield _operators(bundle)
     yield from _kernels(bundle)
-    if told.has_parity:
+    if not isinstance(manifest, ForeignManifest):
         yield "<h2>Parity</h2>"
         yield _pairs({**comparisons(manifest), **_proof(manifest)})
     if manifest.generation:
@@ -124,20 +95,48 @@ def _body(bundle: Bundle, told: Told, title: str) -> Iterator[str]:
         yield f"<footer>Checkpoint SHA-256 {text_of(manifest.checkpoint['sha256'])}; made with {_text(tools)}.</footer>"
 
 
-def _running(manifest: Manifest, told: Told) -> Iterator[str]:
+def _running(manifest: Manifest) -> Iterator[str]:
     """Yield the diagram and the notes; the README has the program."""
     yield f"<h2>How it runs</h2>{flow(manifest)}"
-    yield f"<ul>{''.join(f'<li>{_marked(note)}</li>' for note in told.notes(manifest))}</ul>"
+    yield f"<ul>{''.join(f'<li>{_marked(note)}</li>' for note in _notes(manifest))}</ul>"
 
 
-def _facts(bundle: Bundle, told: Told) -> str:
+def _notes(manifest: Manifest) -> list[str]:
+    """Return how rows are batched, and commands or a page that say more, as Markdown."""
+    if not isinstance(manifest, ForeignManifest):
+        return ["docs/embedding.md of txport says how batches, beams, the best tokens and alignment are computed."]
+    rows = "may stand in one batch, padded" if manifest.pads else "run apart, for its graphs take no padding"
+    given = "AUDIO" if isinstance(manifest.facts.source, Features) else "TEXT"
+    return [
+        f"**Batches**: rows of unequal lengths {rows}.",
+        f"**Commands**: `txport run FOLDER {given}` runs it.",
+        "**Parity**: `txport parity FOLDER --checkpoint CHECKPOINT` compares it with PyTorch.",
+    ]
+
+
+def _made(manifest: Manifest) -> list[str]:
+    """Return who made the graphs, for what, as short facts."""
+    if not isinstance(manifest, ForeignManifest):
+        return [f"architecture {manifest.architecture}", manifest.made_for.summary]
+    variant = [f"variant {manifest.variant}"] if manifest.variant else []
+    return ["exported by others", f"model_type {manifest.architecture}", f"layout: {manifest.layout}", *variant]
+
+
+def _kind(manifest: Manifest, role: str) -> str:
+    """Return the purpose of the graph of a role."""
+    if LATER in manifest.graphs and role in (DECODER, LATER):
+        return "the first step" if role == DECODER else "all steps but the first"
+    return KINDS[role]
+
+
+def _facts(bundle: Bundle) -> str:
     """Return the list of short facts in the header."""
     manifest = bundle.manifest
     before = manifest.checkpoint.get("quantised")
     measures = [f"quantised before: {before}"] if before else []
     measures += [manifest.described_precision, f"opset {manifest.opset}", readable(bundle.size)]
-    description = [("", each) for each in (TASKS[manifest.facts.task], *told.about(manifest), *measures)]
-    if told.has_parity:
+    description = [("", each) for each in (TASKS[manifest.facts.task], *_made(manifest), *measures)]
+    if not isinstance(manifest, ForeignManifest):
         verdict = "not compared" if manifest.weightless else str(manifest.parity.get("verdict", "not compared"))
         description.append(({"pass": "pass", "fail": "fail", "FAIL": "fail"}.get(verdict, ""), f"parity: {verdict}"))
     items = "".join(f'<li class="{name}">{text_of(each)}</li>' for name, each in description)
@@ -171,9 +170,9 @@ def _percent(part: Part, total: int) -> str:
     return f"{100 * part.bytes / total:.1f} %" if total else ""
 
 
-def _graphs(manifest: Manifest, told: Told) -> Iterator[str]:
+def _graphs(manifest: Manifest) -> Iterator[str]:
     for role, graph in manifest.graphs.items():
-        yield f"<h3>{_code(graph.file)}: {html.escape(told.kind(manifest, role))}</h3>"
+        yield f"<h3>{_code(graph.file)}: {html.escape(_kind(manifest, role))}</h3>"
         rows = [
             (side, _code(name), text_of(dtype), _code(dims), _marked(description))
             for side, name, dtype, dims, description in port_rows(graph, manifest.facts)

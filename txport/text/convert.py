@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,18 @@ def companions_of(folder: Path) -> dict[str, Path | str]:
     if (values := _published(folder)) is None:
         return files
     return of_class(folder, files, OF_TYPES.get(values["model_type"]), version_of(values))
+
+
+def added_tokens(files: Mapping[str, Path | str]) -> dict[str, int] | None:
+    """Return the added tokens of a `tokenizer.json` as text -> id; None if there is none, {} if it is invalid."""
+    found = files.get(TOKENIZER)
+    try:
+        if found is None:
+            return None
+        tokens = (read_json(found) if isinstance(found, Path) else json.loads(found))["added_tokens"]
+        return {each["content"]: each["id"] for each in tokens if type(each["id"]) is int}
+    except (DocumentError, LookupError, TypeError):  # loading the tokenizer reports the error
+        return {}
 
 
 def as_they_are(folder: Path) -> dict[str, Path | str]:

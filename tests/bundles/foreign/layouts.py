@@ -9,6 +9,7 @@ import copy
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,27 +21,23 @@ from txport.targets.ports import DECODER, ENCODER, MODEL
 JSON = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 BRANCH = "use_cache_branch"
 PAST, PRESENT, CROSS = "past_key_values", "present", ".encoder."
-Nodes = tuple[list[onnx.NodeProto], list[onnx.TensorProto]]
 
 
 def ints(name: str, *values: int) -> onnx.TensorProto:
     return numpy_helper.from_array(np.array(values, np.int64), name)
 
 
-def zeros_for(name: str, dims: Sequence[int | str], dtype: int) -> Nodes:
-    """Zeros in the place of an input: as many rows as there are, and nothing along other dynamic dims."""
-    rest = ints(f"{name}.rest", *(each if isinstance(each, int) else 0 for each in dims[1:]))
-    nodes = [
-        helper.make_node("Shape", ["input_ids"], [f"{name}.rows"], start=0, end=1),
-        helper.make_node("Concat", [f"{name}.rows", rest.name], [f"{name}.dims"], axis=0),
-        helper.make_node(
-            "ConstantOfShape",
-            [f"{name}.dims"],
-            [name],
-            value=helper.make_tensor("value", dtype, [1], [0]),
-        ),
-    ]
-    return nodes, [rest]
+def computed(model: onnx.ModelProto, names: Iterable[str], nodes: Sequence[onnx.NodeProto], *tensors: Any) -> None:
+    """Let nodes compute what were inputs of these names."""
+    held = [*nodes, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(held)
+    model.graph.initializer.extend(tensors)
+    keep(model.graph.input, lambda name: name not in set(names))
+
+
+def filled(shape: str, name: str, dtype: int, value: int) -> onnx.NodeProto:
+    return helper.make_node("ConstantOfShape", [shape], [name], value=helper.make_tensor("value", dtype, [1], [value]))
 
 
 def dims_of(value: onnx.ValueInfoProto) -> list[int | str]:
@@ -50,13 +47,14 @@ def dims_of(value: onnx.ValueInfoProto) -> list[int | str]:
 def without(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
     """The same graph that reads zeros of no length in the place of these inputs."""
     found = copy.deepcopy(model)
-    graph = model.graph
-    for value in (value for value in graph.input if value.name in set(names)):
-        nodes, tensors = zeros_for(value.name, dims_of(value), value.type.tensor_type.elem_type)
-        for node in reversed(nodes):
-            found.graph.node.insert(0, node)
-        found.graph.initializer.extend(tensors)
-    keep(found.graph.input, lambda name: name not in set(names))
+    names = set(names)
+    nodes, tensors = [helper.make_node("Shape", ["input_ids"], ["rows"], start=0, end=1)], []
+    for value in (value for value in model.graph.input if value.name in names):
+        rest = ints(f"{value.name}.rest", *(each if isinstance(each, int) else 0 for each in dims_of(value)[1:]))
+        nodes.append(helper.make_node("Concat", ["rows", rest.name], [f"{value.name}.dims"], axis=0))
+        nodes.append(filled(f"{value.name}.dims", value.name, value.type.tensor_type.elem_type, 0))
+        tensors.append(rest)
+    computed(found, names, nodes, *tensors)
     return found
 
 
@@ -151,28 +149,15 @@ def unplaced(decoder: onnx.ModelProto) -> onnx.ModelProto:
         helper.make_node("Shape", ["input_ids"], ["place.dims"]),
         helper.make_node("Expand", ["place.rows", "place.dims"], ["position_ids"]),
     ]
-    for node in reversed(nodes):
-        found.graph.node.insert(0, node)
-    found.graph.initializer.extend([zero, one])
-    keep(found.graph.input, lambda name: name != "position_ids")
+    computed(found, ["position_ids"], nodes, zero, one)
     return found
 
 
 def unmasked(model: onnx.ModelProto) -> onnx.ModelProto:
     """A graph without `attention_mask`, which takes every token for a real one."""
     found = copy.deepcopy(model)
-    nodes = [
-        helper.make_node("Shape", ["input_ids"], ["mask.dims"]),
-        helper.make_node(
-            "ConstantOfShape",
-            ["mask.dims"],
-            ["attention_mask"],
-            value=helper.make_tensor("value", TensorProto.INT64, [1], [1]),
-        ),
-    ]
-    for node in reversed(nodes):
-        found.graph.node.insert(0, node)
-    keep(found.graph.input, lambda name: name != "attention_mask")
+    shape = helper.make_node("Shape", ["input_ids"], ["mask.dims"])
+    computed(found, ["attention_mask"], [shape, filled("mask.dims", "attention_mask", TensorProto.INT64, 1)])
     return found
 
 
@@ -221,12 +206,7 @@ Made = dict[str, onnx.ModelProto]
 Make = Callable[[Mapping[str, onnx.ModelProto]], Made]
 SEQ2SEQ: dict[str, Make] = {
     "merged": lambda of: {"encoder_model": of[ENCODER], "decoder_model_merged": merged(of[DECODER])},
-    "merged-beside-parts": lambda of: {
-        "encoder_model": of[ENCODER],
-        "decoder_model_merged": merged(of[DECODER]),
-        "decoder_model": first(of[DECODER]),
-        "decoder_with_past_model": later(of[DECODER]),
-    },
+    "merged-beside-parts": lambda of: SEQ2SEQ["merged"](of) | SEQ2SEQ["apart"](of),
     "merged-without-if": lambda of: {"encoder_model": of[ENCODER], "decoder_model_merged": of[DECODER]},
     "apart": lambda of: {
         "encoder_model": of[ENCODER],
@@ -240,9 +220,8 @@ CAUSAL: dict[str, Make] = {
     "merged": lambda of: {"decoder_model_merged": merged(of[DECODER])},
     "apart": lambda of: {"decoder_model": first(of[DECODER]), "decoder_with_past_model": of[DECODER]},
     "whole": lambda of: {"model": whole(of[DECODER])},
-    "asking": lambda of: {"model": asking(of[DECODER])},
+    "asking": lambda of: {"decoder_model": asking(of[DECODER])},
     "unplaced": lambda of: {"model": unplaced(of[DECODER])},
-    "unplaced-whole": lambda of: {"decoder_model": whole(unplaced(of[DECODER]))},
 }
 ENCODE: dict[str, Make] = {
     "plain": lambda of: {"model": of[MODEL]},

@@ -1,7 +1,4 @@
-"""What Optimum itself exports says what transformers says; its environment is that of `make test`.
-
-`python -m tests.bundles.foreign.exported FOLDER` exports all of them; here are one of each kind, which take a minute.
-"""
+"""What Optimum itself exports says what transformers says; its environment is that of `make test`."""
 
 from __future__ import annotations
 
@@ -12,18 +9,17 @@ import pytest
 
 import txport
 from tests import peers
-from tests.bundles.foreign.exported import NAMES, layouts
+from tests.bundles.foreign.exported import NAMES, QUANTISED, layouts
 from tests.bundles.foreign.test_layouts import require_same
 from tests.checkpoints.families.test_families import TEXTS, said
 
-NAMED = ("t5", "whisper", "gpt2", "bert")
-CASES = [(name, layout) for name in NAMED for layout in layouts(NAMES[name])]
+CASES = [(name, layout) for name, task in NAMES.items() for layout in layouts(task)]
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exported")
-    peers.run("tests.bundles.foreign.exported", str(folder), *NAMED)
+    peers.run("tests.bundles.foreign.exported", str(folder))
     return folder
 
 
@@ -39,7 +35,7 @@ def test_its_exports_say_what_transformers_says(name: str, layout: str, exported
         np.testing.assert_allclose(np.squeeze(found), said(name)[f"last_hidden_state.{number}"], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["t5", "gpt2", "bert"])
+@pytest.mark.parametrize("name", QUANTISED)
 def test_its_graphs_in_8_bits_run(name: str, exported: Path) -> None:
     folder = next(each for each in sorted((exported / name).iterdir()))
     model = txport.load(folder, variant="quantized")

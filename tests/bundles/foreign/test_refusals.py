@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import txport
 from tests.bundles.foreign.layouts import keep, lay_out
@@ -111,7 +114,7 @@ def test_every_port_that_differs_is_listed(folder: Path) -> None:
     for problem in (
         f"{file}: input input_ids is int64 [batch_size, 128], expected int64 [batch_size, decoder_sequence_length]",
         f"{file}: input encoder_attention_mask is int32 [batch_size, encoder_sequence_length], expected int64 [",
-        f"{file}: input past_key_values.0.decoder.key is missing, expected float32 or float16 [batch_size, 4, past_s",
+        f"{file}: input past_key_values.0.decoder.key is missing, expected float32 or float16 [batch_size, 4, past_",
         f"{file}: input inputs_embeds, float32 [b, 3, s], was not expected",
         f"{file}: output present.1.decoder.value is missing, expected float32 or float16 [batch_size, 4, past_",
     ):
@@ -158,25 +161,40 @@ def test_links_of_the_hub_s_cache_are_followed(portable: Portable, tmp_path: Pat
     assert txport.load(folder).search([[5]], max_new_tokens=1)
 
 
-def test_loops_are_refused(folder: Path) -> None:
-    edit(folder / "encoder_model.onnx", lambda model: model.graph.node.append(helper.make_node("Loop", ["a"], ["b"])))
-    assert "has the operator Loop, which may not terminate" in refused(folder)
-
-
-def test_local_functions_are_refused(folder: Path) -> None:
+def test_loops_and_local_functions_are_refused(folder: Path) -> None:
     node = helper.make_node("Identity", ["x"], ["y"])
     function = helper.make_function("here", "Again", ["x"], ["y"], [node], [helper.make_opsetid("", 18)])
     edit(folder / "encoder_model.onnx", lambda model: model.functions.append(function))
     assert "has local functions, which may expand without end" in refused(folder)
+    edit(folder / "encoder_model.onnx", lambda model: model.graph.node.append(helper.make_node("Loop", ["a"], ["b"])))
+    assert "has the operator Loop, which may not terminate" in refused(folder)
 
 
-@pytest.mark.parametrize("wanted", ["start", "end"])
-def test_what_nothing_says_of_targets_is_asked_for(wanted: str, folder: Path) -> None:
-    changes = {"model_type": "unheard", "num_attention_heads": 4, "hidden_size": 24}
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (("decoder_start_token_id", "bos_token_id"), "defines no start token of targets; set decoder_start_token_id"),
+        (("eos_token_id",), "defines no end token of targets; set eos_token_id"),
+        (("n_positions",), "defines no maximum number of tokens; set max_position_embeddings"),
+    ],
+)
+def test_what_nothing_says_is_asked_for(keys: tuple[str, ...], message: str, folder: Path) -> None:
     (folder / "generation_config.json").unlink()
-    names = ("decoder_start_token_id", "bos_token_id") if wanted == "start" else ("eos_token_id",)
-    rewrite(folder / "config.json", **changes, **dict.fromkeys(names))
-    assert f"defines no {wanted} token of targets" in refused(folder)
+    rewrite(folder / "config.json", model_type="unheard", **dict.fromkeys(keys))
+    assert message in refused(folder)
+
+
+def test_a_mask_is_the_one_that_is_named(portable: Portable, tmp_path: Path) -> None:
+    """The spelling of a token says nothing of its use."""
+    folder = lay_out(portable("bert-tokens"), "plain", tmp_path / "foreign")
+    rewrite(folder / "config.json", model_type="unheard")
+    words = {f"w{number}": number for number in range(24) if number != 5}
+    tokenizer = Tokenizer(WordLevel(words | {"[MASK]": 5}))
+    tokenizer.add_special_tokens(["[MASK]"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert "no mask token; set mask_token_id in its config.json" in refused(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": "[MASK]"}))
+    assert txport.load(folder).facts.vocabulary.mask == 5
 
 
 def test_an_unknown_type_runs_by_its_ports_and_has_no_parity(folder: Path) -> None:
@@ -194,28 +212,17 @@ def test_without_a_tokenizer_text_is_numbers(folder: Path) -> None:
         model.generate("Guten Tag")
 
 
-NAMES = st.text(st.sampled_from("abc._0"), min_size=1, max_size=8)
-DIMS = st.lists(st.one_of(st.integers(0, 1 << 40), NAMES, st.none()), max_size=5)
-
-
-@given(
-    ports=st.dictionaries(NAMES, st.tuples(st.sampled_from([1, 7, 9, 10]), DIMS), max_size=4),
-    weights=st.integers(0, 2),
-)
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_signature_is_read_as_onnx_reads_it(ports: Any, weights: int, tmp_path: Path) -> None:
-    values = [helper.make_tensor_value_info(name, kind, dims) for name, (kind, dims) in ports.items()]
-    tensors = [helper.make_tensor(name, TensorProto.FLOAT, [1], [0.0]) for name in list(ports)[:weights]]
-    path = tmp_path / "x.onnx"
-    path.write_bytes(helper.make_model(helper.make_graph([], "g", values, values, tensors)).SerializeToString())
-    kinds = {1: "float32", 7: "int64", 9: "bool", 10: "float16"}
-    expected = tuple(
-        Port(name, kinds[kind], tuple("?" if dim is None else dim for dim in dims))
-        for name, (kind, dims) in ports.items()
-    )
-    inputs, outputs = read_signature(path)
-    assert outputs == expected
-    assert inputs == expected[weights:]
+def test_a_signature_is_read_as_onnx_reads_it(tmp_path: Path) -> None:
+    """A weight among the inputs is no input, and a dim without a name or a size is dynamic."""
+    values = [
+        helper.make_tensor_value_info(name, kind, dims)
+        for name, kind, dims in (("a.0", 1, ["b", None]), ("b", 10, [0, 1 << 40]), ("c", 9, []), ("weight", 1, [1]))
+    ]
+    weight = helper.make_tensor("weight", TensorProto.FLOAT, [1], [0.0])
+    model = helper.make_model(helper.make_graph([], "g", values, values, [weight]))
+    (tmp_path / "x.onnx").write_bytes(model.SerializeToString())
+    ports = (Port("a.0", "float32", ("b", "?")), Port("b", "float16", (0, 1 << 40)), Port("c", "bool", ()))
+    assert read_signature(tmp_path / "x.onnx") == (ports, (*ports, Port("weight", "float32", (1,))))
 
 
 @given(data=st.data())

@@ -31,41 +31,27 @@ MAY_LEAVE_OUT = frozenset({
 })  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How an exporter splits a model into graphs: the stem of the file of each role.
-
-    In the layout "apart" the decoder has one graph for the first step and one for later steps. In the others, one
-    graph is for all steps.
-    """
-
-    name: str
-    stems: Mapping[str, str]
-
-    def describe(self) -> str:
-        """Return the names of the layout's files."""
-        return " + ".join(f"{stem}.onnx" for stem in self.stems.values())
-
-
-# the first complete layout is used: exporters keep the separate decoders next to the merged one
-SEQ2SEQ = (
-    Layout("merged", {ENCODER: "encoder_model", DECODER: "decoder_model_merged"}),
-    Layout("apart", {ENCODER: "encoder_model", DECODER: "decoder_model", LATER: "decoder_with_past_model"}),
-    Layout("one", {ENCODER: "encoder_model", DECODER: "decoder_model"}),
-)
-CAUSAL = (
-    Layout("merged", {DECODER: "decoder_model_merged"}),
-    Layout("apart", {DECODER: "decoder_model", LATER: "decoder_with_past_model"}),
-    Layout("one", {DECODER: "decoder_model"}),
-)
-ENCODER_ONLY = Layout("one", {MODEL: "model"})
+Layouts = Mapping[str, Mapping[str, str]]  # layout -> role -> stem of its file
+# How exporters split a model. In "apart" the decoder has one graph for the first step and one for later steps. The
+# first complete layout is used: exporters keep the separate decoders next to the merged one.
+SEQ2SEQ: Layouts = {
+    "merged": {ENCODER: "encoder_model", DECODER: "decoder_model_merged"},
+    "apart": {ENCODER: "encoder_model", DECODER: "decoder_model", LATER: "decoder_with_past_model"},
+    "one": {ENCODER: "encoder_model", DECODER: "decoder_model"},
+}
+CAUSAL: Layouts = {
+    "merged": {DECODER: "decoder_model_merged"},
+    "apart": {DECODER: "decoder_model", LATER: "decoder_with_past_model"},
+    "one": {DECODER: "decoder_model"},
+}
+ONE: Layouts = {"one": {MODEL: "model"}}
 
 
 @dataclass(frozen=True)
 class Found:
     """The graphs of one variant: their layout, the variant ("" for no suffix), and the file of each role."""
 
-    layout: Layout
+    layout: str
     variant: str
     files: Mapping[str, str]  # role -> path in the folder
 
@@ -94,8 +80,8 @@ def find(folder: Path, variant: str | None) -> Found:
         known = ", ".join(f"variant={each!r}" if each else "those without a suffix" for each in variants)
         named = f"no graphs of the variant {quoted(variant)}" if variant else "no graphs without a suffix"
         raise UnsupportedError(f"{folder} has {named}; available: {known}")
-    layout = _layout(folder, stems, wanted)
-    return Found(layout, wanted, {role: files[stem, wanted] for role, stem in layout.stems.items()})
+    layout, roles = _layout(folder, stems, wanted)
+    return Found(layout, wanted, {role: files[stem, wanted] for role, stem in roles.items()})
 
 
 def _graphs(folder: Path, place: str) -> dict[tuple[str, str], str]:
@@ -107,19 +93,17 @@ def _graphs(folder: Path, place: str) -> dict[tuple[str, str], str]:
     return {(name[1], name[2] or ""): f"{place}/{name[0]}".lstrip("/") for name in names}
 
 
-def _layout(folder: Path, stems: set[str], variant: str) -> Layout:
+def _layout(folder: Path, stems: set[str], variant: str) -> tuple[str, Mapping[str, str]]:
     """Return the layout of these files; raise `BundleError` if some are missing or belong to another layout."""
-    known = SEQ2SEQ if "encoder_model" in stems else CAUSAL
-    fitting = [layout for layout in known if stems.issuperset(layout.stems.values())]
     names = ", ".join(f"{stem}{variant and '_'}{variant}.onnx" for stem in sorted(stems))
-    if "model" in stems:
-        if len(stems) > 1:
-            raise BundleError(f"{folder} mixes layouts: it has {names}; model.onnx must be the only graph")
-        return ENCODER_ONLY
-    lone = "decoder_with_past_model" in stems and "decoder_model" not in stems and "decoder_model_merged" not in stems
-    if not fitting or lone:
-        layouts = "; ".join(layout.describe() for layout in (*known, ENCODER_ONLY))
-        raise BundleError(f"{folder} has {names}, which is not a complete layout; supported: {layouts}")
+    if "model" in stems and len(stems) > 1:
+        raise BundleError(f"{folder} mixes layouts: it has {names}; model.onnx must be the only graph")
+    known = ONE if "model" in stems else SEQ2SEQ if "encoder_model" in stems else CAUSAL
+    lone = "decoder_with_past_model" in stems and stems.isdisjoint({"decoder_model", "decoder_model_merged"})
+    fitting = [(name, roles) for name, roles in known.items() if stems.issuperset(roles.values()) and not lone]
+    if not fitting:
+        texts = (" + ".join(f"{stem}.onnx" for stem in roles.values()) for roles in (*known.values(), *ONE.values()))
+        raise BundleError(f"{folder} has {names}, which is not a complete layout; supported: {'; '.join(texts)}")
     return fitting[0]
 
 

@@ -13,8 +13,6 @@ from txport.errors import BundleError, ConfigError, quoted
 from txport.models.config import LARGEST, read_config
 from txport.models.names import CONFIG, GENERATION
 
-SIDES = ("text_config", "decoder")  # parts of composite configs that describe the decoder
-
 
 @dataclass(frozen=True)
 class Values:
@@ -60,12 +58,16 @@ class Values:
     def _all(self) -> dict[str, Any]:
         """The values under every name that transformers uses for them, over the defaults of the type."""
         known = family.all_families().get(self.type)
-        values = {**(known.defaults[self.type] if known else {}), **self.config}
+        part = self.config.get(known.part) if known else None  # of a multimodal model
+        values = {
+            **(known.defaults[self.type] if known else {}),
+            **(part if isinstance(part, dict) else {}),
+            **self.config,
+        }
         for alias, name in (known.aliases if known else {}).items():
             if name in values:
                 values.setdefault(alias, values[name])
-        inner = next((each for side in SIDES if isinstance(each := values.get(side), dict)), {})
-        return {**inner, **values, **self._tokens}
+        return {**values, **self._tokens}
 
     def get(self, *names: str) -> Any:
         """Return the value of the first of these names that has one; None if none has."""
@@ -77,13 +79,6 @@ class Values:
         if found is not None and (type(found) is not int or not 0 < found < LARGEST):
             raise self._wrong(f"{names[0]} must be a positive whole number, got {quoted(found)}")
         return found
-
-    @property
-    def source_vocabulary(self) -> int | None:
-        """The size of the source vocabulary, from the encoder's separate config if there is one."""
-        inner = self.config.get("encoder")
-        found = inner.get("vocab_size") if isinstance(inner, dict) else None
-        return found if type(found) is int and 0 < found < LARGEST else self.size("vocab_size")
 
     def tokens(self, name: str, size: int) -> tuple[int, ...]:
         """Return the ids of one token or several of a vocabulary of `size`; () if no value has this name."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 from collections.abc import Mapping
@@ -26,9 +25,8 @@ from txport.models import architecture
 from txport.models.config import Config, read_config
 from txport.models.facts import Facts
 from txport.models.generation import Defaults, require_known_options, search_defaults
-from txport.models.names import CONFIG, GENERATION, INDEX, MODULES, TOKENIZER, TRANSFORMERS, WEIGHTS
-from txport.system.documents import DocumentError, read_json
-from txport.text.convert import companions_of
+from txport.models.names import CONFIG, GENERATION, INDEX, MODULES, TRANSFORMERS, WEIGHTS
+from txport.text.convert import added_tokens, companions_of
 from txport.text.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -123,10 +121,6 @@ def _warn_of_end(folder: Path, facts: Facts) -> None:
 def _special_tokens(folder: Path) -> dict[str, int] | None:
     """Return the added tokens of the tokenizer and their ids; None without a tokenizer, {} for an invalid one."""
     try:
-        found = companions_of(folder).get(TOKENIZER)
-        if found is None:
-            return None
-        values = read_json(found) if isinstance(found, Path) else json.loads(found)
-        return {each["content"]: each["id"] for each in values["added_tokens"] if type(each["id"]) is int}
-    except (DocumentError, CheckpointError, LookupError, TypeError):  # the error is raised when it is loaded
+        return added_tokens(companions_of(folder))
+    except CheckpointError:  # the error is raised when it is loaded
         return {}

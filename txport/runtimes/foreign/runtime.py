@@ -13,12 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from txport.bundles.foreign.contracts import (
-    CACHE_POSITION,
-    LOGITS_TO_KEEP,
-    TOKEN_EMBEDDINGS,
-    USE_CACHE_BRANCH,
-)
+from txport.bundles.foreign.contracts import ALIASES, CACHE_POSITION, LOGITS_TO_KEEP, USE_CACHE_BRANCH
 from txport.bundles.foreign.files import LATER
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.errors import RunError
@@ -44,7 +39,6 @@ from txport.targets.ports import (
 )
 
 T = TypeVar("T")
-ALIASES = {TOKEN_EMBEDDINGS: LAST_HIDDEN_STATE}  # outputs of sentence encoders -> our names
 DAMAGED = "it does not do what its ports say"
 
 
@@ -191,11 +185,11 @@ class ForeignRuntime(Generic[T]):
         places = np.ascontiguousarray(np.broadcast_to(np.arange(source.shape[1]), source.shape))
         given = {TOKEN_TYPE_IDS: np.zeros_like(source), POSITION_IDS: places}
         given |= text_inputs(source, source_lengths, self._manifest.facts)
-        names = {ALIASES.get(port.name, port.name): port.name for port in graph.outputs}
-        found = self._run(graph, given, list(names.values()))
+        found = self._run(graph, given, [port.name for port in graph.outputs])
         outputs: Outputs = {}
         for each in self._facts.outputs:
-            array = self._engine.to_numpy(found[names[each.name]])
+            name = each.name if each.name in found else ALIASES[each.name]
+            array = self._engine.to_numpy(found[name])
             wanted = each.shape(*source.shape)
             if array.shape != wanted:
                 raise RunError(f"{graph.file} gives {each.name} of shape {array.shape}, expected {wanted}: {DAMAGED}")
