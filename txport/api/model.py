@@ -648,16 +648,15 @@ def load(
     else:
         how: dict[str, Any] = {"threads": threads, "workers": workers, "user_compute_stream": user_compute_stream}
         engine = runtimes.load(runtime, bundle, provider=provider, **how)
-    facts = bundle.manifest.facts
-    defaults = _defaults_of(bundle)
-    tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
-    chat = chat_of(bundle.texts, bundle.path, tokenizer) if facts.is_causal else None
-    model = Model(engine, tokenizer, facts, workers, defaults, chat, bundle.manifest.not_followed)
-    model.described = _describe(bundle, runtime, provider)
+    model = _model(bundle, engine, workers)
+    manifest = bundle.manifest
+    made = f"{manifest.architecture} ({manifest.facts.task}), {manifest.target} {manifest.precision}"
+    model.described = f"{bundle.path}, {made}, {runtime} on {provider}"
     return model
 
 
-def _describe(bundle: Bundle, runtime: str, provider: str) -> str:
-    manifest = bundle.manifest
-    made = f"{manifest.architecture} ({manifest.facts.task}), {manifest.target} {manifest.precision}"
-    return f"{bundle.path}, {made}, {runtime} on {provider}"
+def _model(bundle: Bundle, engine: Runtime, workers: int) -> Model:
+    facts = bundle.manifest.facts
+    tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
+    chat = chat_of(bundle.texts, bundle.path, tokenizer) if facts.is_causal else None
+    return Model(engine, tokenizer, facts, workers, _defaults_of(bundle), chat, bundle.manifest.not_followed)

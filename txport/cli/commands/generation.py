@@ -157,9 +157,7 @@ def run(
     """
     from txport.api import model as api
 
-    if text and inputs:
-        raise UnsupportedError("give TEXT or --input, not both")
-    _require_shown(as_stream, as_json, raw, options["alignment"])
+    _require_shown(as_stream, as_json, raw, options["alignment"], has_both=bool(text and inputs))
     if explained:
         _require_explained(as_json, options["nbest"])
     bulk.require_fit(truncate)
@@ -229,8 +227,10 @@ def _require_explained(as_json: bool, nbest: object) -> None:
         raise UnsupportedError(f"--explain writes lines for people; it can't be combined with {', '.join(given)}")
 
 
-def _require_shown(as_stream: bool, as_json: bool, raw: bool, alignment: object) -> None:
-    """Raise `UnsupportedError` for output options of `run` that can't be combined."""
+def _require_shown(as_stream: bool, as_json: bool, raw: bool, alignment: object, *, has_both: bool) -> None:
+    """Raise `UnsupportedError` for options of input and output that can't be combined."""
+    if has_both:
+        raise UnsupportedError("give TEXT or --input, not both")
     if as_stream and (others := [flag for name, flag in NOT_STREAMED.items() if is_given(name)]):
         raise UnsupportedError(f"--stream prints text by text; it can't be combined with {', '.join(others)}")
     if raw and as_json:
