@@ -282,6 +282,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     ),
     "plbart": ("PLBartForConditionalGeneration", {**BART, "scale_embedding": True}),
     "mvp": ("MvpForConditionalGeneration", BART),
+    "blenderbot": ("BlenderbotForConditionalGeneration", {**BART, "scale_embedding": True}),
     "m2m_100": ("M2M100ForConditionalGeneration", {**M2M, "scale_embedding": True}),
     "m2m_100-language": (
         "M2M100ForConditionalGeneration",

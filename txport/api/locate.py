@@ -155,6 +155,6 @@ def _key(name: str, precision: str) -> str:
     """Return a folder name that depends on the checkpoint and on the code that exports it."""
     code = hashlib.sha256()
     for room in EXPORTING:
-        for file in sorted((SHIPPED.parent / room).rglob("*.py")):
-            code.update(file.read_bytes())
+        for file in sorted((SHIPPED.parent / room).rglob("*.*")):
+            code.update(file.read_bytes() if file.suffix in CODE else b"")
     return f"{name.replace(':', '-')}-portable-{precision}-{__version__}-{digest(name)[:8]}-{code.hexdigest()[:8]}"

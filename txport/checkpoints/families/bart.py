@@ -1,4 +1,4 @@
-"""BART, mBART, PLBart and MVP, as transformers saves them."""
+"""BART, mBART, PLBart, MVP and Blenderbot, as transformers saves them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from txport.checkpoints.families.marian import ALIASES, CLASSES, COMMON, LAYERS, OFF, UNUSED, common
 from txport.checkpoints.family import Family, Published
+from txport.checkpoints.keys import NOTHING
 from txport.models.rules import Constant, Rename, Rule
 
 UNUSED_POSITIONS = 2  # rows at the start of the position tables that no token uses
@@ -24,7 +25,24 @@ PLBART = {
     "decoder_attention_heads": 12,
     "scale_embedding": True,
 }
+BLENDERBOT = {
+    **COMMON,
+    "vocab_size": 8008,
+    "max_position_embeddings": 128,
+    "d_model": 2560,
+    "encoder_layers": 2,
+    "encoder_ffn_dim": 10240,
+    "encoder_attention_heads": 32,
+    "decoder_layers": 24,
+    "decoder_ffn_dim": 10240,
+    "decoder_attention_heads": 32,
+    "decoder_start_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 DEFAULTS = {
+    "blenderbot": BLENDERBOT,
     "bart": {**BART, "decoder_start_token_id": 2},
     "mbart": BART,
     "plbart": PLBART,
@@ -33,14 +51,15 @@ DEFAULTS = {
 
 
 def config(values: Published) -> dict[str, Any]:
-    """Return the values of `TransformerConfig`: learned positions, and a norm of the embeddings."""
-    values.require("normalize_embedding", True)
+    """Return the values of `TransformerConfig`: learned positions, and a norm of the embeddings but in Blenderbot."""
+    is_blenderbot = values.type == "blenderbot"
+    values.require("normalize_embedding", not is_blenderbot)
     found = common(values)
     return found | {
-        "norm": "pre" if values.type == "mbart" else "post",
+        "norm": "pre" if values.type in ("mbart", "blenderbot") else "post",
         "positions": "learned",
-        "position_offset": UNUSED_POSITIONS,
-        "embedding_norm": True,
+        "position_offset": 0 if is_blenderbot else UNUSED_POSITIONS,
+        "embedding_norm": not is_blenderbot,
         "bos_id": values.get("bos_token_id"),
         "start_id": values.start(found["eos_id"]),
         "add_source_bos": values.type in ("bart", "mvp"),
@@ -53,7 +72,11 @@ WEIGHTS: tuple[Rule, ...] = (
     *LAYERS,
     Constant(r"projection\.bias"),  # missing in a model saved without a head
 )
-KEYS = {**UNUSED, **dict.fromkeys(("prompt_length", "prompt_mid_dim"), "only prompts of MVP use it")}
+KEYS = {
+    **UNUSED,
+    **dict.fromkeys(("prompt_length", "prompt_mid_dim"), "only prompts of MVP use it"),
+    **dict.fromkeys(("do_blenderbot_90_layernorm", "extra_layer_norm", "layernorm_variant"), NOTHING),
+}
 FAMILY = Family(
     defaults=DEFAULTS,
     aliases=ALIASES,
