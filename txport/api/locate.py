@@ -23,6 +23,7 @@ from txport.system.progress import Progress, silent
 from txport.system.stages import locked, recover, to_its_end
 from txport.version import __version__
 
+CODE = (".py", ".md", ".txt")  # suffixes of the files that decide what is written
 EXPORTING = (
     "audio",
     "bundles",

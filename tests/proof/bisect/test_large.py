@@ -17,11 +17,16 @@ from txport import runtimes
 from txport.api import release
 from txport.checkpoints import checkpoint
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
+from txport.proof.bisect import probe
 from txport.proof.bisect.culprit import bisect
+from txport.proof.faults.calls import Record
 from txport.proof.few_bits.costs import measure_costs
 from txport.proof.few_bits.loss import trial_of
+from txport.proof.parity import check
+from txport.proof.parity.cases import draw_cases
+from txport.proof.parity.replay import Call
 from txport.proof.proven import write
-from txport.targets.ports import DECODER, STEP
+from txport.targets.ports import DECODER, ENCODER, STEP
 
 PRESET = "preset:llama-tiny"
 SCALE = attribute("GroupQueryAttention", 1, scale=0.2)
@@ -69,6 +74,29 @@ def test_a_fault_of_a_large_model_is_explained_as_of_one_in_memory(
     assert (found.where, found.kind, found.what) == (expected.where, expected.kind, expected.what)
     assert found.origin == expected.origin
     assert "not in a fresh export" in found.origin
+
+
+def test_of_a_large_model_that_hears_one_source_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values between all parts of a long source are in memory at once."""
+    monkeypatch.setattr(checkpoint, "STREAMED_ABOVE", 0)
+    monkeypatch.setattr(check, "LARGE", 0)
+    streamed = load_checkpoint("preset:whisper-mini-tiny")
+    bundle = write(streamed, tmp_path, target="cpu", precision="fp32")
+    batches = []
+    observe = probe.observe
+
+    def noted(found: probe.Probe, case: str, call: Call, record: Record) -> probe.Observation:
+        if call.role == ENCODER:
+            batches.append(next(iter(call.inputs.values())).shape[0])
+        return observe(found, case, call, record)
+
+    monkeypatch.setattr(probe, "observe", noted)
+    assert bisect(bundle, streamed, passed=[case.name for case in draw_cases(bundle, 0)]) is None
+    assert batches == [1], "all cases have passed: one is enough"
+    culprit = bisect(edit_graph(bundle.path, STEP, attribute("MultiHeadAttention", 1, scale=0.2)), streamed)
+    assert culprit is not None
+    assert culprit.kind == "scale"
+    assert set(batches) == {1}
 
 
 def test_the_costs_of_a_large_model_are_those_of_one_in_memory(
