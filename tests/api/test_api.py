@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import itertools
 import shutil
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -29,6 +31,7 @@ from txport.errors import (
 )
 from txport.exporters import export as exporter
 from txport.models.names import MANIFEST
+from txport.search.options import Searching, SearchOptions
 from txport.text.numbers import NumberTokenizer
 
 
@@ -60,7 +63,21 @@ def test_a_closed_model_frees_its_graphs_and_says_so(bundle: Bundle) -> None:
     assert runtime() is None
 
 
-MANY = [{}, {"beams": 3, "nbest": 2}, {"do_sample": True, "seed": 5}, {"no_repeat_ngram_size": 2}]
+def test_type_checkers_know_the_options(model: txport.Model) -> None:
+    """The comments are needed, or mypy says so."""
+    with pytest.raises(UnsupportedError, match="unknown option 'beems'"):
+        model.generate(SAMPLES, beems=4)  # type: ignore[call-arg]
+    with pytest.raises(UnsupportedError, match="beams must be a whole number, got 'four'"):
+        model.generate(SAMPLES, beams="four")  # type: ignore[arg-type]
+    hints = get_type_hints(SearchOptions)
+    assert {name: hints[name] for name in (each.name for each in fields(SearchOptions))} == get_type_hints(Searching)
+    for method, options in ((model.generate_iter, api.Generating), (model.transcribe_iter, api.Transcribing)):
+        parameters = inspect.signature(method, eval_str=True).parameters.values()
+        named = {each.name: each.annotation for each in parameters if each.kind is each.KEYWORD_ONLY}
+        assert named == {name: hint for name, hint in get_type_hints(options).items() if name not in hints}
+
+
+MANY: list[dict[str, Any]] = [{}, {"beams": 3, "nbest": 2}, {"do_sample": True, "seed": 5}, {"no_repeat_ngram_size": 2}]
 
 
 def test_many_threads_get_what_one_gets(model: txport.Model) -> None:

@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,14 @@ from txport.search.constraints import limits
 from txport.search.continuous import GenerationRequest, Scheduler
 from txport.search.generate import Ids, begin, prompts_of, require_fit, require_room, search
 from txport.search.numbers import numbers_only
-from txport.search.options import Found, SearchOptions, chosen_options, require_defaults, require_length_penalty
+from txport.search.options import (
+    Found,
+    Searching,
+    SearchOptions,
+    chosen_options,
+    require_defaults,
+    require_length_penalty,
+)
 from txport.search.scoring import logits, score
 from txport.search.single import generate_at_once
 from txport.search.stops import Stops
@@ -60,6 +67,31 @@ __all__ = [
 
 Item = TypeVar("Item")
 Encoded = tuple[str, list[int], list[int], str | None]  # a text, its ids, those of its prefix, and its error
+
+
+class Generating(Searching, total=False):
+    """The options of `Model.generate_iter`, for methods that pass them on."""
+
+    prefixes: str | Iterable[str]
+    batch_size: int
+    batch_tokens: int | None
+    continuous: bool
+    unknown: Unknown
+    special: bool
+    source_language: str | None
+    target_language: str | None
+    errors: Literal["raise", "return"]
+
+
+class Transcribing(Searching, total=False):
+    """The options of `Model.transcribe_iter`, for methods that pass them on."""
+
+    language: str | None
+    task: str | None
+    timestamps: bool
+    fallback: bool
+    no_speech_threshold: float | None
+    batch_size: int
 
 
 class Model(Encoder):
@@ -143,7 +175,7 @@ class Model(Encoder):
         template_options: Mapping[str, Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         continue_final_message: bool | None = None,
-        **options: Any,
+        **options: Unpack[Generating],
     ) -> Generated:
         """Return the model's answer to a list of messages with `role` and `content`, or to one user message.
 
@@ -159,7 +191,7 @@ class Model(Encoder):
         batch_size: int = BATCH_SIZE,
         source_tokens: int | range | None = None,
         prefix_tokens: int = 0,
-        **options: Any,
+        **options: Unpack[Searching],
     ) -> None:
         """Warm up: allocate memory and capture steps for requests within these limits.
 
@@ -181,7 +213,7 @@ class Model(Encoder):
         lengths = lengths_from(source_tokens, self.facts, chosen)
         warm(self.runtime, self.facts, chosen, batch_size, lengths, prefix, self.workers)
 
-    def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
+    def generate(self, texts: str | Iterable[str], **options: Unpack[Generating]) -> list[Generated]:
         """Generate for one text or many, with the options of `generate_iter`; returns one result per text, in order."""
         return list(self.generate_iter(texts, **options))
 
@@ -197,8 +229,8 @@ class Model(Encoder):
         special: bool = False,
         source_language: str | None = None,
         target_language: str | None = None,
-        errors: str = "raise",
-        **options: Any,
+        errors: Literal["raise", "return"] = "raise",
+        **options: Unpack[Searching],
     ) -> Iterator[Generated]:
         """Like `generate`, for an iterable of any length; yields results in order, as soon as they are available.
 
@@ -262,13 +294,17 @@ class Model(Encoder):
 
         return end
 
-    def check(self, text: str, *, unknown: Unknown = "auto", special: bool = False, **options: Any) -> None:
+    def check(
+        self, text: str, *, unknown: Unknown = "auto", special: bool = False, **options: Unpack[Searching]
+    ) -> None:
         """Raise the error that `generate` with these options raises for a text; nothing is generated."""
         self._require_text()
         require_unknown(unknown)
         self._request(text, unknown, switch("special", special), self._options(options, [], self.check))
 
-    def truncate(self, text: str, *, unknown: Unknown = "auto", special: bool = False, **options: Any) -> str:
+    def truncate(
+        self, text: str, *, unknown: Unknown = "auto", special: bool = False, **options: Unpack[Searching]
+    ) -> str:
         """Return the longest beginning of a text that `generate` with these options takes; of a prompt, the end.
 
         A prompt leaves room for `max_new_tokens`, or for one token if that is not given. Raises `UnsupportedError` in
@@ -311,7 +347,7 @@ class Model(Encoder):
         self._with_room(source, options)
         return source
 
-    def transcribe(self, audio: Audio | Iterable[Audio], **options: Any) -> list[Transcript]:
+    def transcribe(self, audio: Audio | Iterable[Audio], **options: Unpack[Transcribing]) -> list[Transcript]:
         """Transcribe audio, with the options of `transcribe_iter`; returns one result per input, in order."""
         return list(self.transcribe_iter(audio, **options))
 
@@ -325,7 +361,7 @@ class Model(Encoder):
         fallback: bool = False,
         no_speech_threshold: float | None = None,
         batch_size: int = WINDOWS,
-        **options: Any,
+        **options: Unpack[Searching],
     ) -> Iterator[Transcript]:
         """Transcribe audio: files by path, or samples in [-1, 1] at the model's sampling rate, one or many.
 
@@ -349,7 +385,13 @@ class Model(Encoder):
             raise UnsupportedError("this model reads audio, not text: use transcribe")
 
     def stream(
-        self, text: str, *, prefix: str = "", unknown: Unknown = "auto", special: bool = False, **options: Any
+        self,
+        text: str,
+        *,
+        prefix: str = "",
+        unknown: Unknown = "auto",
+        special: bool = False,
+        **options: Unpack[Searching],
     ) -> Generator[str, None, None]:
         """Generate for one text, and yield the output each time it grows; the last value is the complete output.
 
@@ -375,7 +417,7 @@ class Model(Encoder):
         batch_size: int = BATCH_SIZE,
         batch_tokens: int | None = None,
         continuous: bool = False,
-        **options: Any,
+        **options: Unpack[Searching],
     ) -> list[list[Found]]:
         """Like `generate`, from token ids to token ids; `options` are those of `SearchOptions`.
 
@@ -509,7 +551,7 @@ class Model(Encoder):
             return functools.partial(generate_at_once, self.runtime, sources, options, prefixes)
         return begin(self._numbers, sources, self.facts, options, prefixes)
 
-    def _options(self, options: dict[str, Any], prefixes: Ids, method: Callable[..., Any]) -> SearchOptions:
+    def _options(self, options: Mapping[str, Any], prefixes: Ids, method: Callable[..., Any]) -> SearchOptions:
         """Return the options of a search; raise `UnsupportedError` for others, with those that `method` takes."""
         require_ability(self.facts, "generate")
         known = [entry.name for entry in dataclasses.fields(SearchOptions)]

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from txport.checkpoints.pooling import require_pooling
 from txport.errors import UnsupportedError, quoted
@@ -18,6 +18,50 @@ from txport.system.numbers import number, switch, whole
 
 Alignment = tuple[tuple[float, ...], ...] | tuple[int, ...]  # (T, S), or (T,)
 Processor = Callable[[Floats, Ints], Floats]
+
+
+class Searching(TypedDict, total=False):
+    """The options of `SearchOptions` as arguments of a function, so that type checkers know them."""
+
+    beams: int
+    nbest: int
+    beam_groups: int
+    diversity_penalty: float
+    length_penalty: float
+    coverage_penalty: float
+    early_stopping: bool | Literal["never"]
+    patience: float
+    do_sample: bool
+    temperature: float
+    top_h: float | None
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    epsilon_cutoff: float
+    eta_cutoff: float
+    seed: int | None
+    max_new_tokens: int | None
+    max_length: int | None
+    min_length: int
+    min_new_tokens: int
+    repetition_penalty: float
+    encoder_repetition_penalty: float
+    no_repeat_ngram_size: int
+    encoder_no_repeat_ngram_size: int
+    sequence_bias: Sequence[tuple[Sequence[int], float]]
+    exponential_decay_length_penalty: tuple[int, float] | None
+    renormalize_logits: bool
+    forced_bos_token_id: int | None
+    forced_eos_token_id: int | None
+    suppress_tokens: Sequence[int]
+    begin_suppress_tokens: Sequence[int]
+    bad_words_ids: Sequence[Sequence[int]]
+    eos_token_id: int | Sequence[int] | None
+    stop: str | Sequence[str]
+    alignment: Literal["soft", "hard"] | None
+    logits_processor: Processor | None
+    scores: bool
 
 
 @dataclass(frozen=True, kw_only=True)
