@@ -144,9 +144,9 @@ def test_max_new_tokens(model: txport.Model) -> None:
 @pytest.mark.parametrize(
     ("method", "own"),
     [
-        ("generate", "prefixes, .*source_language, target_language, errors, max_new_tokens"),
+        ("generate", "prefixes, .*source_language, target_language, errors, beams"),
         ("search", "prefixes, batch_"),
-        ("stream", "prefix, unknown, special, max_new_tokens"),
+        ("stream", "prefix, unknown, special, beams"),
     ],
 )
 def test_an_unknown_option_is_told_with_all_that_a_method_takes(method: str, own: str, model: txport.Model) -> None:
