@@ -234,6 +234,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "stablelm-parallel": ("StableLmForCausalLM", {**LLAMA, "hidden_size": 128, "use_parallel_residual": True}),
     "starcoder2": ("Starcoder2ForCausalLM", {**LLAMA, "sliding_window": WINDOW}),
     "cohere": ("CohereForCausalLM", {**LLAMA, "logit_scale": 0.25}),
+    "cohere2": ("Cohere2ForCausalLM", {**LLAMA, "logit_scale": 0.25, "sliding_window": WINDOW, "num_hidden_layers": 4}),
+    "ministral": (
+        "MinistralForCausalLM",
+        {**LLAMA, "head_dim": 16, "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "olmo": ("OlmoForCausalLM", LLAMA),
     "olmo2": ("Olmo2ForCausalLM", LLAMA),
     "granite": (
@@ -250,6 +255,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "glm4": ("Glm4ForCausalLM", {**LLAMA, "head_dim": 32}),
     "helium": ("HeliumForCausalLM", {**LLAMA, "head_dim": 16}),
     "nemotron": ("NemotronForCausalLM", {**LLAMA, "hidden_size": 64}),
+    "jais2": ("Jais2ForCausalLM", LLAMA),
     "persimmon": ("PersimmonForCausalLM", {**LLAMA, "hidden_size": 64}),
     "arcee": ("ArceeForCausalLM", LLAMA),
     "ernie4_5": ("Ernie4_5ForCausalLM", {**LLAMA, "head_dim": 16, "use_bias": True}),

@@ -74,6 +74,7 @@ SMOL = {
 DEFAULTS = {
     "llama": LLAMA,
     "mistral": MISTRAL,
+    "ministral": MISTRAL,
     "qwen2": QWEN,
     "qwen3": {**QWEN, "head_dim": 128},
     "phi3": PHI,

@@ -1,7 +1,7 @@
 """Decoders that differ from Llama in norms, gates, residuals, multipliers or names, as transformers saves them.
 
-GPT-NeoX, GPT-J, CodeGen, Phi, StableLM, StarCoder 2, Cohere, OLMo 1 and 2, Granite, GLM and GLM-4, Helium, Nemotron,
-Persimmon, Arcee, ERNIE 4.5, Seed-OSS.
+GPT-NeoX, GPT-J, CodeGen, Phi, StableLM, StarCoder 2, Cohere 1 and 2, OLMo 1 and 2, Granite, GLM and GLM-4, Helium,
+Nemotron, Jais 2, Persimmon, Arcee, ERNIE 4.5, Seed-OSS.
 """
 
 from __future__ import annotations
@@ -42,6 +42,21 @@ GPTJ = {
     "layer_norm_eps": 1e-5,
     "bos_token_id": 50256,
     "eos_token_id": 50256,
+}
+COHERE = {
+    **L,
+    "vocab_size": 256000,
+    "hidden_size": 8192,
+    "intermediate_size": 22528,
+    "logit_scale": 0.0625,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 8192,
+    "layer_norm_eps": 1e-5,
+    "pad_token_id": 0,
+    "bos_token_id": 5,
+    "eos_token_id": 255001,
+    "tie_word_embeddings": True,
 }
 OLMO = {**L, "vocab_size": 50304, "pad_token_id": 1, "bos_token_id": None, "eos_token_id": 50279}
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -98,22 +113,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "use_bias": True,
         "tie_word_embeddings": True,
     },
-    "cohere": {
-        **L,
-        "vocab_size": 256000,
-        "hidden_size": 8192,
-        "intermediate_size": 22528,
-        "logit_scale": 0.0625,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 64,
-        "max_position_embeddings": 8192,
-        "layer_norm_eps": 1e-5,
-        "pad_token_id": 0,
-        "bos_token_id": 5,
-        "eos_token_id": 255001,
-        "tie_word_embeddings": True,
-        "rope_theta": 500000.0,
-    },
+    "cohere": {**COHERE, "rope_theta": 500000.0},
+    "cohere2": {**COHERE, "sliding_window": 4096},
     "olmo": {**OLMO, "rms_norm_eps": 1e-5},
     "olmo2": {**OLMO, "rms_norm_eps": 1e-5},
     "granite": {
@@ -148,6 +149,20 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "bos_token_id": 2,
         "eos_token_id": 3,
         "partial_rotary_factor": 0.5,
+    },
+    "jais2": {
+        **L,
+        "vocab_size": 150272,
+        "hidden_size": 3328,
+        "intermediate_size": 26624,
+        "num_attention_heads": 26,
+        "hidden_act": "relu2",
+        "max_position_embeddings": 8192,
+        "layer_norm_eps": 1e-5,
+        "bos_token_id": 0,
+        "eos_token_id": 150024,
+        "attention_bias": True,
+        "mlp_bias": True,
     },
     "persimmon": {
         **L,
@@ -230,6 +245,9 @@ def config(values: Published) -> dict[str, Any]:
     inner = values.get("intermediate_size", 4 * values.get("hidden_size"))
     if values.type in SINGLE:
         values = values.changed(num_key_value_heads=None)
+    if values.type == "cohere2":
+        pattern = values.get("sliding_window_pattern", values.get("_sliding_window_pattern", 4))
+        values = values.changed(layer_types=llama.layer_kinds(values, lambda number: (number + 1) % pattern))
     found = llama.config(values.changed(rms_norm_eps=epsilon, intermediate_size=inner))
     return found | {"add_bos": found["add_bos"] and values.type not in BARE_TEXTS} | OWN[values.type](values)
 
@@ -266,6 +284,11 @@ def _cohere(values: Published) -> dict[str, Any]:
     return own | SIDE_BY_SIDE | INTERLEAVED
 
 
+def _cohere2(values: Published) -> dict[str, Any]:
+    kinds = enumerate(values.get("layer_types"))
+    return _cohere(values) | {"unturned_layers": tuple(number for number, kind in kinds if kind == llama.GLOBAL)}
+
+
 def _olmo(values: Published) -> dict[str, Any]:
     values.require("clip_qkv", None)
     return {"norm": "layer without bias"}
@@ -290,6 +313,7 @@ OWN: dict[str, Callable[[Published], dict[str, Any]]] = {  # what a type has in 
     "stablelm": _stablelm,
     "starcoder2": lambda values: PLAIN | biased(values.get("use_bias")),
     "cohere": _cohere,
+    "cohere2": _cohere2,
     "olmo": _olmo,
     "olmo2": _olmo2,
     "granite": _granite,
@@ -297,6 +321,7 @@ OWN: dict[str, Callable[[Published], dict[str, Any]]] = {  # what a type has in 
     "glm4": lambda _: INTERLEAVED | {"output_bias": False, "result_norm": True},
     "helium": lambda _: INTERLEAVED | {"output_bias": False},
     "nemotron": lambda _: PLAIN,
+    "jais2": lambda _: PLAIN,
     "persimmon": lambda values: PLAIN | biased(True) | {"head_norm": values.get("qk_layernorm")},
     "arcee": lambda _: {"gated": False},
     "ernie4_5": lambda values: INTERLEAVED | biased(values.get("use_bias")),
