@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS: dict[str, tuple[int, int]] = {  # figure -> limit, aim
-    "lines in txport/": (63_200, 44_000),
+    "lines in txport/": (63_300, 44_000),
     "files in txport/": (421, 290),
     "lines in tests/": (52_300, 40_000),
     "comparisons of target or task": (11, 15),

@@ -202,7 +202,7 @@ def test_many_threads_get_what_one_gets(made: Driven) -> None:
         ({"sources": [[5, 22]]}, "token ids must lie in 0 to 21, got 5 to 22"),
         ({"sources": [[-1]]}, "token ids must lie in 0 to 21, got -1 to -1"),
         ({"sources": [[5]], "scores": False, "beams": 2}, "beam search can't do without scores"),
-        ({"sources": [[5]], "max_new_tokens": 3, "min_new_tokens": 4}, "min_new_tokens must lie in 0 to"),
+        ({"sources": [[5]], "max_new_tokens": 3, "min_new_tokens": 4}, "min_new_tokens must not exceed"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(toy: Driven, options: dict[str, Any], message: str) -> None:

@@ -67,7 +67,7 @@ def refused(folder: Path, kind: type[TxportError] = BundleError) -> str:
         (lambda folder: rewrite(folder / "generation_config.json", eos_token_id=[1, None]), "eos_token_id must lie in"),
         (
             lambda folder: rewrite(folder / "generation_config.json", num_beams=0),
-            "are not valid: beams must be at least 1, got 0",
+            "are not valid: beams must lie in 1 to 4096, got 0",
         ),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json is not a tokenizer"),
     ],

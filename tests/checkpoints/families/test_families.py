@@ -337,7 +337,7 @@ def test_a_bundle_that_pools_otherwise_is_refused(values: dict[str, Any], tmp_pa
 @pytest.mark.parametrize(
     ("generation", "message"),
     [
-        ({"num_beams": -1}, "beams must be"),
+        ({"num_beams": -1}, "beams must lie in"),
         ({"top_k": "x", "do_sample": True}, "top_k must"),
         ({"bad_words_ids": 3}, ""),
     ],
@@ -376,7 +376,7 @@ def test_an_option_that_is_not_followed_is_recorded_and_told_by_run(copied: Path
     assert done.stderr.splitlines() == [expected]
     assert 1 <= len(done.stdout.split()) <= 5  # the prompt counts
     too_long = CliRunner().invoke(cli, ["run", str(bundle.path), "--ids", " ".join(["5"] * 9)])
-    assert "in max_length 9; shorten it, or give --max-new-tokens" in str(too_long.exception)
+    assert "in --max-length 9; shorten it, or give --max-new-tokens" in str(too_long.exception)
 
 
 def test_beams_that_are_sampled_are_searched_and_stop_strings_are_kept(copied: Path) -> None:

@@ -176,4 +176,5 @@ def test_a_part_of_one_s_own_is_compared_with_an_original(kind: str, tmp_path: P
     if kind == "alibi":
         found = hold_against(str(tmp_path / "import"), f"{file}:other", trust_code=True)
         assert found.parting is not None
-        assert (found.parting.where, found.parting.kind) == ("decoder layer 0, self-attention", "unknown")
+        assert (found.parting.where, found.parting.kind) == ("decoder layer 0, self-attention", "position")
+        assert "the heads [0, 1, 2, 3] have each other's position bias, in reverse order" in found.parting.what
