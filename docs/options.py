@@ -12,6 +12,7 @@ from typing import Any
 
 import txport
 from txport.models.options import DEFAULTS, GenerationOptions, Kind, Option, options
+from txport.search.options import SearchOptions
 
 PACKAGE = Path(txport.__file__).parent / "runtimes" / "js" / "src"
 TABLE, TYPES = PACKAGE / "search" / "table.js", PACKAGE / "index.d.ts"
@@ -55,6 +56,7 @@ def table() -> str:
             here[name] = _entry(name, option)
         else:
             absent[name] = DEFAULTS[name]
+    absent["scores"] = SearchOptions.scores
     parts = [
         f"/** @type {{Record<string, Option>}} */\nexport const OPTIONS = {_object(here)};",
         f"/** Options of Python alone, with the values without effect. */\nexport const NOT_HERE = {_object(absent)};",

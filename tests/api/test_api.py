@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import inspect
 import itertools
@@ -54,13 +55,20 @@ def test_a_closed_model_frees_its_graphs_and_says_so(bundle: Bundle) -> None:
         assert repr(model) == f"<txport.Model: {bundle.path}, transformer (seq2seq), portable fp32, ort on cpu>"
         runtime = weakref.ref(model.runtime)
         other = model.writing_special_tokens()
-    for call in (model.generate, model.stream):
+    for call in (model.generate, model.stream, model.warm, lambda text: model.generate(text, continuous=True)):
         with pytest.raises(UnsupportedError, match="closed"):
-            list(call(SAMPLES[0]))
+            list(call(*([] if call == model.warm else [SAMPLES[0]])))
     assert other.generate(SAMPLES[0]), "a copy keeps them"
     del other
     gc.collect()
     assert runtime() is None
+
+
+def test_a_model_serves_an_event_loop(model: txport.Model) -> None:
+    async def serve() -> list[list[txport.Generated]]:
+        return await asyncio.gather(*(asyncio.to_thread(model.generate, "chief", **options) for options in MANY))
+
+    assert asyncio.run(serve()) == [model.generate("chief", **options) for options in MANY]
 
 
 def test_type_checkers_know_the_options(model: txport.Model) -> None:

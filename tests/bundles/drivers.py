@@ -45,6 +45,7 @@ def configs() -> dict[str, tuple[Any, dict[str, Any]]]:
         "labels": (dataclasses.replace(bert, head="labels", labels=LABELS, problem_type=MULTI_LABEL), {}),  # type: ignore
         "values": (dataclasses.replace(bert, head="labels", labels=("v",), problem_type=REGRESSION), {}),  # type: ignore
         "tag": (dataclasses.replace(bert, head="token_labels", labels=LABELS), {}),  # type: ignore
+        "replaced": (dataclasses.replace(bert, head="replaced", labels=("v",)), {}),  # type: ignore
         "fill": (bert, {}),
     }
 
@@ -100,7 +101,9 @@ def _classify(model: Any, text: str) -> int | list[float]:
     return [found[label] for label in model.facts.labels]
 
 
-def _tag(model: Any, text: str) -> list[int]:
+def _tag(model: Any, text: str) -> list[int] | list[float]:
+    if model.facts.function_to_apply == "sigmoid":
+        return [each.score if each.label == "v" else 1 - each.score for each in model.tag([text])[0]]
     return [LABELS.index(each.label) for each in model.tag([text])[0]]
 
 
@@ -111,10 +114,10 @@ def _fill(model: Any, text: str) -> list[int]:
 def same(found: Any, expected: Any, bundle: Bundle) -> bool:
     """Whether a driver gives what txport does; tags of special tokens do not count."""
     facts = bundle.manifest.facts
-    if facts.ability == "embed" or facts.function_to_apply in ("sigmoid", "none"):
-        return bool(np.allclose(found, expected, atol=1e-3 if bundle.manifest.precision == "fp16" else 1e-6))
     if facts.ability == "tag":
         found = found[len(facts.vocabulary.before) : len(found) - len(facts.vocabulary.after)]
+    if facts.ability == "embed" or facts.function_to_apply in ("sigmoid", "none"):
+        return bool(np.allclose(found, expected, atol=1e-3 if bundle.manifest.precision == "fp16" else 1e-6))
     if facts.speech is not None:
         found = [each for each in found if each not in facts.writes.ends]
         expected = [each for each in expected if each not in facts.writes.ends]

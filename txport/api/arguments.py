@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from txport.errors import AudioError, TextError, UnsupportedError, quoted
 from txport.models.audio import Features
-from txport.models.options import LONGEST_ID
+from txport.models.options import MAX_ID
 from txport.search.batching import MOST
 from txport.system.numbers import whole
 from txport.text.base import Unknown
@@ -47,7 +47,7 @@ def listed(name: str, values: Iterable[Item]) -> list[Item]:
 def token_ids(what: str, tokens: Any) -> list[int]:
     """Return token ids as ints; raise `TextError` if they are not a sequence of whole numbers."""
     try:
-        return [whole("a token id", token, most=LONGEST_ID) for token in tokens]
+        return [whole("a token id", token, most=MAX_ID) for token in tokens]
     except (TypeError, UnsupportedError):
         raise TextError(f"{what} must be a list of whole numbers, got {quoted(tokens)}") from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack, cast, get_args, overload
+from typing import Any, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,13 +84,6 @@ def require_ability(facts: Facts, requested: str) -> None:
         raise UnsupportedError(f"{requested} is not for this encoder-only model with the outputs {gives}: use {able}")
 
 
-class Closed:
-    """Stands for the runtime of a closed model."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise UnsupportedError("this model is closed; load the bundle again")
-
-
 class Encoder:
     """A loaded model with the methods of encoder-only models."""
 
@@ -102,7 +95,7 @@ class Encoder:
         workers: int = 1,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        self.runtime = runtime
+        self._runtime: Runtime | None = runtime
         self.tokenizer = tokenizer
         self.facts = facts
         self.workers = workers
@@ -119,8 +112,15 @@ class Encoder:
         self.close()
 
     def close(self) -> None:
-        """Release the graphs and their memory; later calls raise `UnsupportedError`."""
-        self.runtime = cast(Runtime, Closed())
+        """Release the graphs and their memory; later calls raise `UnsupportedError`. Copies keep them."""
+        self._runtime = None
+
+    @property
+    def runtime(self) -> Runtime:
+        """What runs the graphs; raise `UnsupportedError` if the model is closed."""
+        if self._runtime is None:
+            raise UnsupportedError("this model is closed; load the bundle again")
+        return self._runtime
 
     def __copy__(self) -> Self:
         other = object.__new__(type(self))

@@ -116,12 +116,11 @@ class Model(Encoder):
         self._chat = chat
         self._special = False
         self._spelling = tokenizer.spelling
-        self._numbers = numbers_only(runtime)
 
-    def close(self) -> None:
-        """Release the graphs and their memory; later calls raise `UnsupportedError`. Copies (`between`) keep them."""
-        super().close()
-        self._numbers = self.runtime
+    @property
+    def _numbers(self) -> Runtime:
+        """The runtime, which raises an error for scores that are NaN."""
+        return numbers_only(self.runtime)
 
     def between(self, source_language: str | None = None, target_language: str | None = None) -> Model:
         """Return this model with source and target languages set, by the tokenizer's names (`eng_Latn`).
@@ -491,7 +490,7 @@ class Model(Encoder):
         self._require_text()
         require_unknown(unknown)
         source = self._encode_known(text, unknown, switch("special", special))
-        (values,) = logits(self._numbers, [source], [list(tokens)], self.facts)
+        (values,) = logits(self._numbers, [source], [token_ids("an output", tokens)], self.facts)
         best = np.argsort(-values, axis=1, kind="stable")[:, : whole("top", top, 1)]  # -> (T, top)
         log_probs = log_softmax(values, np.take_along_axis(values, best, axis=1))
         return [

@@ -43,7 +43,8 @@ def _declared() -> Iterator[tuple[str, dict[str, Any]]]:
     for name, each in options(GenerationOptions).items():
         if each.kind in TYPES:
             flag = IDS.get(name, "--" + name.replace("_", "-"))
-            yield flag, {**TYPES[each.kind](each, DEFAULTS[name]), "help": re.sub("`(.*?)`", _flag, each.help)}
+            needs = "With --json: " if name == "alignment" else ""
+            yield flag, {**TYPES[each.kind](each, DEFAULTS[name]), "help": needs + re.sub("`(.*?)`", _flag, each.help)}
 
 
 def _flag(name: re.Match[str]) -> str:

@@ -164,6 +164,8 @@ def _gain(phase: str, base: float, other: float) -> str:
 
     gain = other / base if phase in RATES else base / other
     better, worse = ("less", "more") if phase == "peak memory" else ("faster", "slower")
+    if f"{gain:.2f}" == "1.00":
+        return "equal"
     return f"{gain:.2f} x {better}" if gain >= 1 else f"{1 / gain:.2f} x {worse}"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
 
 from txport.cli.guard import echo, results
-from txport.errors import TextError
+from txport.errors import TextError, UnsupportedError
 from txport.system.files import staged_file
 from txport.system.terminal import printable, printable_json, unbroken
 
@@ -21,8 +21,18 @@ LONG = 64  # minimum number of texts for a progress bar
 LONGEST_LINE = 4_000_000  # bytes; bounds the memory for an input without line ends, and exceeds what any model accepts
 
 
+def require_one(texts: Sequence[str], files: Sequence[Path]) -> None:
+    """Raise `UnsupportedError` for texts from the command line and from files at once."""
+    if texts and files:
+        raise UnsupportedError("give TEXT or --input, not both")
+
+
 def open_texts(
-    arguments: Sequence[str], files: Sequence[Path], blank: bool = False, counts: list[int] | None = None
+    arguments: Sequence[str],
+    files: Sequence[Path],
+    blank: bool = False,
+    counts: list[int] | None = None,
+    what: str = "one text",
 ) -> tuple[Iterable[str], int | None]:
     """Return the texts of the arguments, or of the files, or of standard input, and their number (None: unknown).
 
@@ -32,7 +42,7 @@ def open_texts(
         return arguments, len(arguments)
     if not files:
         if sys.stdin is not None and sys.stdin.isatty():
-            echo("reading one text a line from the terminal; end with Ctrl+D (Windows: Ctrl+Z, Enter)", err=True)
+            echo(f"reading {what} a line from the terminal; end with Ctrl+D (Windows: Ctrl+Z, Enter)", err=True)
         return read_lines(sys.stdin.buffer if sys.stdin else io.BytesIO(), "standard input", blank), None
     parts = [_read_file(file, blank) for file in files]
     if counts is not None:

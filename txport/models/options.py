@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,10 +18,10 @@ from txport.system.numbers import is_switch, number, switch, whole
 Kind = Literal[
     "whole", "number", "switch", "token", "tokens", "sequences", "ends", "strings", "choice", "biases", "decay"
 ]
-LONGEST_ID = 2**63 - 1
-MOST_ROWS = 4096  # per source; more would exceed the memory of any machine
-STEEPEST = 20  # a length to this power is still finite
-GREATEST = 1e9  # maximum penalty, so that scores stay finite in fp32
+MAX_ID = 2**63 - 1
+MAX_ROWS = 4096  # per source; more would exceed the memory of any machine
+MAX_EXPONENT = 20  # a length to this power is still finite
+MAX_PENALTY = 1e9  # maximum penalty, so that scores stay finite in fp32
 OPTION = "option"  # key of a field's metadata
 
 
@@ -83,16 +83,14 @@ class GenerationOptions:
     Raises `UnsupportedError` for a value of another type or beyond its bounds.
     """
 
-    beams: int = option(
-        1, "whole", "Width of beam search; 1 is greedy.", published="num_beams", least=1, most=MOST_ROWS
-    )
+    beams: int = option(1, "whole", "Width of beam search; 1 is greedy.", published="num_beams", least=1, most=MAX_ROWS)
     nbest: int = option(
         1,
         "whole",
         "Hypotheses a text; with `do_sample`, samples.",
         published="num_return_sequences",
         least=1,
-        most=MOST_ROWS,
+        most=MAX_ROWS,
     )
     beam_groups: int = option(
         1,
@@ -107,11 +105,15 @@ class GenerationOptions:
         "number",
         "Subtracted from a token's score for each beam of an earlier group that chose the token.",
         least=0,
-        most=GREATEST,
+        most=MAX_PENALTY,
         in_javascript=False,
     )
     length_penalty: float = option(
-        1.0, "number", "Exponent of the length that a score is divided by.", least=-STEEPEST, most=STEEPEST
+        1.0,
+        "number",
+        "Exponent of the length that a score is divided by.",
+        least=-MAX_EXPONENT,
+        most=MAX_EXPONENT,
     )
     coverage_penalty: float = option(
         0.0,
@@ -119,7 +121,7 @@ class GenerationOptions:
         "Weight of the coverage penalty: for source positions with little attention.",
         published=None,
         least=0,
-        most=GREATEST,
+        most=MAX_PENALTY,
         needs="beams",
         in_javascript=False,
     )
@@ -189,7 +191,7 @@ class GenerationOptions:
     seed: int | None = option(
         None,
         "whole",
-        "Random seed; the samples of a text do not depend on its batch.",
+        "Random seed, the same in Python and JavaScript; samples of a text do not depend on its batch.",
         published=None,
         least=0,
         needs="do_sample",
@@ -208,15 +210,15 @@ class GenerationOptions:
         1.0,
         "number",
         "Above 1: lower the scores of tokens that the target already has.",
-        least=1 / GREATEST,
-        most=GREATEST,
+        least=1 / MAX_PENALTY,
+        most=MAX_PENALTY,
     )
     encoder_repetition_penalty: float = option(
         1.0,
         "number",
         "Above 1: raise the scores of tokens that the source, or the prompt, has.",
-        least=1 / GREATEST,
-        most=GREATEST,
+        least=1 / MAX_PENALTY,
+        most=MAX_PENALTY,
     )
     no_repeat_ngram_size: int = option(
         0, "whole", "Let no sequence of this many tokens occur twice; 0: no limit.", least=0
@@ -246,7 +248,7 @@ class GenerationOptions:
     stop: str | Sequence[str] = option(
         (),
         "strings",
-        "End a target when its text has TEXT; the output ends before it.  [repeatable]",
+        "End a target with the token that completes this text; the output ends before it.  [repeatable]",
         published="stop_strings",
     )
     alignment: Literal["soft", "hard"] | None = option(
@@ -284,7 +286,7 @@ def needing(other: str) -> tuple[str, ...]:
 
 def _whole(name: str, value: object, declared: Option | None = None) -> int:
     """Return a whole number as an int; seeds alone have any size."""
-    return whole(name, value, most=None if name == "seed" else LONGEST_ID)
+    return whole(name, value, most=None if name == "seed" else MAX_ID)
 
 
 def _tokens(name: str, values: object, declared: Option | None = None) -> tuple[int, ...]:
@@ -302,7 +304,7 @@ def _sequences(name: str, values: object, declared: Option) -> tuple[tuple[int, 
 def _ends(name: str, value: Any, declared: Option) -> tuple[int, ...]:
     """Return one token or several as a tuple."""
     try:
-        found = [value] if isinstance(value, str) else list(value)
+        found = [value] if isinstance(value, str | bytes | Mapping | Set) else list(value)
     except TypeError:  # a number, or an array of one
         found = [value]
     if not found:
@@ -337,16 +339,16 @@ def _biases(name: str, values: object, declared: Option) -> tuple[tuple[tuple[in
     }
     if not all(found):
         raise UnsupportedError(f"{name} must not hold an empty sequence")
-    if any(not math.fabs(bias) <= GREATEST for bias in found.values()):
-        raise UnsupportedError(f"{name} must lie in -{GREATEST:g} to {GREATEST:g}")
+    if any(not math.fabs(bias) <= MAX_PENALTY for bias in found.values()):
+        raise UnsupportedError(f"{name} must lie in -{MAX_PENALTY:g} to {MAX_PENALTY:g}")
     return tuple(found.items())
 
 
 def _decay(name: str, value: object, declared: Option) -> tuple[int, float]:
     start, factor = _pair(name, value)
-    found = whole(name, start, least=0, most=LONGEST_ID), number("its factor", factor)
-    if not 0 < found[1] <= GREATEST:
-        raise UnsupportedError(f"the factor of {name} must lie above 0 and up to {GREATEST:g}")
+    found = whole(name, start, least=0, most=MAX_ID), number("its factor", factor)
+    if not 0 < found[1] <= MAX_PENALTY:
+        raise UnsupportedError(f"the factor of {name} must lie above 0 and up to {MAX_PENALTY:g}")
     return found
 
 

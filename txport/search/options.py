@@ -12,7 +12,7 @@ from txport.checkpoints.pooling import require_pooling
 from txport.errors import UnsupportedError, quoted
 from txport.models.audio import Features
 from txport.models.facts import Facts
-from txport.models.options import STEEPEST, GenerationOptions, needing
+from txport.models.options import MAX_EXPONENT, GenerationOptions, needing
 from txport.runtimes.base import Floats, Ints
 from txport.system.numbers import number, switch, whole
 
@@ -254,8 +254,8 @@ def applied(defaults: Mapping[str, object], given: Mapping[str, object]) -> dict
 
 def require_length_penalty(length_penalty: float) -> None:
     """Raise `UnsupportedError` for a length penalty that is out of range, or NaN."""
-    if not -STEEPEST <= number("length_penalty", length_penalty) <= STEEPEST:  # NaN is in no range
-        raise UnsupportedError(f"length_penalty must lie in -{STEEPEST} to {STEEPEST}, got {length_penalty}")
+    if not -MAX_EXPONENT <= number("length_penalty", length_penalty) <= MAX_EXPONENT:  # NaN is in no range
+        raise UnsupportedError(f"length_penalty must lie in -{MAX_EXPONENT} to {MAX_EXPONENT}, got {length_penalty}")
 
 
 @dataclass(frozen=True)

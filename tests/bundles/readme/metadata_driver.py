@@ -74,7 +74,9 @@ def encode(graph: Graph, ids: list[int]) -> Any:
         assert len(json.loads(graph.said["labels"])) == found["logits"].shape[1]
         return int(best)
     if ability == "tag":
-        return best.tolist()
+        return (
+            best.tolist() if function == "softmax" else 1 / (1 + np.exp(-found["logits"][0, :, 0].astype(np.float64)))
+        )
     return [int(best[place]) for place, id_ in enumerate(ids) if id_ == graph.ids("source_mask")[0]]
 
 

@@ -45,15 +45,18 @@ def test_nothing_drifts_from_itself(made: Json, new: Json) -> None:
 def test_a_summary_is_small_and_compares_as_the_report(made: Json, new: Json) -> None:
     small = json.loads(json.dumps(summary(made)))
     assert summary(small) == small
-    assert len(json.dumps(small)) < len(json.dumps(made)) / 15
+    assert len(json.dumps(small)) < len(json.dumps(made)) / 10
     for case in new["cases"]:
         for each in case["tensors"][:2]:
             each["badness"] = 0.5
         for each in case["tokens"][:1]:
             each["equal"] -= 1
+    weights = case_of(new, "weights")["tensors"][-1]
+    weights["badness"] = 0.5
     new["cases"].pop()
     lines = drift(made, new)
     assert len(lines) > 5
+    assert any(f"{weights['tensor']} (weights) uses 50 %" in line for line in lines)
     assert drift(small, new) == drift(small, summary(new)) == lines
 
 

@@ -87,7 +87,11 @@ def _of_model(manifest: Manifest) -> dict[str, bool]:
         "encode": ability is not None,
         "logits": ability != "embed",
         **{name: ability == name for name in get_args(Ability)},
-        **{f"classify {name}": (ability, facts.function_to_apply) == ("classify", name) for name in get_args(Function)},
+        **{
+            f"{kind} {name}": (ability, facts.function_to_apply) == (kind, name)
+            for kind in ("classify", "tag")
+            for name in get_args(Function)
+        },
         "mean": ability == "embed" and not pooling,
         "first": ability == "embed" and pooling,
         "normalize": bool(manifest.generation.get("normalize")),

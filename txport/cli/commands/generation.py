@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,6 +41,15 @@ NOT_STREAMED = {
     "errors": "--errors",
     "resume": "--resume",
 }
+NOT_EXPLAINED = {
+    "as_stream": "--stream",
+    "as_json": "--json",
+    "as_ids": "--ids",
+    "nbest": "--nbest",
+    "errors": "--errors",
+    "resume": "--resume",
+    "single": "--single",
+}
 
 EXAMPLES = """\b
 Examples:
@@ -48,6 +58,7 @@ Examples:
   echo "What is ONNX?" | txport run BUNDLE --chat --stream
 """
 
+PAIR = "a text, a tab and its target"
 runtime_option = click.option(
     "--runtime",
     type=click.Choice(list(MODULES)),
@@ -137,7 +148,7 @@ def run(
     as_json: bool,
     raw: bool,
     as_stream: bool,
-    explained: bool,
+    explained: bool,  # see `_write`
     early_stopping: str,
     errors: str,
     truncate: bool,
@@ -157,9 +168,8 @@ def run(
     """
     from txport.api import model as api
 
-    _require_shown(as_stream, as_json, raw, options["alignment"], has_both=bool(text and inputs))
-    if explained:
-        _require_explained(as_json, options["nbest"])
+    textio.require_one(text, inputs)
+    _require_shown(as_stream, as_json, raw, options["alignment"])
     bulk.require_fit(truncate)
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
@@ -214,23 +224,10 @@ def _carry_out(
         _write(model, source, total, out, options, as_json, as_stream, faults)
 
 
-def _require_explained(as_json: bool, nbest: object) -> None:
-    """Raise `UnsupportedError` for options whose lines --explain would break."""
-    others = {
-        "--stream": is_given("as_stream"),
-        "--json": as_json,
-        "--nbest": nbest != 1,
-        "--errors": is_given("errors"),
-    }
-    others |= {"--ids": is_given("as_ids"), "--resume": is_given("resume")}
-    if given := [flag for flag, has in others.items() if has]:
-        raise UnsupportedError(f"--explain writes lines for people; it can't be combined with {', '.join(given)}")
-
-
-def _require_shown(as_stream: bool, as_json: bool, raw: bool, alignment: object, *, has_both: bool) -> None:
-    """Raise `UnsupportedError` for options of input and output that can't be combined."""
-    if has_both:
-        raise UnsupportedError("give TEXT or --input, not both")
+def _require_shown(as_stream: bool, as_json: bool, raw: bool, alignment: object) -> None:
+    """Raise `UnsupportedError` for output options of `run` that can't be combined."""
+    if is_given("explained") and (others := [flag for name, flag in NOT_EXPLAINED.items() if is_given(name)]):
+        raise UnsupportedError(f"--explain writes lines for people; it can't be combined with {', '.join(others)}")
     if as_stream and (others := [flag for name, flag in NOT_STREAMED.items() if is_given(name)]):
         raise UnsupportedError(f"--stream prints text by text; it can't be combined with {', '.join(others)}")
     if raw and as_json:
@@ -254,7 +251,12 @@ def _write(
         _stream(model, source, out.stream, options)
         return
     count = unknown = 0
+    plain = copy.copy(model)  # not watched: texts are encoded once more to be explained
     explained = is_given("explained")
+    if explained and options["nbest"] != 1:
+        raise UnsupportedError(
+            f"--explain writes lines for people, of one output a text; give --nbest 1, not {options['nbest']}"
+        )
     results = model.generate_iter(source, errors="return", **options)
     for count, found in enumerate(textio.with_progress(results, total, out.stream), 1):
         result = replace(found, error=in_flags(found.error))
@@ -263,7 +265,7 @@ def _write(
         last = () if as_json or faults.errors != "column" else (result.error or "",)
         out.put((*row, *last) for row in _rows(result, as_json, options["nbest"]))
         if explained and result.hypotheses:
-            out.put(_explanation(model, result, options))
+            out.put(_explanation(plain, result, options))
         unknown += not result.hypotheses and result.error is None
     faults.end()
     textio.tell_unknown(unknown, count)
@@ -397,7 +399,7 @@ def score(
     if as_ids:
         model.tokenizer = NumberTokenizer(model.facts, exact=True)
     model = texts.between(model, options)
-    given = [(pair[0], pair[1])] if pair else textio.split_pairs(textio.open_texts((), inputs)[0])
+    given = [(pair[0], pair[1])] if pair else textio.split_pairs(textio.open_texts((), inputs, what=PAIR)[0])
     pairs, sources, targets = itertools.tee(given, 3)
     with texts.told_of_texts(model):
         scored = model.score(
@@ -443,8 +445,7 @@ def rank(
     """
     from txport.api import model as api
 
-    if text and inputs:
-        raise UnsupportedError("give TEXT or --input, not both")
+    textio.require_one(text, inputs)
     model = api.load(bundle, runtime=runtime, provider=provider, threads=threads, variant=variant, progress=progress)
     with texts.told_of_texts(model):
         found = model.rank(query, textio.open_texts(text, inputs)[0], **options)

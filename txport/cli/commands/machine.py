@@ -53,7 +53,9 @@ from txport.runtimes import MODULES
     "--rounds", type=click.IntRange(3), default=9, show_default=True, help="Measured rounds; runtimes alternate."
 )
 @click.option("--report", type=OUTPUT, help="Write all figures as JSON.")
-@click.option("--compare", type=INPUT, help="An older report: exit 1 if this one is slower.")
+@click.option(
+    "--compare", type=INPUT, help="An older report: exit 1 if a figure is worse beyond the quartiles of both."
+)
 @click.option("--max-regression", type=float, default=10.0, show_default=True, help="Allowed slow-down, in percent.")
 def bench(
     bundle: str,

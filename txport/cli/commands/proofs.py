@@ -76,7 +76,7 @@ MATRIX_NOTE = "  [repeatable; default: all]"
 )
 @max_loss_option
 @click.option("--baseline", type=INPUT, help="An older --save-baseline or --report: exit 1 if anything became worse.")
-@click.option("--save-baseline", type=OUTPUT, help="Write what --baseline compares, a few KB for a small model.")
+@click.option("--save-baseline", type=OUTPUT, help="If all passed, write what --baseline compares, a few KB.")
 @click.option("--report", type=OUTPUT, help="Write everything that was compared, as JSON.")
 @click.option("--junit", type=OUTPUT, help="Write JUnit XML, for CI.")
 @click.option("--markdown", type=OUTPUT, help="Write a summary for a pull request.")
@@ -167,7 +167,7 @@ def _write(
 
     if report:
         textio.write_json(report, result.to_dict())
-    if baseline and not isinstance(result, Broken):
+    if baseline and not isinstance(result, Broken) and result.passed:
         textio.write_json(baseline, summary(result.to_dict()))
     if junit:
         textio.write_text(junit, render.junit(result, seconds))

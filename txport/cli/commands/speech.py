@@ -21,6 +21,7 @@ FLAGS = {
 }
 NO_USE = {  # options for text that do not apply to audio
     "continuous": "--continuous",
+    "explained": "--explain",
     "batch_tokens": "--batch-tokens",
     "workers": "--workers",
     "unknown": "--unknown",

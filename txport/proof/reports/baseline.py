@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from txport.errors import TextError, UnsupportedError, quoted
-from txport.proof.parity.measures import FORMAT, WEIGHTS
+from txport.proof.parity.measures import FORMAT
 from txport.proof.parity.quality import EXACT
 from txport.system.documents import DocumentError, read_json
 from txport.system.terminal import percent
@@ -68,11 +68,9 @@ def _summary(case: Json) -> Json:
         share = float(each["badness"])
         name = f"{each['tensor']} ({each['kind']})"
         shares[name] = max(shares.get(name, 0.0), math.inf if math.isnan(share) else float(f"{share:.3g}"))
-    exact = f"({WEIGHTS})"  # weights that are equal bit for bit can't drift
     shown = {name: str(share) if share == math.inf else share for name, share in shares.items()}
-    kept = {name: share for name, share in shown.items() if share or not name.endswith(exact)}
     rows = [{name: each[name] for name in ("search", "equal", "rows")} for each in case["tokens"]]
-    return {"runtime": case["runtime"], "case": case["case"], "shares": kept, "tokens": rows}
+    return {"runtime": case["runtime"], "case": case["case"], "shares": shown, "tokens": rows}
 
 
 def require_same(old: Json, new: Json) -> None:

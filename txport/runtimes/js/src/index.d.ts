@@ -68,7 +68,7 @@ export interface SearchOptions {
   epsilon_cutoff?: number;
   /** Sample from tokens with p >= min(eta, sqrt(eta) * exp(-entropy)). */
   eta_cutoff?: number;
-  /** Random seed; the samples of a text do not depend on its batch. */
+  /** Random seed, the same in Python and JavaScript; samples of a text do not depend on its batch. */
   seed?: number | bigint;
   /** Maximum number of new tokens. */
   max_new_tokens?: number;
@@ -104,7 +104,7 @@ export interface SearchOptions {
   bad_words_ids?: number[][];
   /** End a target at this token instead of the model's own. */
   eos_token_id?: number | number[];
-  /** End a target when its text has TEXT; the output ends before it. */
+  /** End a target with the token that completes this text; the output ends before it. */
   stop?: string | string[];
   /** Each token's attention over the input (soft), or where it is largest (hard). */
   alignment?: "soft" | "hard";

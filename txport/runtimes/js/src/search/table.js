@@ -56,4 +56,5 @@ export const NOT_HERE = {
   beam_groups: 1,
   diversity_penalty: 0,
   coverage_penalty: 0,
+  scores: true,
 };
