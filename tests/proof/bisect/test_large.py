@@ -77,7 +77,7 @@ def test_a_fault_of_a_large_model_is_explained_as_of_one_in_memory(
 
 
 def test_of_a_large_model_that_hears_one_source_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The values between all parts of a long source are in memory at once."""
+    """PyTorch takes long for a source of features, and one shows the same."""
     monkeypatch.setattr(checkpoint, "STREAMED_ABOVE", 0)
     monkeypatch.setattr(check, "LARGE", 0)
     streamed = load_checkpoint("preset:whisper-mini-tiny")
@@ -97,6 +97,33 @@ def test_of_a_large_model_that_hears_one_source_is_heard(tmp_path: Path, monkeyp
     assert culprit is not None
     assert culprit.kind == "scale"
     assert set(batches) == {1}
+
+
+@pytest.mark.parametrize("fault", [epsilon, SCALE], ids=["epsilon", "scale"])
+def test_the_values_of_a_call_that_are_too_large_are_compared_in_pieces(
+    fault: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_few(monkeypatch)
+    whole = load_checkpoint(PRESET)
+    bundle = write(whole, tmp_path, target="cpu", precision="int8")
+    probes = []
+    observe = probe.observe
+
+    def noted(found: probe.Probe, case: str, call: Call, record: Record) -> probe.Observation:
+        probes.append(found)
+        return observe(found, case, call, record)
+
+    monkeypatch.setattr(probe, "observe", noted)
+    monkeypatch.setattr(probe, "ROOM", 8_000)
+    assert bisect(bundle, whole) is None
+    taps = {tap for each in probes for tap in each.taps}
+    assert all(len(each.compared) < len(taps) for each in probes)
+    assert {tap for each in probes for tap in each.compared} == taps
+    bundle = edit_graph(bundle.path, STEP, fault)
+    found = bisect(bundle, whole)
+    monkeypatch.setattr(probe, "ROOM", 1 << 30)
+    assert found == bisect(bundle, whole)
+    assert found is not None
 
 
 def test_the_costs_of_a_large_model_are_those_of_one_in_memory(

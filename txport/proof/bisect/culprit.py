@@ -51,7 +51,7 @@ from txport.system.arrays import Array
 # bits the largest weight of a block may be clipped. `badly_quantised` checks the grid itself.
 OWN_STEPS = {8: 0.501, 4: 2.1}
 PIECE = 1 << 22  # weights that are compared at once
-MOST_PLACES = 256  # positions of a case that passed, in a large model: the values between all parts are in memory
+MOST_PLACES = 256  # positions of a case that passed, in a large model; longer ones take PyTorch minutes
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int, passed
         return Culprit(role, f"the {role} graph", "crash", what)
     if wrong:
         return _weight(wrong, lambda each: describe(checkpoint.outline, [each.name]))
-    if bundle.manifest.quantization and (rounded := _rounded(bundle, checkpoint, seed)):
+    if bundle.manifest.quantization and (rounded := _rounded(bundle, checkpoint, cases, seed)):
         return rounded
     return _optimised(miscompiled(bundle, weighted(bundle.manifest), reference, cases, seed))
 
@@ -293,10 +293,10 @@ def _optimised(found: Miscompiled | None) -> Culprit | None:
     return Culprit(found.role, "ONNX Runtime's optimiser", "optimiser", what, figures=figures)
 
 
-def _rounded(bundle: Bundle, checkpoint: Checkpoint, seed: int) -> Culprit | None:
+def _rounded(bundle: Bundle, checkpoint: Checkpoint, cases: Sequence[Case], seed: int) -> Culprit | None:
     """Return the badly quantised matrix as a culprit, or None; see `badly_quantised`."""
     reference = Reference(Exact.of(checkpoint.model), bundle.manifest)
-    calls = (call for case in cases_of(bundle, checkpoint, seed)[0] for call in reference.replay(case, seed))
+    calls = (call for case in cases for call in reference.replay(case, seed))
     found = roundings(bundle, checkpoint, linear_inputs(reference.model, calls))
     bad = badly_quantised(found)
     if bad is None:

@@ -46,7 +46,7 @@ def evidence_of(finding: Finding, model: Model, wrong: Mapping[str, WrongWeight]
         kind=kind,
         modules=tap.modules,
         role=probe.role,
-        record=observation.record,
+        record={name: [each for each in calls if each.kept] for name, calls in observation.record.items()},
         expected=observation.truths[tap].astype(np.float64),
         seen=observation.seen[tap].astype(np.float64),
         allowed=finding.worst.allowed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,8 +41,8 @@ def span_before(model: ir.Model, taps: Sequence[Tap], tap: Tap) -> Span:
         if node is None or node in nodes:
             continue
         nodes.add(node)
-        for value in node.inputs:
-            if value is None or value.is_initializer():
+        for value in _read_by(node):
+            if value.is_initializer():
                 continue
             if str(value.name) in tapped:
                 reads[str(value.name)] = None
@@ -51,6 +51,14 @@ def span_before(model: ir.Model, taps: Sequence[Tap], tap: Tap) -> Span:
             else:
                 waiting.append(value)
     return Span(tuple(node for node in model.graph if node in nodes), tuple(reads), tuple(inputs))
+
+
+def _read_by(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield the values that a node reads; if it holds graphs, also those that these read."""
+    yield from (value for value in node.inputs if value is not None)
+    for held in (each.as_graph() for each in node.attributes.values() if each.type == ir.AttributeType.GRAPH):
+        for inner in held:
+            yield from _read_by(inner)
 
 
 def isolate(model: ir.Model, taps: Sequence[Tap], dtype: str) -> None:
@@ -80,6 +88,15 @@ def show(model: ir.Model, names: Sequence[str]) -> None:
     values = {str(value.name): value for node in model.graph for value in node.outputs}
     shown = {str(value.name) for value in model.graph.outputs}
     model.graph.outputs.extend(values[name] for name in dict.fromkeys(names) if name in values and name not in shown)
+
+
+def only(model: ir.Model, names: Iterable[str], inputs: Sequence[str] = ()) -> ir.Model:
+    """Return the part of a graph that computes the named values from its own inputs and from the values `inputs`."""
+    given = [*(str(each.name) for each in model.graph.inputs), *inputs]
+    computed = {value.name for node in model.graph for value in node.outputs}
+    found = ir.convenience.extract(model.graph, given, [name for name in dict.fromkeys(names) if name in computed])
+    found.inputs[:] = [value for value in found.inputs if list(value.uses())]
+    return ir.Model(found, ir_version=model.ir_version)
 
 
 def make_unsigned(model: ir.Model) -> None:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from txport.models.parts import Attention, Embedding, FeedForward, GatedFeedForward
 from txport.proof.bisect.causes import lost_summand
 from txport.proof.bisect.evidence import GraphEvidence
-from txport.proof.bisect.isolation import Runner, isolate, show
+from txport.proof.bisect.isolation import Runner, isolate, only
 from txport.proof.faults import feed_forward
 from txport.proof.faults.attention import inner_values, read_by
 from txport.proof.faults.inputs import position_rows
@@ -48,9 +48,8 @@ def _run(evidence: GraphEvidence) -> dict[str, Array]:
     finding = evidence.finding
     model = finding.probe.copy()
     names = [str(value.name) for node in evidence.span.nodes for value in node.outputs]
-    show(model, names)
     isolate(model, finding.probe.taps, finding.probe.dtype)
-    shown = Runner(model, finding.probe.folder, packs=False).run(finding.observation.feed)
+    shown = Runner(only(model, names), finding.probe.folder, packs=False).run(finding.observation.feed)
     varying = _varying(evidence)
     return {name: shown[name] for name in names if name in varying and shown[name].dtype.kind == "f"}
 

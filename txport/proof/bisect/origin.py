@@ -80,16 +80,15 @@ def errs(finding: Finding, graph: ir.Model, table: Mapping[str, Stored], manifes
     """Return True if `graph` is wrong at the same tap in the same call; False if it has no such tap or does not run."""
     probe = finding.probe
     seen = finding.observation
+    modules = set(finding.tap.modules)
     try:
         fresh = make_probe(graph, table, probe.role, manifest, folder, probe.model, seen.record)
+        alike = [each for each in fresh.taps if each.side == finding.tap.side and set(each.modules) & modules]
+        fresh = replace(fresh, some=tuple(alike))
         observation = observe(fresh, seen.case, seen.call, seen.record)
     except Exception:  # an incomplete graph need not run; ONNX Runtime raises other types
         return False
-    alike = [
-        tap
-        for tap in observation.truths
-        if tap.side == finding.tap.side and set(tap.modules) & set(finding.tap.modules)
-    ]
+    alike = list(observation.seen) if alike else []  # without any, every tap was compared
     if finding.tap.form is not None:
         plain = {tap: _unrounded(tap, observation) for tap in alike if tap.form is None and tap.side == OUT}
         observation = replace(observation, truths={**observation.truths, **plain})

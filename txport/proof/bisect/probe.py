@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,9 +21,9 @@ from txport.bundles.manifest import Manifest
 from txport.checkpoints.weights.streamed import read_weight
 from txport.errors import TxportError, brief
 from txport.exporters.cuda.apart import take_apart
-from txport.proof.bisect.isolation import Runner, isolate, show
-from txport.proof.bisect.taps import IN, OUT, Tap, find_taps, truth
-from txport.proof.faults.calls import Record, recording
+from txport.proof.bisect.isolation import Runner, isolate, only, show, span_before
+from txport.proof.bisect.taps import IN, OUT, PORT, Tap, find_taps, truth
+from txport.proof.faults.calls import Record, Room, recording
 from txport.proof.few_bits.activations import slack
 from txport.proof.few_bits.kernels import is_reproduced
 from txport.proof.parity.cases import Case
@@ -39,6 +40,7 @@ from txport.system.arrays import Array
 LOCAL = {"fp32": 1e-5, "fp16": 4e-3, "bf16": 3e-2, "int8": 1e-5, "int4": 1e-5}
 SHAKEN = 16.0
 WIDE = "float32"  # the type in which cuda graphs are probed
+ROOM = 1 << 30  # bytes of PyTorch's values between the parts that are in memory at once, about
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,59 @@ class Probe:
     folder: Path  # of the weights
     copy: Callable[[], ir.Model]  # of the graph as it was read
     model: nn.Module  # PyTorch's model that it is compared with
+    packs: bool  # other kernels compute with quantised weights that are not packed
     taps: tuple[Tap, ...]
-    free: Runner
-    isolated: Runner
+    some: tuple[Tap, ...] = ()  # if there are any, only these are compared
+
+    @property
+    def compared(self) -> tuple[Tap, ...]:
+        """The taps that are compared."""
+        return self.some or self.taps
+
+    @cached_property
+    def needed(self) -> tuple[Tap, ...]:
+        """The taps that are compared, and those whose values they are computed from."""
+        if not self.some:
+            return self.taps
+        graph = self.copy()
+        spans = [span_before(graph, self.taps, tap) for tap in self.some]
+        values = {*(tap.value for tap in self.some), *(name for span in spans for name in span.reads)}
+        return tuple(tap for tap in self.taps if tap.value in values)
+
+    @cached_property
+    def free(self) -> Runner:
+        """The graph as it is; it is run only for the shapes."""
+        return self._runner(self.copy(), self.needed, packs=False)
+
+    @cached_property
+    def isolated(self) -> Runner:
+        """The graph that reads PyTorch's values at the taps."""
+        graph = self.copy()
+        isolate(graph, self.taps, self.dtype)
+        return self._runner(graph, self.compared, packs=self.packs)
+
+    def _runner(self, graph: ir.Model, taps: Sequence[Tap], *, packs: bool) -> Runner:
+        values = [tap.value for tap in taps]
+        if self.some:
+            graph = only(graph, values)
+        else:
+            show(graph, values)
+        return Runner(graph, self.folder, arena=False, packs=packs)
+
+    def pieces(self, room: Room) -> Iterator[Probe]:
+        """Yield this probe; if the values of the last call did not fit in the room, yield probes of some taps each."""
+        count = math.ceil(max(1, room.used / room.size))
+        if count == 1:
+            yield self
+            return
+        size = math.ceil(len(self.taps) / count)
+        yield from (dataclasses.replace(self, some=self.taps[at : at + size]) for at in range(0, len(self.taps), size))
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The names of the parts around the modules of the taps that are needed."""
+        names = (name for tap in self.needed if tap.side != PORT for name in tap.modules)
+        return tuple(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
 
 
 @dataclass(frozen=True)
@@ -110,22 +162,15 @@ def make_probe(
     model: nn.Module,
     record: Record,
 ) -> Probe:
-    """Create two sessions of a graph: one outputs its taps, the other also reads PyTorch's values there.
+    """Return the probe of a graph.
 
     `table` states how its initializers are stored; `record` has the calls of the model's parts in the same run.
     """
     whole = shown(graph, manifest)
-    plain = whole.clone()
-    isolated = whole.clone()
-    taps = find_taps(plain, table, manifest.graphs[role], model, record)
-    for each in (plain, isolated):
-        show(each, [tap.value for tap in taps])
+    taps = find_taps(whole, table, manifest.graphs[role], model, record)
     dtype = WIDE if is_widened(manifest) else manifest.dtype
-    isolate(isolated, taps, dtype)
-    packs = bool(manifest.quantization)  # other kernels compute with quantised weights that are not packed
-    free = Runner(plain, folder, arena=False, packs=False)  # only for the shapes
-    runners = free, Runner(isolated, folder, arena=False, packs=packs)
-    return Probe(role, computed_in(manifest), dtype, folder, whole.clone, model, tuple(taps), *runners)
+    packs = bool(manifest.quantization)
+    return Probe(role, computed_in(manifest), dtype, folder, whole.clone, model, packs, tuple(taps))
 
 
 def is_widened(manifest: Manifest) -> bool:
@@ -157,11 +202,13 @@ def observations(
 ) -> Iterator[tuple[Probe, Observation]]:
     """Run every call of every case on its graph and yield what is observed.
 
+    A call whose values are more than `ROOM` is observed in pieces, for each of which PyTorch runs it again.
     A call that a graph does not run is appended to `failures`, with the graph's role.
     """
     probes: dict[str, Probe] = {}
     manifest = bundle.manifest
-    with recording(reference.model) as record:
+    room = Room(ROOM)
+    with recording(reference.model, room=room) as record:
         for case in cases:
             for call in reference.replay(case, seed):
                 role = call.role
@@ -174,13 +221,19 @@ def observations(
                         graph, manifest.weights, role, manifest, file.parent, reference.model, record
                     )
                 try:
-                    yield probes[role], observe(probes[role], case.name, call, dict(record))
+                    for probe in probes[role].pieces(room):
+                        if probe.some:
+                            record.clear()
+                            room.begin(probe.blocks)
+                            reference.call(role, call.step, call.inputs)
+                        yield probe, observe(probe, case.name, call, dict(record))
                 except TxportError:
                     raise
                 except Exception as error:  # ONNX Runtime raises other exception types
                     where = f"case {case.name}, step {call.step}: the {role} graph does not run"
                     failures.append((role, f"{where}: {brief(error)}"))
                 record.clear()
+                room.begin()
 
 
 def observe(probe: Probe, case: str, call: Call, record: Record) -> Observation:
@@ -188,15 +241,15 @@ def observe(probe: Probe, case: str, call: Call, record: Record) -> Observation:
     free = {**call.inputs, **probe.free.run(call.inputs)}
     truths: dict[Tap, Array] = {}
     feed = dict(call.inputs)
-    for tap in probe.taps:
+    for tap in probe.needed:
         expected = truth(tap, record, call.expected)
         like = free[tap.value]
         if expected is not None:
             truths[tap] = expected.reshape(like.shape) if expected.size == like.size else expected
-        feed[tap.given] = truths[tap].astype(like.dtype) if expected is not None else like
+        feed[tap.given] = truths[tap].astype(like.dtype, copy=False) if expected is not None else like
     del free  # the values of all parts take much memory
-    outputs = _settled(probe, call, feed, [tap for tap in probe.taps if tap not in truths])
-    seen = {tap: outputs[tap.value] for tap in truths}
+    outputs = _settled(probe, call, feed, [tap for tap in probe.compared if tap not in truths])
+    seen = {tap: outputs[tap.value] for tap in probe.compared if tap in truths}
     return Observation(case, call, record, feed, truths, seen, probe.isolated.run)
 
 
@@ -269,11 +322,12 @@ def find(pairs: Iterable[tuple[Probe, Observation]]) -> list[Finding]:
     """Return the taps that are wrong, in the order of the graphs; of several taps of one value only the first."""
     bad: dict[tuple[str, Tap], Finding] = {}
     for probe, observation in pairs:
-        for tap in (each for each in observation.truths if not _is_close(each, observation, probe.precision)):
+        for tap in (each for each in observation.seen if not _is_close(each, observation, probe.precision)):
             worst = compare_tap(tap, observation, probe)
             if not worst.passed:
                 found = Finding(probe, tap, worst, observation, (observation.case,))
                 bad[probe.role, tap] = _join(bad.get((probe.role, tap), found), found)
+        del probe, observation  # the next one takes much memory, too
     return in_order(list(bad.values()))
 
 

@@ -75,7 +75,7 @@ class Tap:
 
 
 def truth(tap: Tap, record: Record, expected: Mapping[str, Array]) -> Array | None:
-    """Return PyTorch's value at a tap; None for an output that is not in `expected`.
+    """Return PyTorch's value at a tap; None for an output that is not in `expected`, and for what is not kept.
 
     Raises `ParityError` if PyTorch did not run the modules of the tap.
     """
@@ -84,6 +84,8 @@ def truth(tap: Tap, record: Record, expected: Mapping[str, Array]) -> Array | No
     calls = [record.get(name, [])[tap.nth : tap.nth + 1] for name in tap.modules]
     if not all(calls):
         raise ParityError(f"no part covers {tap.name}: PyTorch does not compute it in this run")
+    if not all(call.kept for (call,) in calls):
+        return None
     parts = [call.gave if tap.side == OUT else call.tensor.numpy() for (call,) in calls]
     return parts[0] if tap.side == IN or len(parts) == 1 else np.concatenate(parts, axis=-1)
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from txport.bundles.forms import Stored
 from txport.errors import ParityError
 from txport.models.facts import Role
+from txport.proof.bisect.isolation import only
 from txport.proof.bisect.taps import LINEAR, LOOKUPS, ends_of_linear, readers_of
 
 QUERY, OUTPUT = "query", "output"
@@ -95,13 +96,12 @@ class Weighted:
 
     def _extract(self, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Model:
         """Return the nodes between values and outputs of the graph, with the graph's own inputs that they read."""
-        body = self.graph.graph
-        kind = next(value.dtype for value in body.outputs if value.dtype and value.dtype.is_floating_point())
-        found = ir.convenience.extract(body, [*(str(each.name) for each in body.inputs), *inputs], outputs)
-        found.inputs[:] = [value for value in found.inputs if list(value.uses())]
-        for value in (*found.inputs, *found.outputs):
+        ends = self.graph.graph.outputs
+        kind = next(value.dtype for value in ends if value.dtype and value.dtype.is_floating_point())
+        found = only(self.graph, outputs, inputs)
+        for value in (*found.graph.inputs, *found.graph.outputs):
             value.type = value.type or ir.TensorType(kind)
-        return ir.Model(found, ir_version=self.graph.ir_version)
+        return found
 
 
 def _pick_queries(graph: ir.Graph) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -46,13 +47,17 @@ def is_own(part: nn.Module) -> bool:
 
 @dataclass(eq=False)
 class PartCall:
-    """One call of a part: its tensor arguments (None if omitted), and the first tensor that it returned."""
+    """One call of a part: its tensor arguments (None if omitted), and the first tensor that it returned.
+
+    If it is not `kept`, it has neither.
+    """
 
     name: str
     part: nn.Module
     order: int  # index among all calls of a run
     caller: weakref.ref[PartCall] | None  # weak, so that a cleared record gives its tensors back at once
     arguments: tuple[Tensor | None, ...]
+    kept: bool = True
     result: Tensor = field(init=False)
     inner: list[PartCall] = field(default_factory=list)
 
@@ -88,22 +93,52 @@ Part = TypeVar("Part", bound=nn.Module)
 Record = dict[str, list[PartCall]]  # the calls of each part by its name, in order
 
 
+@dataclass
+class Room:
+    """Which calls keep their tensors: those of the parts in `blocks` if they are given, else the first `size` bytes."""
+
+    size: float = math.inf
+    blocks: tuple[str, ...] | None = None
+    used: int = 0  # bytes of results
+
+    @property
+    def is_full(self) -> bool:
+        """Whether results were left out for lack of room."""
+        return self.used > self.size
+
+    def keeps(self, name: str) -> bool:
+        """Return whether the next call of a part keeps its tensors."""
+        if self.blocks is None:
+            return not self.is_full
+        return any(f"{name}.".startswith(f"{block}.") for block in self.blocks)
+
+    def begin(self, blocks: tuple[str, ...] | None = None) -> None:
+        """Begin an empty record."""
+        self.blocks, self.used = blocks, 0
+
+
 @contextlib.contextmanager
-def recording(model: nn.Module, *, tensors: bool = True) -> Iterator[Record]:
+def recording(model: nn.Module, *, tensors: bool = True, room: Room | None = None) -> Iterator[Record]:
     """Record the calls of all watched parts while the model runs in this context; the caller clears the record.
 
     Arguments are recorded before other hooks round them. Without `tensors`, the record has only the order of the calls:
     linear layers and attention return zeros, since tensors take much memory, and products much time.
     """
+    room = room or Room()
 
     def arguments(inputs: tuple[object, ...], named: object) -> Iterable[Tensor | None]:
         return (each for each in inputs if tensors and (each is None or isinstance(each, Tensor)))
 
     def result(output: Any) -> Tensor | None:
-        return (output[0] if isinstance(output, tuple) else output) if tensors else None
+        found: Tensor = output[0] if isinstance(output, tuple) else output
+        room.used += found.nbytes
+        return found if tensors else None
 
     watched = [(name, part) for name, part in model.named_modules() if isinstance(part, WATCHED)]
-    with contextlib.nullcontext() if tensors else _blank(model), record_calls(watched, arguments, result) as record:
+    with (
+        contextlib.nullcontext() if tensors else _blank(model),
+        record_calls(watched, arguments, result, room.keeps) as record,
+    ):
         yield record
 
 
@@ -112,8 +147,12 @@ def record_calls(
     parts: Iterable[tuple[str, nn.Module]],
     arguments: Callable[[tuple[object, ...], Mapping[str, object]], Iterable[Tensor | None]],
     result: Callable[[Any], Tensor | None],
+    keeps: Callable[[str], bool] = lambda name: True,
 ) -> Iterator[Record]:
-    """Record the calls of parts in this context; `arguments` and `result` choose what is kept of inputs and outputs."""
+    """Record the calls of parts in this context; `arguments` and `result` choose what is kept of inputs and outputs.
+
+    A call of a part that `keeps` nothing has neither, unless it is within one that does: parts are shared.
+    """
     record: Record = {}
     open_calls: list[PartCall] = []
 
@@ -122,7 +161,9 @@ def record_calls(
             parent = open_calls[-1] if open_calls else None
             order = sum(map(len, record.values()))
             caller = None if parent is None else weakref.ref(parent)
-            open_calls.append(call := PartCall(name, part, order, caller, tuple(arguments(inputs, named))))
+            kept = keeps(name) or (parent is not None and parent.kept)
+            given = tuple(arguments(inputs, named)) if kept else ()
+            open_calls.append(call := PartCall(name, part, order, caller, given, kept))
             record.setdefault(name, []).append(call)
             if parent is not None:
                 parent.inner.append(call)
@@ -133,8 +174,8 @@ def record_calls(
         call = open_calls.pop()
         while call.part is not part:  # a call that raised
             call = open_calls.pop()
-        if (kept := result(output)) is not None:
-            call.result = kept
+        if call.kept and (found := result(output)) is not None:
+            call.result = found
 
     handles = []
     for name, part in parts:
