@@ -99,7 +99,7 @@ class Room:
 
     size: float = math.inf
     blocks: tuple[str, ...] | None = None
-    used: int = 0  # bytes of results
+    used: int = 0  # bytes of all results, kept or not
 
     @property
     def is_full(self) -> bool:
@@ -174,7 +174,8 @@ def record_calls(
         call = open_calls.pop()
         while call.part is not part:  # a call that raised
             call = open_calls.pop()
-        if call.kept and (found := result(output)) is not None:
+        found = result(output)
+        if call.kept and found is not None:
             call.result = found
 
     handles = []
