@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from txport.errors import TxportError
-from txport.system.progress import Progress, silent
+from txport.system.progress import Progress, logged
 
 Result = TypeVar("Result")
 MARGIN = 1.25  # factor on the time of the last task of the same kind
@@ -43,7 +43,7 @@ class Budget:
     """A budget of seconds that starts now; `left_out` and `failed` record the tasks without a result."""
 
     def __init__(
-        self, seconds: float, progress: Progress = silent, clock: Callable[[], float] = time.monotonic
+        self, seconds: float, progress: Progress = logged, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
         self._progress = progress

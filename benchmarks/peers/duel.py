@@ -22,7 +22,7 @@ from benchmarks.peers.process import ROOT, Worker, WorkerError
 from txport.bench.measure import quartiles
 from txport.checkpoints.folder import digest, label
 from txport.system.files import hash_of, sha256
-from txport.system.progress import Progress, silent
+from txport.system.progress import Progress, logged
 
 TRIALS, BRIEFLY = 5, 4.0  # maximum number of rounds, and seconds after which no round begins
 AGREED = Task(batch=1, sources=2, tokens=8)  # checks in fp32 that both conversions of a folder find the same tokens
@@ -42,7 +42,7 @@ class Place:
     words: Path | None = None
     cores: int = 1
     rounds: int = 9
-    progress: Progress = silent
+    progress: Progress = logged
     tried: dict[str, dict[str, Any]] = field(default_factory=dict)  # results that several lines share
 
     def start(self, candidate: Candidate) -> Worker:

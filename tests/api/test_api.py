@@ -6,6 +6,7 @@ import asyncio
 import gc
 import inspect
 import itertools
+import logging
 import shutil
 import weakref
 from collections.abc import Iterator
@@ -182,6 +183,17 @@ def test_errors_are_ours_and_the_builtin(model: txport.Model) -> None:
             model.generate("")
     with pytest.raises(RuntimeError):
         raise UnavailableError
+
+
+def test_progress_is_logged_and_not_shown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level(logging.INFO, "txport"):
+        txport.export("preset:tiny", tmp_path / "out")
+    messages = [each.getMessage() for each in caplog.records if each.name == "txport"]
+    assert messages[0] == "reading preset:tiny"
+    assert "writing the graphs" in messages
+    assert capfd.readouterr() == ("", "")
 
 
 def test_export_refuses_a_place_that_is_taken(checkpoint: Path, copied: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from txport.checkpoints.folder import SHIPPED, digest, graphs_alone, is_shipped,
 from txport.errors import BundleError, OutputError, UnsupportedError
 from txport.models.names import INDEX, MANIFEST, WEIGHTS
 from txport.system.paths import require_possible, require_utf8, resolve, told
-from txport.system.progress import Progress, silent
+from txport.system.progress import Progress, logged
 from txport.system.stages import locked, recover, to_its_end
 from txport.version import __version__
 
@@ -37,7 +37,7 @@ EXPORTING = (
 
 
 def find_bundle(
-    name: str, *, precision: str | None = None, variant: str | None = None, progress: Progress = silent
+    name: str, *, precision: str | None = None, variant: str | None = None, progress: Progress = logged
 ) -> Bundle:
     """Return a bundle by path, or by the name of an included checkpoint or of a preset.
 
@@ -68,7 +68,7 @@ def require_no_variant(name: str, variant: str | None) -> None:
         raise UnsupportedError(f"a variant is for folders that others exported; {name} is a bundle of one precision")
 
 
-def find_path(name: str, *, progress: Progress = silent) -> Path:
+def find_path(name: str, *, progress: Progress = logged) -> Path:
     """Return the path of the bundle that `find_bundle` finds; a bundle given by path is not verified."""
     return find_bundle(name, progress=progress).path if is_on_demand(name) else _folder(name, progress)
 

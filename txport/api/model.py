@@ -54,7 +54,7 @@ from txport.search.scoring import logits, score
 from txport.search.single import generate_at_once
 from txport.search.stops import Stops
 from txport.system.numbers import switch, whole
-from txport.system.progress import Progress, silent
+from txport.system.progress import Progress, logged
 from txport.text.base import Tokenizer, TokenizerPair, Unknown
 from txport.text.chat import ChatReader, chat_line, require_options
 from txport.text.languages import LanguageReader
@@ -647,7 +647,7 @@ def load(
     trust_code: bool = False,
     single: bool = False,
     user_compute_stream: int | None = None,
-    progress: Progress = silent,
+    progress: Progress = logged,
 ) -> Model:
     """Load a bundle: a folder written by `export`, or the name of an included checkpoint.
 

@@ -19,7 +19,7 @@ from txport.system.files import staged_folder
 from txport.system.numbers import number, switch, whole
 from txport.system.packages import needed
 from txport.system.paths import ELSEWHERE, require_possible, told
-from txport.system.progress import Progress, Stage, silent, within
+from txport.system.progress import Progress, Stage, logged, within
 from txport.targets import target_of
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def export(
     force: bool = False,
     against: str | None = None,
     trust_code: bool = False,
-    progress: Progress = silent,
+    progress: Progress = logged,
 ) -> Bundle:
     """Export a checkpoint to a bundle at `out`, compare it with PyTorch, and write it only if both agree.
 
@@ -290,7 +290,7 @@ def parity(
     max_loss: float | None = None,
     adapter: Adapter | None = None,
     trust_code: bool = False,
-    progress: Progress = silent,
+    progress: Progress = logged,
 ) -> Report:
     """Compare a bundle with the checkpoint that it was made from, on each runtime of `providers` (name -> provider).
 
@@ -378,7 +378,7 @@ def matrix(
     providers: Sequence[str] = (),
     keep: Path | None = None,
     trust_code: bool = False,
-    progress: Progress = silent,
+    progress: Progress = logged,
 ) -> Matrix:
     """Export a checkpoint for every target in every precision, and compare each bundle on every runtime and provider.
 

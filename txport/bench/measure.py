@@ -41,7 +41,7 @@ from txport.models.facts import Facts
 from txport.runtimes.base import Ints, QueuedRuntime, Runtime, Sizes
 from txport.system import machine
 from txport.system.documents import DocumentError, read_json
-from txport.system.progress import Progress, silent
+from txport.system.progress import Progress, logged
 from txport.system.terminal import ENDING
 
 WARM_UP = 3
@@ -58,7 +58,7 @@ def run(
     checkpoint: str | None,
     names: Sequence[str],
     protocol: Protocol,
-    progress: Progress = silent,
+    progress: Progress = logged,
     *,
     trust_code: bool = False,
 ) -> dict[str, Any]:

@@ -125,6 +125,10 @@ class Published:
             expected = " or ".join(map(repr, allowed))
             raise ConfigError(f"{name} {quoted(value)} is not supported; it must be {expected}")
 
+    def alike(self, *names: str) -> Any:
+        """Return the value that several keys share; raise `ConfigError` if they differ."""
+        return require_alike({name: self.get(name) for name in names}, *names)
+
     def tokens(self, name: str) -> tuple[int, ...]:
         """Return the token ids of a value that is one id or a list; empty for null."""
         value = self.get(name, [])
@@ -148,6 +152,15 @@ class Published:
                 if (found := values.get(name)) is not None:
                     return found
         return default
+
+
+def require_alike(options: Mapping[str, object], *names: str, default: object = None) -> Any:
+    """Return the value that several options share; raise `ConfigError` if they differ."""
+    found = [options.get(name, default) for name in names]
+    if any(each != found[0] for each in found):
+        told = " and ".join(f"{name} {quoted(each)}" for name, each in zip(names, found, strict=True))
+        raise ConfigError(f"{told} differ, which is not supported")
+    return found[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from txport.cli.guard import echo
-from txport.system.progress import Progress, Stage, silent
+from txport.system.progress import Progress, Stage, logged
 from txport.system.terminal import printable
 
 QUIET = 8.0  # seconds after which a line says what is still going on
@@ -35,7 +35,7 @@ def shown(verbose: bool) -> Iterator[Progress]:
         with _lines() as progress:
             yield progress
     else:
-        yield silent
+        yield logged
 
 
 @contextlib.contextmanager

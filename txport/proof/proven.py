@@ -26,7 +26,7 @@ from txport.runtimes.base import GraphRuntime
 from txport.runtimes.inputs import infer
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.options import require_defaults
-from txport.system.progress import Progress, Stage, silent, within
+from txport.system.progress import Progress, Stage, logged, within
 from txport.text.load import load_tokenizer
 
 SLOW = 500_000_000  # parameters of a model whose golden outputs have fewer tokens: PyTorch reads all for each of them
@@ -54,7 +54,7 @@ def prove(
     seed: int = 0,
     cases: int = 0,
     max_loss: float | None = None,
-    progress: Progress = silent,
+    progress: Progress = logged,
 ) -> tuple[Bundle, Report]:
     """Compare a bundle with PyTorch on its target's runtime; return the bundle with its verdict, and the report.
 

@@ -15,7 +15,7 @@ from typing import IO
 
 from txport.errors import OutputError
 from txport.system.paths import ELSEWHERE, require_utf8, resolve, told
-from txport.system.progress import Progress, silent
+from txport.system.progress import Progress, logged
 from txport.system.stages import locked, recover, replace_folder, resemble, staged, to_its_end
 
 SAVE, READY = "save", ".save.ready"  # in a folder: its files while they are made, and when they are complete
@@ -45,7 +45,7 @@ def staged_folder(
     force: bool = False,
     holding: str | None = None,
     owned: Callable[[Path], Collection[str]] | None = None,
-    progress: Progress = silent,
+    progress: Progress = logged,
 ) -> Iterator[Path]:
     """Yield a new folder, which becomes `out` if the block succeeds and is removed if it fails.
 
@@ -71,7 +71,7 @@ def staged_folder(
                 new.rename(place)
 
 
-def require_folder(out: Path, *, force: bool = False, holding: str | None = None, progress: Progress = silent) -> Path:
+def require_folder(out: Path, *, force: bool = False, holding: str | None = None, progress: Progress = logged) -> Path:
     """Return the path for the folder `out`, with links resolved; raise `OutputError` if it can't be written.
 
     What killed processes left there is put back or removed, and reported to `progress`.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+logger = logging.getLogger("txport")
 Progress = Callable[[str], None]
 Item = TypeVar("Item")
 
@@ -21,8 +23,9 @@ class Stage(str):
         return stage
 
 
-def silent(message: str) -> None:
-    """Ignore a message."""
+def logged(message: str) -> None:
+    """Log a message at the level INFO, which Python does not show by default."""
+    logger.info("%s", message)
 
 
 def within(progress: Progress, start: float, end: float) -> Progress:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from txport.system.progress import Progress, silent
+from txport.system.progress import Progress, logged
 
 Result = TypeVar("Result")
 
@@ -40,7 +40,7 @@ def staged(place: Path) -> Iterator[Path]:
         to_its_end(partial(_end, stage, place))
 
 
-def recover(place: Path, progress: Progress = silent) -> None:
+def recover(place: Path, progress: Progress = logged) -> None:
     """Put back what killed processes moved aside to replace `place`, and remove their stages; those in use stay."""
     for stage in sorted(place.parent.glob(f".{glob.escape(place.name)}.partial-{'[0-9a-f]' * 16}")):
         is_moving = (stage / OLD).is_dir()  # a living process will be at its end in no time

@@ -6,7 +6,6 @@ from typing import Any
 
 from txport.checkpoints.family import ACTIVATIONS, Family, Published
 from txport.checkpoints.keys import NOTHING
-from txport.errors import ConfigError, quoted
 from txport.models.rules import FAIRSEQ_LAYERS, FAIRSEQ_SINUSOIDS, Drop, Rename, Rule, Take
 
 CLASSES = "ForConditionalGeneration|MTModel"
@@ -51,21 +50,14 @@ def config(values: Published) -> dict[str, Any]:
 
 def common(values: Published) -> dict[str, Any]:
     """Return the values that all configs of these models share."""
-    sizes = {}
-    for name in ("attention_heads", "ffn_dim"):
-        both = [values.get(f"{side}_{name}") for side in ("encoder", "decoder")]
-        if both[0] != both[1]:
-            told = f"encoder_{name} {quoted(both[0])} and decoder_{name} {quoted(both[1])}"
-            raise ConfigError(f"{told} differ, which is not supported")
-        sizes[name] = both[0]
     vocabulary = values.get("vocab_size")
     values.require("decoder_vocab_size", vocabulary)
     return {
         "source_vocab_size": vocabulary,
         "target_vocab_size": vocabulary,
         "d_model": values.get("d_model"),
-        "heads": sizes["attention_heads"],
-        "feed_forward": sizes["ffn_dim"],
+        "heads": values.alike("encoder_attention_heads", "decoder_attention_heads"),
+        "feed_forward": values.alike("encoder_ffn_dim", "decoder_ffn_dim"),
         "encoder_layers": values.get("encoder_layers"),
         "decoder_layers": values.get("decoder_layers"),
         "max_length": values.get("max_position_embeddings"),

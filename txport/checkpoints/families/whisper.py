@@ -51,20 +51,13 @@ UNHEARD = (  # of preprocessor_config.json, and change no features
 
 def config(values: Published) -> dict[str, Any]:
     """Return the values of `WhisperConfig`."""
-    sizes = {}
-    for name in ("attention_heads", "ffn_dim"):
-        both = [values.get(f"{side}_{name}") for side in ("encoder", "decoder")]
-        if both[0] != both[1]:
-            told = f"encoder_{name} {quoted(both[0])} and decoder_{name} {quoted(both[1])}"
-            raise ConfigError(f"{told} differ, which is not supported")
-        sizes[name] = both[0]
     return {
         "vocab_size": values.get("vocab_size"),
         "mel_bins": values.get("num_mel_bins"),
         "places": values.get("max_source_positions"),
         "d_model": values.get("d_model"),
-        "heads": sizes["attention_heads"],
-        "feed_forward": sizes["ffn_dim"],
+        "heads": values.alike("encoder_attention_heads", "decoder_attention_heads"),
+        "feed_forward": values.alike("encoder_ffn_dim", "decoder_ffn_dim"),
         "encoder_layers": values.get("encoder_layers"),
         "decoder_layers": values.get("decoder_layers"),
         "max_length": values.get("max_target_positions"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from txport.checkpoints.family import Published
+from txport.checkpoints.family import Published, require_alike
 from txport.checkpoints.sources.source import Source
 from txport.checkpoints.sources.trainers import (
     SUFFIX,
@@ -18,7 +18,6 @@ from txport.checkpoints.sources.trainers import (
     options_of,
     read_namespaces,
     reading,
-    require_alike,
     rows_and_width,
     tensors_of,
     weights_of,

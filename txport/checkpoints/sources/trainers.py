@@ -107,15 +107,6 @@ def rows_and_width(tensors: Mapping[str, Tensor], name: str) -> tuple[int, int]:
     return tensors[name].shape[0], tensors[name].shape[1]
 
 
-def require_alike(options: Mapping[str, object], *names: str, default: object = None) -> Any:
-    """Return the value that several options share; raise `ConfigError` if they differ."""
-    found = [options.get(name, default) for name in names]
-    if any(each != found[0] for each in found):
-        told = " and ".join(f"{name} {quoted(each)}" for name, each in zip(names, found, strict=True))
-        raise ConfigError(f"{told} differ, which is not supported")
-    return found[0]
-
-
 def id_of(ids: Mapping[str, int], token: object, what: str) -> int:
     """Return the id of a token in a vocabulary; raise `ConfigError` if it is missing."""
     if not isinstance(token, str) or token not in ids:

@@ -7,17 +7,14 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from txport.exporters.cpu.ops import EncoderOps, PromptOps, StepOps
+from txport.exporters.tracing.trace import GraphModule
 from txport.models.facts import Task
 from txport.models.model import Model
 from txport.targets.ports import ENCODER, MODEL, PREFILL, STEP
 
 
-class CpuEncoder(nn.Module):
+class CpuEncoder(GraphModule):
     """input_ids or input_features, source_lengths -> cross-attention keys and values of each decoder layer."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, source: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:
         """(B, S) int64 or (B, M, F), (B,) int32 -> two of (B, G, S, H) per layer."""
@@ -33,12 +30,8 @@ class CpuEncoder(nn.Module):
         return tuple(found)
 
 
-class CpuModel(nn.Module):
+class CpuModel(GraphModule):
     """input_ids, source_lengths -> the outputs of an encoder-only model."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, input_ids: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:
         """(B, S) int64, (B,) int32 -> one tensor per output."""
@@ -46,15 +39,11 @@ class CpuModel(nn.Module):
         return self.model.outputs(self.model.encoder_states(input_ids, ops), ops)
 
 
-class CpuPrefill(nn.Module):
+class CpuPrefill(GraphModule):
     """Write right-padded prompts of a causal model, or the next part of one prompt, to the caches; return the caches.
 
     Tokens do not attend to later tokens, therefore padding needs no mask; its cache entries are overwritten later.
     """
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, input_ids: Tensor, last_places: Tensor, size: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
         """(B, S) after P tokens, (B,) with P + S - 1, (1,) with P + S, two of (B, G, M, H) per layer -> caches.
@@ -67,16 +56,12 @@ class CpuPrefill(nn.Module):
         return tuple(ops.state.values())
 
 
-class CpuStep(nn.Module):
+class CpuStep(GraphModule):
     """One token of each row: ids, lengths, cross-attention and self-attention keys and values -> logits, caches.
 
     Self-attention keys and values are in buffers of a fixed capacity M; the outputs are the same buffers with those of
     the new token written at its position. The last output is the cross-attention of the alignment layer, if any.
     """
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(
         self, input_ids: Tensor, past_lengths: Tensor, cache_capacity: Tensor, *rest: Tensor

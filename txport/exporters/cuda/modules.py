@@ -10,17 +10,14 @@ from torch import Tensor, nn
 from txport.exporters.cuda.operators import likeliest
 from txport.exporters.cuda.ops import EncoderOps, PromptOps, StepOps
 from txport.exporters.cuda.positions import by_source, wide
+from txport.exporters.tracing.trace import GraphModule
 from txport.models.facts import Task
 from txport.models.model import Model
 from txport.targets.ports import ENCODER, MODEL, PREFILL, STEP
 
 
-class DeviceEncoder(nn.Module):
+class DeviceEncoder(GraphModule):
     """input_ids or input_features, source_lengths -> cross-attention keys and values of each decoder layer."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, source: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:
         """(B, S) int64 or (B, M, F), (B,) int64 -> two of (B, S, G x H) per layer."""
@@ -37,12 +34,8 @@ class DeviceEncoder(nn.Module):
         return tuple(found)
 
 
-class DeviceModel(nn.Module):
+class DeviceModel(GraphModule):
     """input_ids, source_lengths -> the outputs of an encoder-only model."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, input_ids: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:
         """(B, S) int64, (B,) int64 -> one tensor per output."""
@@ -50,15 +43,11 @@ class DeviceModel(nn.Module):
         return tuple(map(wide, self.model.outputs(self.model.encoder_states(input_ids, ops), ops)))
 
 
-class DevicePrefill(nn.Module):
+class DevicePrefill(GraphModule):
     """Write right-padded prompts of a causal model, or the next part of prompts, to the caches; return the caches.
 
     Tokens do not attend to later tokens, therefore padding needs no mask; its cache entries are overwritten later.
     """
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, input_ids: Tensor, past_lengths: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
         """(B, T), (B,) past lengths (equal in all rows), two of (B, M, G x H) per layer -> the caches."""
@@ -67,16 +56,12 @@ class DevicePrefill(nn.Module):
         return tuple(ops.state.values())
 
 
-class DeviceStep(nn.Module):
+class DeviceStep(GraphModule):
     """One token of each row -> the best next tokens, all logits, and the inputs of the next step.
 
     Self-attention keys and values are in buffers of a fixed capacity M; the outputs are the same buffers with those of
     the new token written at its position. The last output is the cross-attention of the alignment layer, if any.
     """
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, input_ids: Tensor, past_lengths: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         """(B, K), (R,), for seq2seq (B,) and two of (B, S, G x H) per layer, two of (R, M, G x H) per layer, (1,).

@@ -6,32 +6,25 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from txport.exporters.tracing.trace import GraphModule
 from txport.models.facts import Task
 from txport.models.model import Memory, Model
 from txport.targets.ports import DECODER, ENCODER, MODEL
 
 
-class EncoderGraph(nn.Module):
+class EncoderGraph(GraphModule):
     """input_ids, attention_mask -> last_hidden_state; or input_features (without a mask) -> last_hidden_state."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, source: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """(B, S) and (B, S) int64, or (B, M, F) -> (B, S, D)."""
         return self.model.encode_masked(source, None if attention_mask is None else attention_mask.bool()).states
 
 
-class DecoderGraph(nn.Module):
+class DecoderGraph(GraphModule):
     """input_ids, encoder output, its mask, state -> logits, extended state, cross-attention weights.
 
     A model with audio features has no mask. The same graph runs all steps; the first has caches of length 0.
     """
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, input_ids: Tensor, encoder_hidden_states: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         """(B, T), (B, S, D), (B, S), caches (B, G, past, H) -> logits (B, T, V), caches, weights (B, N, T, S)."""
@@ -43,12 +36,8 @@ class DecoderGraph(nn.Module):
         return (logits, *(state[each] for each in facts.state), *shown)
 
 
-class CausalGraph(nn.Module):
+class CausalGraph(GraphModule):
     """input_ids, attention_mask, position_ids, state -> logits, extended state; rows are left-padded."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, *past: Tensor
@@ -59,12 +48,8 @@ class CausalGraph(nn.Module):
         return (found.logits, *found.state.values())
 
 
-class EncodeGraph(nn.Module):
+class EncodeGraph(GraphModule):
     """input_ids, attention_mask, of tokens with types token_type_ids -> the outputs of an encoder-only model."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None

@@ -20,6 +20,7 @@ from txport.bundles.metadata import metadata
 from txport.checkpoints.weights.streamed import Read
 from txport.exporters.tracing.forms import FORMS
 from txport.exporters.tracing.symbols import Form, Symbol, Tracer
+from txport.models.model import Model
 from txport.models.parts import Window
 from txport.targets.ports import (
     ALL_ROWS,
@@ -57,6 +58,14 @@ SIZES = {
 }
 PARTS, KINDS = "txport.became", "txport.kinds"
 IR_VERSION = 10
+
+
+class GraphModule(nn.Module):
+    """A module that becomes a graph: its arguments and results are the ports, computed by a model."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
 
 
 @torch.no_grad()

@@ -45,7 +45,7 @@ from txport.proof.parity.tolerances import Tolerance, tolerance_of
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.widened import widened
 from txport.system.arrays import Array
-from txport.system.progress import Progress, counted, silent
+from txport.system.progress import Progress, counted, logged
 from txport.targets.ports import ENCODER, MODEL, ROOM
 
 LABEL = "ort"  # the runtime that runs the parts
@@ -65,7 +65,7 @@ def compare_context(
     atol: float | None = None,
     rtol: float | None = None,
     *,
-    progress: Progress = silent,
+    progress: Progress = logged,
 ) -> Iterator[Comparison]:
     """Compare the parts of all graphs that depend on positions, where sequences may be longer than whole graphs reach.
 

@@ -46,7 +46,7 @@ from txport.proof.parity.weights import compare_weights, unheld
 from txport.proof.reports.report import Report
 from txport.runtimes.base import GraphRuntime
 from txport.system.packages import version_of
-from txport.system.progress import Progress, Stage, counted, silent, within
+from txport.system.progress import Progress, Stage, counted, logged, within
 from txport.targets.ports import LOGITS
 from txport.version import __version__
 
@@ -81,7 +81,7 @@ def check(
     max_loss: float | None = None,
     load: Callable[..., GraphRuntime] = runtimes.load,
     exact: Callable[[], Exact] | None = None,
-    progress: Progress = silent,
+    progress: Progress = logged,
 ) -> Report:
     """Compare a bundle with its checkpoint on each runtime of `providers` (runtime -> provider).
 

@@ -43,7 +43,7 @@ from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 from txport.search.scoring import logits, score
 from txport.system.arrays import Array
-from txport.system.progress import Progress, Stage, silent
+from txport.system.progress import Progress, Stage, logged
 from txport.system.terminal import percent
 from txport.text.load import load_tokenizer
 from txport.version import __version__
@@ -102,7 +102,7 @@ def verify(
     provider: str = "cpu",
     threads: int | None = None,
     load: Callable[..., GraphRuntime] = runtimes.load,
-    progress: Progress = silent,
+    progress: Progress = logged,
 ) -> Verification:
     """Check the bundle at `path` as it runs on one runtime and provider; `load` starts it there.
 
