@@ -13,9 +13,12 @@ import pytest
 from docs.cli import PAGE, render
 from docs.picture import PICTURE
 from docs.picture import render as picture
+from tests.called import Cli
+from txport import errors
 from txport.bundles.bundle import Bundle
 from txport.checkpoints.family import all_families
 from txport.cli import cli
+from txport.errors import TxportError
 from txport.models.names import MANIFEST
 
 ROOT = Path(__file__).parent.parent
@@ -31,6 +34,23 @@ def test_the_example_in_python_runs(
     exec(example[1], {})  # noqa: S102 - our own page
     assert re.search(r"transformer -> ([A-Z]{1,2} )+[A-Z]{1,2} \(score -0\.", capsys.readouterr().out)
     assert (tmp_path / "bundle" / "txport.json").is_file()
+
+
+def test_the_errors_on_the_page_about_errors_are_those_that_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Cli
+) -> None:
+    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    kinds = [name for name, each in vars(errors).items() if isinstance(each, type) and each is not TxportError]
+    assert [name for name in kinds if f"`{name}`" not in page] == []
+    for folder in ("empty", "broken"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "broken" / "config.json").write_text('{"architecture": "transformer"}', encoding="utf-8")
+    (tmp_path / "notes.txt").write_text("notes", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    shown = re.findall(r"^\$ txport (.+)\n(txport: .+[^.])$", page, re.MULTILINE)  # one that is cut ends in dots
+    assert len(shown) > 5
+    for command, message in shown:
+        assert call(*shlex.split(command)) == (2, "", f"{message}\n")
 
 
 def test_the_picture_is_what_its_script_draws() -> None:

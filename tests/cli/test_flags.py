@@ -60,10 +60,7 @@ def test_no_text_of_the_library_names_an_option_outside_a_whole_command() -> Non
         ("the model's own; give provider='cpu'", "the model's own; give --provider cpu"),
         ("again without weights=False", "again without --weights none"),
         ("name it with checkpoint=FOLDER; rtol=0.5 is", "name it with --checkpoint FOLDER; --rtol 0.5 is"),
-        (
-            "beams must be at least nbest, got 'beams force=True'",
-            "--beams must be at least --nbest, got 'beams force=True'",
-        ),
+        ("beams are at least nbest, got 'beams force=True'", "--beams are at least --nbest, got 'beams force=True'"),
         ("d_model=5 and --beams stay", "d_model=5 and --beams stay"),
     ],
 )

@@ -154,24 +154,23 @@ ARRAYS: tuple[Callable[[np.ndarray[Any, Any], random.Random], Any], ...] = (
 )
 
 
-def _tokenizer(place: Place, rng: random.Random) -> list[Command]:
-    bundle = place.bundle()
-    file = bundle / TOKENIZER
+def _mutate_document(file: Path, rng: random.Random) -> None:
     if rng.random() < 0.8:
         write_document(file, mutate_values(read_values(file), rng))
     else:
         file.write_bytes(mutate_bytes(file.read_bytes(), rng))
+
+
+def _tokenizer(place: Place, rng: random.Random) -> list[Command]:
+    bundle = place.bundle()
+    _mutate_document(bundle / TOKENIZER, rng)
     fix_hashes(bundle)
     return _some(readers(bundle, place), rng)
 
 
 def _config(place: Place, rng: random.Random) -> list[Command]:
     checkpoint = place.checkpoint()
-    file = checkpoint / CONFIG
-    if rng.random() < 0.8:
-        write_document(file, mutate_values(read_values(file), rng))
-    else:
-        file.write_bytes(mutate_bytes(file.read_bytes(), rng))
+    _mutate_document(checkpoint / CONFIG, rng)
     return [replace(each, codes=each.codes | {FAILED}) for each in _loaded(checkpoint, place)]  # too large
 
 

@@ -19,7 +19,6 @@ from txport.checkpoints import checkpoint
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from txport.proof.bisect import probe
 from txport.proof.bisect.culprit import bisect
-from txport.proof.faults.calls import Record
 from txport.proof.few_bits.costs import measure_costs
 from txport.proof.few_bits.loss import trial_of
 from txport.proof.parity import check
@@ -29,6 +28,7 @@ from txport.proof.proven import write
 from txport.targets.ports import DECODER, ENCODER, STEP
 
 PRESET = "preset:llama-tiny"
+Observed = list[tuple[probe.Probe, Call]]
 SCALE = attribute("GroupQueryAttention", 1, scale=0.2)
 
 
@@ -54,6 +54,16 @@ def both(monkeypatch: pytest.MonkeyPatch) -> tuple[Checkpoint, Checkpoint]:
     return whole, load_checkpoint(PRESET)
 
 
+@pytest.fixture
+def observed(monkeypatch: pytest.MonkeyPatch) -> Observed:
+    """The probes and calls that a bisection observes."""
+    calls: Observed = []
+    observe = probe.observe
+    noted = lambda found, case, call, record: calls.append((found, call)) or observe(found, case, call, record)  # noqa: E731
+    monkeypatch.setattr(probe, "observe", noted)
+    return calls
+
+
 @pytest.mark.parametrize(
     ("target", "precision", "fault"),
     [("cpu", "fp32", epsilon), ("cpu", "int8", SCALE), ("portable", "fp32", weight)],
@@ -76,49 +86,38 @@ def test_a_fault_of_a_large_model_is_explained_as_of_one_in_memory(
     assert "not in a fresh export" in found.origin
 
 
-def test_of_a_large_model_that_hears_one_source_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _batches(observed: Observed) -> list[int]:
+    return [len(next(iter(call.inputs.values()))) for _, call in observed if call.role == ENCODER]
+
+
+def test_of_a_large_model_that_hears_one_source_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, observed: Observed
+) -> None:
     """PyTorch takes long for a source of features, and one shows the same."""
     monkeypatch.setattr(checkpoint, "STREAMED_ABOVE", 0)
     monkeypatch.setattr(check, "LARGE", 0)
     streamed = load_checkpoint("preset:whisper-mini-tiny")
     bundle = write(streamed, tmp_path, target="cpu", precision="fp32")
-    batches = []
-    observe = probe.observe
-
-    def noted(found: probe.Probe, case: str, call: Call, record: Record) -> probe.Observation:
-        if call.role == ENCODER:
-            batches.append(next(iter(call.inputs.values())).shape[0])
-        return observe(found, case, call, record)
-
-    monkeypatch.setattr(probe, "observe", noted)
     assert bisect(bundle, streamed, passed=[case.name for case in draw_cases(bundle, 0)]) is None
-    assert batches == [1], "all cases have passed: one is enough"
+    assert _batches(observed) == [1], "all cases have passed: one is enough"
     culprit = bisect(edit_graph(bundle.path, STEP, attribute("MultiHeadAttention", 1, scale=0.2)), streamed)
     assert culprit is not None
     assert culprit.kind == "scale"
-    assert set(batches) == {1}
+    assert set(_batches(observed)) == {1}
 
 
 @pytest.mark.parametrize("fault", [epsilon, SCALE], ids=["epsilon", "scale"])
 def test_the_values_of_a_call_that_are_too_large_are_compared_in_pieces(
-    fault: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, observed: Observed
 ) -> None:
     draw_few(monkeypatch)
     whole = load_checkpoint(PRESET)
     bundle = write(whole, tmp_path, target="cpu", precision="int8")
-    probes = []
-    observe = probe.observe
-
-    def noted(found: probe.Probe, case: str, call: Call, record: Record) -> probe.Observation:
-        probes.append(found)
-        return observe(found, case, call, record)
-
-    monkeypatch.setattr(probe, "observe", noted)
     monkeypatch.setattr(probe, "ROOM", 8_000)
     assert bisect(bundle, whole) is None
-    taps = {tap for each in probes for tap in each.taps}
-    assert all(len(each.compared) < len(taps) for each in probes)
-    assert {tap for each in probes for tap in each.compared} == taps
+    taps = {tap for each, _ in observed for tap in each.taps}
+    assert all(len(each.compared) < len(taps) for each, _ in observed)
+    assert {tap for each, _ in observed for tap in each.compared} == taps
     bundle = edit_graph(bundle.path, STEP, fault)
     found = bisect(bundle, whole)
     monkeypatch.setattr(probe, "ROOM", 1 << 30)
