@@ -11,15 +11,7 @@ from txport.bundles.bundle import Bundle
 from txport.models.architectures.transformer import TransformerConfig, facts
 from txport.models.facts import LENGTH, Facts, Output, key_values
 from txport.targets import TARGETS
-from txport.targets.ports import (
-    DECODER,
-    ENCODER,
-    SELECT,
-    STEP,
-    Graph,
-    Port,
-    compare_ports,
-)
+from txport.targets.ports import DECODER, ENCODER, SELECT, STEP, Graph, Port, compare_ports
 
 # D 24, 3 heads of 8, 11 source and 13 target tokens, 1 + 2 layers: every number is another.
 CONFIG = TransformerConfig(

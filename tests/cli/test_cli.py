@@ -631,10 +631,7 @@ def test_a_bundle_that_is_not_there(call: Cli, place: Place, command: str) -> No
         ("{bundle} --quality-texts 5", "--quality-texts needs --quality"),
         ("{bundle} --metric accuracy", "--metric needs --quality"),
         ("{bundle} --checkpoint {checkpoint} --rtol 1e-3", "--rtol 0.001 allows more than 0.0001, the most for fp32"),
-        (
-            "{bundle} --checkpoint {checkpoint} --baseline {checkpoint}/config.json",
-            "is not a baseline of",
-        ),
+        ("{bundle} --checkpoint {checkpoint} --baseline {checkpoint}/config.json", "is not a baseline of"),
         ("{bundle} --checkpoint {checkpoint} --quality {tmp}/missing", "{tmp}/missing can't be read"),
         (
             "{bundle} --checkpoint {checkpoint} --quality {checkpoint}/samples.txt",

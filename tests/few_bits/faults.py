@@ -27,14 +27,7 @@ from txport.models.model import Model
 from txport.models.ops import Ops
 from txport.models.parts import Attention
 from txport.proof.bisect.culprit import Culprit
-from txport.targets.ports import (
-    ATTENTION_MASK,
-    DECODER,
-    ENCODER_ATTENTION_MASK,
-    MODEL,
-    SOURCE_LENGTHS,
-    STEP,
-)
+from txport.targets import ports
 
 Array = NDArray[Any]
 Heads = list[Tensor]
@@ -152,7 +145,7 @@ def one_row(layer: Any) -> None:
 
 def short_masks(manifest: Manifest, layer: str) -> Edits:
     """The last token of each source is masked."""
-    masks = (ATTENTION_MASK, ENCODER_ATTENTION_MASK, SOURCE_LENGTHS)
+    masks = (ports.ATTENTION_MASK, ports.ENCODER_ATTENTION_MASK, ports.SOURCE_LENGTHS)
     found = ((role, [each.name for each in graph.inputs]) for role, graph in manifest.graphs.items())
     return {role: shorter(name) for role, names in found for name in masks if name in names}
 
@@ -163,7 +156,7 @@ def shorter(name: str) -> Edit:
     def edit(model: ModelProto) -> None:
         for node in model.graph.node:
             node.input[:] = ["planted.short" if each == name else each for each in node.input]
-        if name == SOURCE_LENGTHS:
+        if name == ports.SOURCE_LENGTHS:
             (given,) = (each for each in model.graph.input if each.name == name)
             one = constant(model, 1, helper.tensor_dtype_to_np_dtype(given.type.tensor_type.elem_type))
             model.graph.node.insert(0, helper.make_node("Sub", [name, one], ["planted.short"]))
@@ -183,7 +176,7 @@ def shorter(name: str) -> Edit:
 
 def last_role(manifest: Manifest) -> str:
     """The graph that computes the logits of a step, or all outputs."""
-    return next(role for role in (STEP, DECODER, MODEL) if role in manifest.graphs)
+    return next(role for role in (ports.STEP, ports.DECODER, ports.MODEL) if role in manifest.graphs)
 
 
 def exchanged_caches(manifest: Manifest, layer: str) -> Edits:

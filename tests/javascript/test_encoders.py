@@ -22,7 +22,8 @@ from txport.errors import UnknownTextError
 HEADS = {"hidden": "embed", "labels": "classify", "token_labels": "tag", "tokens": "fill"}
 TEXTS = ["Good [MASK] b zz", "a b c[MASK][MASK] a", "bad ##d [MASK] ."]
 WAYS: dict[str, list[dict[str, Any]]] = {
-    "embed": [{}, {"pooling": "mean"}, {"pooling": "first", "normalize": True}, {"pooling": "none"}],
+    "embed": [{}, {"pooling": "mean"}, {"pooling": "first", "normalize": True}, {"pooling": "none"}]
+    + [{"pooling": each, "dimensions": 5} for each in ("last", "max", "weighted-mean", "none")],
     "classify": [{}, {"top": 2}],
     "tag": [{}],
     "fill": [{}, {"top": 99}],
@@ -238,11 +239,24 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     assert [each["message"] for each in answered] == [message for _, message in refusals]
 
 
+def test_prompts_are_put_before_texts(tmp_path: Path) -> None:
+    made(tmp_path, "hidden", "portable", whole_words())
+    own = {"pooling": "mean", "normalize": True, "prompts": {"query": "a b ", "text": ""}, "prompt": "query"}
+    (tmp_path / "checkpoint" / "generation_config.json").write_text(json.dumps({**own, "include_prompt": False}))
+    bundle = unproven(tmp_path / "checkpoint", tmp_path / "prompted", target="portable").path
+    ways: list[dict[str, Any]] = [{}, {"prompt": "text"}, {"prompt": ""}, {"pooling": "first", "dimensions": 4}]
+    *answered, wrong = on_node(bundle, [("vector", "good", how) for how in (*ways, {"prompt": "x"})])
+    for how, each in zip(ways, answered, strict=True):
+        require_same(each, python_says(bundle, "embed", "good", how))
+    assert answered[0] != answered[1]
+    assert wrong["message"] == "prompt must be one of query, text, got 'x'"
+
+
 def test_a_pooling_that_there_is_not_is_refused(tmp_path: Path) -> None:
     bundle = made(tmp_path, "hidden", "portable", whole_words())
     first, second, third = on_node(
-        bundle, [("vector", "a", {"pooling": "max"}), ("vector", "a", {"normalize": 1}), ("classify", "a")]
+        bundle, [("vector", "a", {"pooling": "all"}), ("vector", "a", {"normalize": 1}), ("classify", "a")]
     )
-    assert first["message"] == "pooling must be one of mean, first, none, got 'max'"
+    assert first["message"] == "pooling must be one of mean, first, last, max, weighted-mean, none, got 'all'"
     assert second["message"] == "normalize must be true or false, got 1"
     assert third["message"].startswith("classify is not for this encoder-only model with the outputs last_hidden_state")

@@ -190,11 +190,7 @@ REQUESTS: list[tuple[tuple[Any, ...], str, str]] = [
     (("generate", "a", {"beams": 2, "do_sample": True}), WRONG, "do_sample and beams exclude each other"),
     (("generate", "a", {"beams": 1.5}), WRONG, "beams must be a whole number, got 1.5"),
     (("generate", "a", {"seed": 1}), WRONG, "seed is for sampling; give do_sample too"),
-    (
-        ("generate", "a", {"max_new_tokens": 99}),
-        "UnsupportedError",
-        "max_new_tokens must not exceed the model's",
-    ),
+    (("generate", "a", {"max_new_tokens": 99}), "UnsupportedError", "max_new_tokens must not exceed the model's"),
     (
         ("generate", "a", {"eos_token_id": 99}),
         "UnsupportedError",

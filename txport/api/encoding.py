@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from txport.api.arguments import many, require_unknown, sizes
 from txport.errors import LongTextError, TextError, UnknownTextError, UnsupportedError, quoted
-from txport.models.facts import HIDDEN, LOGITS, Ability, Facts, Function, Pooling
+from txport.models.facts import HIDDEN, LOGITS, Ability, Facts, Function, Pooled, Pooling
 from txport.runtimes.base import EncoderRuntime, Outputs, Runtime
 from txport.runtimes.inputs import infer
 from txport.search.batching import at_once, in_batches
@@ -37,6 +37,14 @@ class Batches(TypedDict, total=False):
     unknown: Unknown
     special: bool
     truncate: bool
+
+
+class Vectors(Batches, total=False):
+    """Options of `Encoder.embed`, which explains them."""
+
+    normalize: bool | None
+    dimensions: int | None
+    prompt: str | None
 
 
 @dataclass(frozen=True)
@@ -181,34 +189,33 @@ class Encoder:
         return self._each(texts, lambda _, outputs: outputs, {}, **how)
 
     @overload
-    def embed(
+    def embed(self, texts: Texts, *, pooling: Pooled | None = None, **how: Unpack[Vectors]) -> Floats: ...
+
+    @overload
+    def embed(self, texts: Texts, *, pooling: Literal["none"], **how: Unpack[Vectors]) -> list[Floats]: ...
+
+    def embed(self, texts: Texts, *, pooling: Pooling | None = None, **how: Unpack[Vectors]) -> Floats | list[Floats]:
+        """Return one vector per text: (B, D).
+
+        `pooling` is "mean" over the tokens' vectors, "weighted-mean" with the weights 1, 2, 3, ..., "max" of each
+        number, or the vector of the "first" or the "last" token. With "none", return the vectors of all tokens: (T, D)
+        per text. `dimensions`: only the first so many numbers of each vector. `normalize` scales it to length 1, after
+        that. `prompt` is the name of a prompt of the bundle, such as sentence-transformers' "query"; it is put before
+        each text, and "" is none. The defaults are the bundle's, otherwise "mean", all, False and "". `how` are the options
+        of `infer`. Raises `UnknownTextError` for a text that "skip" leaves empty.
+        """
+        found = list(self.embed_iter(texts, pooling=pooling, **how))
+        return found if pooling == "none" else stacked(found, how.get("dimensions") or self.facts.width)
+
+    def embed_iter(
         self,
         texts: Texts,
         *,
-        pooling: Literal["mean", "first"] | None = None,
+        pooling: Pooling | None = None,
         normalize: bool | None = None,
+        dimensions: int | None = None,
+        prompt: str | None = None,
         **how: Unpack[Batches],
-    ) -> Floats: ...
-
-    @overload
-    def embed(
-        self, texts: Texts, *, pooling: Literal["none"], normalize: bool | None = None, **how: Unpack[Batches]
-    ) -> list[Floats]: ...
-
-    def embed(
-        self, texts: Texts, *, pooling: Pooling | None = None, normalize: bool | None = None, **how: Unpack[Batches]
-    ) -> Floats | list[Floats]:
-        """Return one vector per text: (B, D). `pooling` is "mean" over tokens, or the "first" token.
-
-        With the pooling "none", return the vectors of all tokens: (T, D) per text. `normalize` scales each vector to
-        length 1. The defaults of both are the bundle's, otherwise "mean" and False. `how` are the options of `infer`.
-        Raises `UnknownTextError` for a text that "skip" leaves empty.
-        """
-        found = list(self.embed_iter(texts, pooling=pooling, normalize=normalize, **how))
-        return found if pooling == "none" else stacked(found, self.facts.width)
-
-    def embed_iter(
-        self, texts: Texts, *, pooling: Pooling | None = None, normalize: bool | None = None, **how: Unpack[Batches]
     ) -> Iterator[Floats]:
         """Like `embed`, for an iterable of any length; a text that "skip" leaves empty has an empty vector: (0,)."""
         require_ability(self.facts, "embed")
@@ -216,13 +223,31 @@ class Encoder:
         if kind not in get_args(Pooling):
             raise UnsupportedError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {quoted(kind)}")
         is_unit = switch("normalize", self.defaults.get("normalize", False) if normalize is None else normalize)
+        width = self.facts.width if dimensions is None else whole("dimensions", dimensions, 1, self.facts.width)
+        before = self._prompt(prompt)
+        skip = 0 if self.defaults.get("include_prompt", True) else self._tokens_of(before)
 
         def finish(_: Sequence[int], outputs: Outputs) -> Floats:
-            vectors = pool(outputs[HIDDEN].astype(np.float32, copy=False), kind)
+            vectors = pool(outputs[HIDDEN].astype(np.float32, copy=False), kind, skip)[..., :width]
             return unit(vectors) if is_unit else vectors
 
-        nothing = np.zeros((0, self.facts.width) if kind == "none" else 0, np.float32)
-        return self._each(texts, finish, nothing, **how)
+        nothing = np.zeros((0, width) if kind == "none" else 0, np.float32)
+        given = (before + each if isinstance(each, str) and each else each for each in many("texts", texts))
+        return self._each(given, finish, nothing, **how)
+
+    def _prompt(self, name: str | None) -> str:
+        """Return the text of a prompt of the bundle: None is its default, "" is none."""
+        prompts: Mapping[str, str] = self.defaults.get("prompts", {})
+        name = self.defaults.get("prompt", "") if name is None else name
+        if name and name not in prompts:
+            known = f"one of {', '.join(prompts)}" if prompts else "left out, since the bundle has none"
+            raise UnsupportedError(f"prompt must be {known}, got {quoted(name)}")
+        return prompts.get(name, "")
+
+    def _tokens_of(self, prompt: str) -> int:
+        """Return the number of tokens of a prompt, without a special one at its end."""
+        ids = self._encode_known(prompt, "auto", False, False) if prompt else []
+        return len(ids) - (bool(ids) and ids[-1] in self.facts.vocabulary.special)
 
     def classify(self, texts: Texts, *, top: int | None = None, **how: Unpack[Batches]) -> list[list[Label]]:
         """Return the `top` labels of each text (default: all), highest score first; `how` are the options of `infer`.
@@ -348,12 +373,21 @@ def _is_pair(value: object) -> bool:
     return isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(each, str) for each in value)
 
 
-def pool(vectors: Floats, pooling: Pooling) -> Floats:
-    """Pool token vectors (T, D) -> (D,); the pooling "none" returns (T, D)."""
+def pool(vectors: Floats, pooling: Pooling, skip: int = 0) -> Floats:
+    """Pool token vectors (T, D) without the first `skip` -> (D,); the pooling "none" returns (T, D)."""
     if pooling == "none":
         return vectors
-    pooled: Floats = vectors[0] if pooling == "first" else vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
-    return pooled
+    skip = min(skip, len(vectors) - 1)
+    kept = vectors[skip:].astype(np.float64)
+    weights = np.arange(skip, len(vectors)) + 1
+    ways: dict[Pooling, Callable[[], NDArray[np.float64]]] = {
+        "mean": lambda: kept.mean(axis=0),
+        "first": lambda: kept[0],
+        "last": lambda: kept[-1],
+        "max": lambda: kept.max(axis=0),
+        "weighted-mean": lambda: np.average(kept, axis=0, weights=weights),
+    }
+    return ways[pooling]().astype(np.float32)
 
 
 def stacked(vectors: Sequence[Floats], width: int) -> Floats:

@@ -8,13 +8,17 @@ from typing import Any, get_args
 
 from txport.errors import ConfigError, UnsupportedError, quoted
 from txport.models.config import read_config
-from txport.models.facts import Facts, Pooling
+from txport.models.facts import Facts, Pooled
 from txport.models.names import CONFIG, MODULES, POOLING, SENTENCES, SENTENCES_TOO, TOKENIZER_CONFIG
 from txport.system.documents import DocumentError, read_json_list
 
 PACKAGE = "sentence_transformers."
 FLAG = "pooling_mode_"
-MODES = {"cls": "first", "cls_token": "first", "mean": "mean", "mean_tokens": "mean"}
+MODES = {  # each name with and without the ending that files of versions before 6 have
+    name + ending: pooled
+    for name, pooled in (("cls", "first"), ("mean", "mean"), ("max", "max"), ("weightedmean", "weighted-mean"))
+    for ending in ("", "_token" if name == "cls" else "_tokens")
+} | {"lasttoken": "last"}
 LISTED = ("idx", "name", "path", "type")
 UNLIMITED = 10**9  # tokenizers without a maximum length have a much larger number
 LOADING = (  # keys of sentence_bert_config.json that say how Python loads and calls the model
@@ -28,14 +32,15 @@ OUTPUTS = {  # whether a folder has a cross-encoder -> the task, and the names o
     True: ("sequence-classification", "logits", "scores"),
 }
 OF_CROSS, ACTIVATION, CROSS = "sentence_transformers", "activation_fn", "CrossEncoder"  # the first is in config.json
-OTHERS = ("__version__", "model_type", "prompts", "similarity_fn_name")  # prompts are added if a call names one
-UNPOOLED = ("include_prompt",)  # for prompts, which are never added
+OTHERS = ("__version__", "model_type", "prompts", "default_prompt_name", "similarity_fn_name")
+ALONE = "include_prompt"  # whether the tokens of a prompt are pooled
 NORMALIZED, VECTOR = ("module_input_name", "module_output_name"), "sentence_embedding"
 DEFAULT_MODE = "mean_tokens"  # if the file does not set it
+EMBEDDING = {"pooling", "normalize", "prompts", "prompt", ALONE}  # a bundle's defaults of `Encoder.embed`
 
 
 def pooling_defaults(folder: Path, facts: Facts) -> dict[str, Any]:
-    """Return `pooling` and `normalize` (vectors of length 1) by `modules.json`; empty if there is no such file.
+    """Return the options of `Encoder.embed` by `modules.json`, and the prompts; empty if there is no such file.
 
     Raises `ConfigError` for modules or a pooling that are not supported.
     """
@@ -55,7 +60,23 @@ def pooling_defaults(folder: Path, facts: Facts) -> dict[str, Any]:
         raise ConfigError(f"{folder / MODULES}: the Pooling must lie in N_Pooling, got the path {quoted(pooling)}")
     for _, name in modules[2:]:
         _require_normalize(folder / name / CONFIG)
-    return {"pooling": _pooling(folder / pooling / CONFIG, facts), "normalize": len(kinds) > 2}
+    found = {"pooling": _pooling(folder / pooling / CONFIG, facts), "normalize": len(kinds) > 2}
+    prompts = _prompts(folder / SENTENCES_TOO)
+    is_alone = prompts and not read_config(folder / pooling / CONFIG).get(ALONE, True)
+    return found | prompts | ({ALONE: False} if is_alone else {})
+
+
+def _prompts(path: Path) -> dict[str, Any]:
+    """Return the prompts by their names and the name of the default one, as far as there are any."""
+    values = read_config(path) if path.is_file() else {}
+    prompts, name = values.get("prompts") or {}, values.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(each, str | None) for each in prompts.values()):
+        raise ConfigError(f"{path}: prompts must be texts by their names, got {quoted(prompts)}")
+    if name is not None and name not in prompts:
+        raise ConfigError(f"{path}: default_prompt_name {quoted(name)} is none of the prompts")
+    if not any(prompts.values()):
+        return {}
+    return {"prompts": {key: text or "" for key, text in prompts.items()}, **({"prompt": name} if name else {})}
 
 
 def activation_of(folder: Path) -> str | None:
@@ -84,9 +105,9 @@ def longest_sentence(folder: Path) -> int | None:
     path = folder / SENTENCES_TOO
     more = read_config(path) if path.is_file() else {}
     is_cross = _is_cross(folder)
-    _require_known(more, ("default_prompt_name", *OTHERS, *([ACTIVATION] if is_cross else [])), path)
-    if name := more.get("default_prompt_name"):
-        raise ConfigError(f"{path}: default_prompt_name {quoted(name)} is not supported")
+    _require_known(more, (*OTHERS, *([ACTIVATION] if is_cross else [])), path)
+    if is_cross and (name := more.get("default_prompt_name")):
+        raise ConfigError(f"{path}: default_prompt_name {quoted(name)} is not supported in a {CROSS}")
     if not (folder / SENTENCES).is_file():
         return None
     path = folder / SENTENCES
@@ -132,10 +153,16 @@ def require_pooling(values: Mapping[str, object], facts: Facts) -> None:
     """Raise `UnsupportedError` if a bundle's pooling values are invalid, or if its model can't embed."""
     if not values:
         return
-    if facts.ability != "embed" or values.keys() != {"pooling", "normalize"}:
+    if facts.ability != "embed" or not {"pooling", "normalize"} <= values.keys() <= EMBEDDING:
         raise UnsupportedError(f"a model that can {facts.ability} has no {quoted(sorted(values))}")
-    if values["pooling"] not in get_args(Pooling)[:2] or type(values["normalize"]) is not bool:
-        raise UnsupportedError(f"{quoted(dict(values))} is no pooling: mean or first, and true or false")
+    if values["pooling"] not in get_args(Pooled) or type(values["normalize"]) is not bool:
+        words = f"one of {', '.join(get_args(Pooled))}, and true or false"
+        raise UnsupportedError(f"{quoted(dict(values))} is no pooling: {words}")
+    prompts = values.get("prompts", {})
+    if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
+        raise UnsupportedError(f"prompts must be texts by their names, got {quoted(prompts)}")
+    if values.get("prompt", "") not in ("", *prompts) or type(values.get(ALONE, True)) is not bool:
+        raise UnsupportedError(f"{quoted(values.get('prompt'))} is none of the prompts, or {ALONE} is no switch")
 
 
 def _modules(path: Path) -> Sequence[tuple[str, str]]:
@@ -166,7 +193,7 @@ def _require_normalize(path: Path) -> None:
 def _pooling(path: Path, facts: Facts) -> str:
     """Return the only pooling mode that is enabled; raise `ConfigError` for none, several or unsupported ones."""
     values = read_config(path)
-    _require_known(values, ("word_embedding_dimension", "embedding_dimension", "pooling_mode", *UNPOOLED), path)
+    _require_known(values, ("word_embedding_dimension", "embedding_dimension", "pooling_mode", ALONE), path)
     width = values.get("word_embedding_dimension", values.get("embedding_dimension", facts.width))
     if width != facts.width:
         raise ConfigError(f"{path}: word_embedding_dimension {quoted(width)} is not the model's {facts.width}")

@@ -20,7 +20,8 @@ from txport.models.json_values import listed, require_keys, several, switch, tex
 Task = Literal["seq2seq", "causal", "encode"]
 Owner = Literal["row", "source"]
 Role = Literal["key", "value"]
-Pooling = Literal["mean", "first", "none"]
+Pooled = Literal["mean", "first", "last", "max", "weighted-mean"]  # how vectors of tokens become one
+Pooling = Literal[Pooled, "none"]
 Ability = Literal["embed", "classify", "tag", "fill"]
 Function = Literal["softmax", "sigmoid", "none"]
 

@@ -189,20 +189,11 @@ SECOND = module_of("Pooling", "1_Pooling")
 @pytest.mark.parametrize(
     ("modules", "message"),
     [
-        (
-            [FIRST, SECOND, module_of("Dense", "2_Dense")],
-            "'Dense' is not supported; supported: Transformer, Pool",
-        ),
-        (
-            [FIRST, SECOND, {"type": "custom.Whitening", "path": ""}],
-            "'custom.Whitening' is custom code, which is not",
-        ),
+        ([FIRST, SECOND, module_of("Dense", "2_Dense")], "'Dense' is not supported; supported: Transformer, Pool"),
+        ([FIRST, SECOND, {"type": "custom.Whitening", "path": ""}], "'custom.Whitening' is custom code, which is not"),
         ([FIRST], "Pooling is missing"),
         ([SECOND, FIRST], "'Pooling' is not supported"),
-        (
-            [module_of("Transformer", "0_Transformer"), SECOND],
-            "the Transformer must lie beside it, got the path",
-        ),
+        ([module_of("Transformer", "0_Transformer"), SECOND], "the Transformer must lie beside it, got the path"),
         ([FIRST, module_of("Pooling", "../1_Pooling")], r"must name folders beside it, got '\.\./1_Pooling'"),
         ([FIRST, module_of("Pooling", "pool")], "the Pooling must lie in N_Pooling, got the path 'pool'"),
         ([FIRST, {"type": 3}], "must list modules with a type and a path each"),
@@ -224,17 +215,13 @@ def test_modules_that_nothing_expresses_are_refused(modules: Any, message: str, 
             {"pooling_mode_max_tokens": True},
             "pooling_mode 'mean_tokens and max_tokens' is not",
         ),
+        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False}, "pooling_mode 'none' is not supported"),
         (
             "1_Pooling/config.json",
-            {"pooling_mode_mean_tokens": False},
-            "pooling_mode 'none' is not supported",
+            {"pooling_mode": "mean_sqrt_len_tokens"},
+            "pooling_mode 'mean_sqrt_len_tokens' is not",
         ),
-        ("1_Pooling/config.json", {"pooling_mode": "lasttoken"}, "pooling_mode 'lasttoken' is not supported"),
-        (
-            "1_Pooling/config.json",
-            {"word_embedding_dimension": 33},
-            "word_embedding_dimension 33 is not the model's",
-        ),
+        ("1_Pooling/config.json", {"word_embedding_dimension": 33}, "word_embedding_dimension 33 is not the model's"),
         ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case is not supported"),
         ("sentence_bert_config.json", {"max_seq_length": 0}, "max_seq_length must be a whole number of tokens, got 0"),
         (
@@ -250,7 +237,8 @@ def test_modules_that_nothing_expresses_are_refused(modules: Any, message: str, 
         ),
         ("config_sentence_transformers.json", {"truncate_dim": 8}, "the key 'truncate_dim', here 8, is not supported"),
         ("2_Normalize/config.json", {"module_input_name": "x"}, "module_input_name 'x' is not supported; it must be"),
-        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "default_prompt_name 'query' is not"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "'query' is none of the prompts"),
+        ("config_sentence_transformers.json", {"prompts": ["query"]}, "prompts must be texts by their names, got"),
     ],
 )
 def test_a_pooling_that_nothing_expresses_is_refused(
@@ -289,6 +277,31 @@ def test_a_folder_of_the_newest_sentence_transformers_is_read_as_an_older_one(tm
         (new / name).write_text(json.dumps(values))
     found, expected = (load_checkpoint(str(each)) for each in (new, old))
     assert (found.config, found.generation) == (expected.config, expected.generation)
+
+
+@pytest.mark.parametrize(
+    ("mode", "pooling"), [("lasttoken", "last"), ("max_tokens", "max"), ("weightedmean_tokens", "weighted-mean")]
+)
+def test_a_pooling_and_the_prompts_of_sentence_transformers_are_a_bundle_s_own(
+    mode: str, pooling: str, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(FAMILIES / "sentences-mean", tmp_path / "x"))
+    more = {"pooling_mode_mean_tokens": False, f"pooling_mode_{mode}": True, "include_prompt": False}
+    rewrite(folder / "1_Pooling" / CONFIG, **more)
+    prompts = {"query": "query: ", "document": None}
+    path = folder / "config_sentence_transformers.json"
+    path.write_text(json.dumps({"prompts": prompts, "default_prompt_name": "query"}))
+    bundle = bundle_of(load_checkpoint(str(folder)), tmp_path / "bundle", "portable")
+    own = {"prompts": {"query": "query: ", "document": ""}, "prompt": "query", "include_prompt": False}
+    assert bundle.manifest.generation == {"pooling": pooling, "normalize": True, **own}
+    assert txport.load(bundle.path).defaults == bundle.manifest.generation
+    page = (bundle.path / "README.md").read_text()
+    assert "query: 'query: '" in page
+    model = txport.load(bundle.path)
+    text = " ".join(map(str, TEXTS[0]))
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1].replace('"onnx', f'"{bundle.path}/onnx'), space := {})  # type: ignore # noqa: S102
+    vector = space["embed"](model.encode(text))  # type: ignore[operator]
+    np.testing.assert_allclose(vector, model.embed(text, prompt="")[0], atol=1e-6)
 
 
 def test_another_output_of_a_sentence_encoder_than_its_tokens_is_refused(tmp_path: Path) -> None:
@@ -580,11 +593,7 @@ def test_types_that_nothing_expresses_are_refused_with_the_reason(kind: str, cop
 @pytest.mark.parametrize(
     ("name", "values", "expected"),
     [
-        (
-            "llama",
-            {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}},
-            {"rotary_base": 5e5},
-        ),
+        ("llama", {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, {"rotary_base": 5e5}),
         (
             "llama",
             {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}},

@@ -37,21 +37,8 @@ from txport.models.model import Model
 from txport.models.parts import Attention
 from txport.proof.bisect.probe import shown
 from txport.runtimes.ort.widened import widen
-from txport.targets import TARGETS
-from txport.targets.ports import (
-    ADMIT_ROWS,
-    ENCODER,
-    GROW_ROWS,
-    MORE,
-    NEXT_IDS,
-    PAST_LENGTHS,
-    PREFILL,
-    PRESENT_LENGTHS,
-    ROWS,
-    SELECT_ROWS,
-    STEP,
-    Graph,
-)
+from txport.targets import TARGETS, ports
+from txport.targets.ports import Graph
 
 Array = NDArray[Any]
 HOST = {"Shape", "Size", "Range", "If", "Loop", "Scan", "NonZero", "ConstantOfShape"}  # what asks the host, or is one
@@ -112,11 +99,11 @@ def test_no_graph_asks_the_host_for_anything(tiny: Checkpoint, tmp_path: Path, p
 def test_what_a_step_reads_again_is_read_before_it_is_written(tiny: Checkpoint, tmp_path: Path) -> None:
     """`present_lengths` may lie where `past_lengths` lie: only the node that makes one of the other reads these."""
     manifest = exported(tiny, tmp_path / "out")
-    graph = onnx.load(str(tmp_path / "out" / manifest.graphs[STEP].file), load_external_data=False).graph
-    readers = {name: [node for node in graph.node if name in node.input] for name in (PAST_LENGTHS, "input_ids")}
-    assert [node.output[0] for node in readers[PAST_LENGTHS]] == [PRESENT_LENGTHS]
+    graph = onnx.load(str(tmp_path / "out" / manifest.graphs[ports.STEP].file), load_external_data=False).graph
+    readers = {name: [node for node in graph.node if name in node.input] for name in (ports.PAST_LENGTHS, "input_ids")}
+    assert [node.output[0] for node in readers[ports.PAST_LENGTHS]] == [ports.PRESENT_LENGTHS]
     needed = set[str]()
-    waiting = [NEXT_IDS]
+    waiting = [ports.NEXT_IDS]
     made = {name: node for node in graph.node for name in node.output}
     while waiting:
         node = made.get(waiting.pop())
@@ -147,7 +134,7 @@ def test_a_step_computes_what_it_computes_taken_apart(tiny: Checkpoint, tmp_path
     rng = np.random.default_rng(0)
     sizes = {"batch_size": 2, "beams": 2, "rows": 4, "capacity": 6}
     sizes["encoder_sequence_length"] = 5
-    for role in (ENCODER, STEP):
+    for role in (ports.ENCODER, ports.STEP):
         graph = manifest.graphs[role]
         file = tmp_path / "out" / graph.file
         apart = shown(ir.load(file), manifest)
@@ -169,7 +156,7 @@ def test_a_step_computes_what_it_computes_taken_apart(tiny: Checkpoint, tmp_path
 
 def test_only_equal_parts_are_packed() -> None:
     """A cut into unequal parts would be told its sizes by the host."""
-    for role in (PREFILL, STEP):
+    for role in (ports.PREFILL, ports.STEP):
         model = traced(Llama(CAUSAL).eval(), role)
         sizes = {
             len(node.outputs): {tuple(value.shape or ())[-1] for value in node.outputs}
@@ -198,7 +185,7 @@ def test_sums_of_unlike_shapes_and_of_weights_stay_nodes() -> None:
         assert fuse_biases(model, Graph("g", "g.onnx", (), ())) == 0
 
 
-@pytest.mark.parametrize("role", [PREFILL, STEP])
+@pytest.mark.parametrize("role", [ports.PREFILL, ports.STEP])
 @pytest.mark.parametrize(
     ("operator", "changes", "told"),
     [
@@ -225,7 +212,7 @@ def test_an_operator_that_lost_what_its_part_does_is_found_without_running_it(
         for name, number in changes.items():
             node.attributes.pop(name)
             if number is not None:
-                node.attributes[name] = ir.AttrInt64(name, 1 - role.startswith(PREFILL))
+                node.attributes[name] = ir.AttrInt64(name, 1 - role.startswith(ports.PREFILL))
     with pytest.raises(GraphError, match=told) if told else nullcontext():
         check_operators(graph, became, kinds, became[PACKED], role)
 
@@ -274,7 +261,7 @@ def test_prompts_of_an_attention_without_an_operator_are_refused() -> None:
 def test_graphs_without_weights_say_where_these_would_lie(tiny: Checkpoint, tmp_path: Path) -> None:
     manifest = exported(tiny, tmp_path / "out", precision="fp16", weights=False)
     assert not (tmp_path / "out" / "onnx" / "weights.bin").exists()
-    model = onnx.load(str(tmp_path / "out" / manifest.graphs[STEP].file), load_external_data=False)
+    model = onnx.load(str(tmp_path / "out" / manifest.graphs[ports.STEP].file), load_external_data=False)
     assert any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer)
 
 
@@ -308,19 +295,19 @@ def moved(role: str, inputs: dict[str, Array]) -> list[Array]:
 
 @given(data=st.data(), rows=st.integers(1, 5), room=st.integers(1, 6), seed=st.integers(0, 99))
 def test_states_move_as_they_are_told(data: st.DataObject, rows: int, room: int, seed: int) -> None:
-    held = caches(memory(SELECT_ROWS)[0], rows, room, seed)
+    held = caches(memory(ports.SELECT_ROWS)[0], rows, room, seed)
     chosen = np.array(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=7)))
-    for name, picked in zip(held, moved(SELECT_ROWS, {**held, ROWS: chosen}), strict=True):
+    for name, picked in zip(held, moved(ports.SELECT_ROWS, {**held, ports.ROWS: chosen}), strict=True):
         np.testing.assert_array_equal(picked, held[name][chosen])
     more = data.draw(st.integers(1, 5))
     nowhere = {name: np.where(values > 1, np.nan, values) for name, values in held.items()}
-    for name, grown in zip(held, moved(GROW_ROWS, {**nowhere, MORE: np.array([more])}), strict=True):
+    for name, grown in zip(held, moved(ports.GROW_ROWS, {**nowhere, ports.MORE: np.array([more])}), strict=True):
         np.testing.assert_array_equal(grown[:, :room], nowhere[name])
         assert grown.shape[1] == room + more
         assert not grown[:, room:].any()  # zeros, whatever lies before them
     some = np.array(data.draw(st.permutations(range(rows)))[: data.draw(st.integers(1, rows))])
-    others = caches(memory(ADMIT_ROWS)[0], len(some), room, seed + 1, "others.")
-    for name, admitted in zip(held, moved(ADMIT_ROWS, {**held, **others, ROWS: some}), strict=True):
+    others = caches(memory(ports.ADMIT_ROWS)[0], len(some), room, seed + 1, "others.")
+    for name, admitted in zip(held, moved(ports.ADMIT_ROWS, {**held, **others, ports.ROWS: some}), strict=True):
         expected = held[name].copy()
         expected[some] = others[f"others.{name}"]
         np.testing.assert_array_equal(admitted, expected)
@@ -328,7 +315,7 @@ def test_states_move_as_they_are_told(data: st.DataObject, rows: int, room: int,
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_graphs_that_move_a_state_are_valid_in_half_precision(dtype: str) -> None:
-    for role in (SELECT_ROWS, GROW_ROWS, ADMIT_ROWS):
+    for role in (ports.SELECT_ROWS, ports.GROW_ROWS, ports.ADMIT_ROWS):
         graph, model = memory(role, dtype)
         onnx.checker.check_model(ir.to_proto(model), full_check=True)
         assert all(port.dtype in (dtype, "int64") for port in graph.inputs)

@@ -156,11 +156,37 @@ def test_vectors(bundles: dict[str, Path]) -> None:
     assert mean.shape == first.shape == (len(TEXTS), 16)
     np.testing.assert_allclose(mean, [one.mean(axis=0) for one in each], atol=1e-6)
     np.testing.assert_array_equal(first, [one[0] for one in each])
+    np.testing.assert_array_equal(model.embed(TEXTS, pooling="last"), [one[-1] for one in each])
+    np.testing.assert_array_equal(model.embed(TEXTS, pooling="max"), [one.max(axis=0) for one in each])
+    weighted = [(np.arange(1, len(one) + 1) @ one) / (len(one) * (len(one) + 1) / 2) for one in each]
+    np.testing.assert_allclose(model.embed(TEXTS, pooling="weighted-mean"), weighted, atol=1e-6)
+    np.testing.assert_array_equal(model.embed(TEXTS, dimensions=3), mean[:, :3])
+    cut = model.embed(TEXTS, dimensions=3, normalize=True)
+    np.testing.assert_allclose(cut, mean[:, :3] / np.linalg.norm(mean[:, :3], axis=1, keepdims=True), atol=1e-6)
+    with pytest.raises(UnsupportedError, match="dimensions must not exceed 16, got 17"):
+        model.embed(TEXTS, dimensions=17)
     unit = model.embed(TEXTS, normalize=True)
     np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
     assert model.embed([]).shape == (0, 16)
     torch_model = txport.load(bundles["hidden"], runtime="torch", checkpoint=checkpoint_of(bundles["hidden"]))
     np.testing.assert_allclose(torch_model.embed(TEXTS), mean, atol=NEAR)
+
+
+def test_prompts(bundles: dict[str, Path], call: Cli) -> None:
+    model = txport.load(bundles["hidden"])
+    with pytest.raises(UnsupportedError, match="prompt must be left out, since the bundle has none, got 'query'"):
+        model.embed("good", prompt="query")
+    model.defaults |= {"prompts": {"query": "a b ", "text": ""}, "prompt": "query"}
+    whole = model.embed("a b good", prompt="")
+    np.testing.assert_array_equal(model.embed("good"), whole)
+    np.testing.assert_array_equal(model.embed("good", prompt="text"), model.embed("good", prompt=""))
+    with pytest.raises(UnsupportedError, match="prompt must be one of query, text, got 'x'"):
+        model.embed("good", prompt="x")
+    model.defaults["include_prompt"] = False  # of [CLS] a b good [SEP], the last two are pooled
+    (each,) = model.embed("a b good", prompt="", pooling="none")
+    for pooling, vector in {"mean": each[3:].mean(axis=0), "first": each[3], "last": each[-1]}.items():
+        np.testing.assert_allclose(model.embed("good", pooling=pooling)[0], vector, atol=1e-6)  # type: ignore[call-overload]
+    assert call("run", bundles["hidden"], "good", "--prompt", "query").err.endswith("has none, got 'query'\n")
 
 
 def test_labels(bundles: dict[str, Path]) -> None:

@@ -270,10 +270,7 @@ def exchanged(*pairs: tuple[str, str]) -> Rules:
     return [re.sub(r"(?<=attn\\\.)\w", lambda found: table.get(found[0], found[0]), each) for each in NAMES]
 
 
-GATES = [
-    rename(r"\.gate\.", ".feed_forward.inner."),
-    rename(r"\.up\.", ".feed_forward.gate."),
-]
+GATES = [rename(r"\.gate\.", ".feed_forward.inner."), rename(r"\.up\.", ".feed_forward.gate.")]
 SWAPPED = [*GATES, *(each for each in NAMES if "gate" not in each and "up" not in each)]
 ATTENTION, NORM_OF = "decoder layer 0, self-attention", "decoder layer 0, norm of self-attention"
 EMBEDDED = "encoder, embedding"
@@ -295,14 +292,7 @@ FAULTS: dict[str, Fault] = {
         "transposed",
         "the weight of its value is transposed",
     ),
-    "queries and keys": (
-        "separate",
-        GPT,
-        exchanged(("q", "k")),
-        ATTENTION,
-        "heads",
-        "queries and keys are exchanged",
-    ),
+    "queries and keys": ("separate", GPT, exchanged(("q", "k")), ATTENTION, "heads", "queries and keys are exchanged"),
     "cut without heads": (
         "by_head",
         GPT,
@@ -439,14 +429,7 @@ FAULTS: dict[str, Fault] = {
         "unknown",
         "no cause that is known gives what the original gives",
     ),
-    "offset": (
-        "translator_shifted",
-        SEQ2SEQ,
-        OWN_NAMES,
-        EMBEDDED,
-        "position",
-        "positions are off by +1",
-    ),
+    "offset": ("translator_shifted", SEQ2SEQ, OWN_NAMES, EMBEDDED, "position", "positions are off by +1"),
     "norms before sublayers": (
         "translator_post",
         {**SEQ2SEQ, "final_norm": False},

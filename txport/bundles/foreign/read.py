@@ -19,16 +19,8 @@ from txport.errors import BundleError, CheckpointError, ConfigError
 from txport.models.facts import Facts
 from txport.models.generation import Defaults, search_defaults
 from txport.system.files import sha256
-from txport.targets import FOREIGN
-from txport.targets.ports import (
-    ATTENTION_MASK,
-    DECODER,
-    ENCODER,
-    ENCODER_ATTENTION_MASK,
-    MODEL,
-    POSITION_IDS,
-    Graph,
-)
+from txport.targets import FOREIGN, ports
+from txport.targets.ports import Graph
 from txport.text.convert import added_tokens, companions_of
 
 FOUR_BITS = frozenset({"MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"})
@@ -90,9 +82,9 @@ def _files(outlines: Mapping[str, Outline]) -> list[str]:
 def _graphs(values: Values, names: Mapping[str, str]) -> dict[str, Graph]:
     """Return the graphs by role, as their files declare them; a causal model in one file is a decoder."""
     found = {role: Graph(role, name, *read_signature(values.folder / name)) for role, name in names.items()}
-    alone = found.get(MODEL)
+    alone = found.get(ports.MODEL)
     if alone is not None and (cache_dims(alone) or is_of(values, CAUSAL)):
-        return {DECODER: replace(alone, role=DECODER)}
+        return {ports.DECODER: replace(alone, role=ports.DECODER)}
     return found
 
 
@@ -106,8 +98,8 @@ def _checked(values: Values, graphs: Mapping[str, Graph], model: Facts) -> dict[
 
 def _pads(graphs: Mapping[str, Graph], model: Facts) -> bool:
     """Whether a batch can have rows of different lengths: the graphs must have masks, causal ones also positions."""
-    masks = {ENCODER: {ATTENTION_MASK}, MODEL: {ATTENTION_MASK}}
-    needed = {ATTENTION_MASK, POSITION_IDS} if model.is_causal else {ENCODER_ATTENTION_MASK}
+    masks = {ports.ENCODER: {ports.ATTENTION_MASK}, ports.MODEL: {ports.ATTENTION_MASK}}
+    needed = {ports.ATTENTION_MASK, ports.POSITION_IDS} if model.is_causal else {ports.ENCODER_ATTENTION_MASK}
     has_masks = all(masks.get(role, needed) <= {port.name for port in graph.inputs} for role, graph in graphs.items())
     return has_masks or (model.is_encoder_decoder and not model.masks_source)
 

@@ -17,7 +17,7 @@ from txport.bundles.comparisons import describe_calibrated, describe_loss, descr
 from txport.bundles.manifest import STAND_IN, STOOD_IN, Manifest
 from txport.bundles.metadata import target_start
 from txport.bundles.readme import tables
-from txport.models.facts import Ability, Facts, Function, Tokens
+from txport.models.facts import Ability, Facts, Function, Pooled, Tokens
 from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER
 from txport.system.markdown import code, plain
 
@@ -51,6 +51,7 @@ def readme(manifest: Manifest, files: Collection[str]) -> str:
         left_out=", ".join(map(code, _left_out(manifest))),
         not_followed=", ".join(f"{code(name)} {code(str(value))}" for name, value in manifest.not_followed.items()),
         labels=_labels(facts),
+        prompts=", ".join(f"{name}: {text!r}" for name, text in manifest.generation.get("prompts", {}).items()),
         windows=" or ".join(map(str, facts.windows)),
         bits=manifest.precision.removeprefix("int"),
         writer=TARGET_TOKENIZER if TARGET_TOKENIZER in files else TOKENIZER,
@@ -74,7 +75,7 @@ def _of_model(manifest: Manifest) -> dict[str, bool]:
     """Return whether the marks that depend on the model hold."""
     facts = manifest.facts
     ability = facts.ability
-    pooling = manifest.generation.get("pooling") == "first"
+    pooling = manifest.generation.get("pooling", "mean")
     return {
         "generates": facts.generates,
         "source": facts.is_encoder_decoder,
@@ -92,8 +93,8 @@ def _of_model(manifest: Manifest) -> dict[str, bool]:
             for kind in ("classify", "tag")
             for name in get_args(Function)
         },
-        "mean": ability == "embed" and not pooling,
-        "first": ability == "embed" and pooling,
+        **{name: ability == "embed" and pooling == name for name in get_args(Pooled)},
+        "prompts": bool(manifest.generation.get("prompts")),
         "normalize": bool(manifest.generation.get("normalize")),
         "windows of a decoder": bool(facts.windows and facts.is_causal),
         "windows of an encoder": bool(facts.windows and not facts.is_causal),

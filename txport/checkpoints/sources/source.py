@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from txport.checkpoints.folder import weight_files
+from txport.checkpoints.pooling import EMBEDDING
 from txport.checkpoints.sources.pickles import kind_of, read_pickle
 from txport.checkpoints.weights.values import Weights
 from txport.errors import CheckpointError, ConfigError, brief, quoted
@@ -38,7 +39,7 @@ def generation(folder: Path, facts: Facts) -> Defaults:
     """Return the search defaults of `generation_config.json` or of the config; for encoder-only models, the pooling."""
     if not facts.generates:
         values = read_config(folder / GENERATION) if (folder / GENERATION).is_file() else {}
-        return Defaults({name: values[name] for name in ("pooling", "normalize") if name in values}, {})
+        return Defaults({name: values[name] for name in sorted(EMBEDDING) if name in values}, {})
     return search_defaults(read_config(folder / (GENERATION if (folder / GENERATION).is_file() else CONFIG)), facts)
 
 

@@ -18,8 +18,9 @@ from txport.models.facts import Facts, Pooling
 
 ARRAY = ".npy"
 TRUE = 0.5  # minimum probability of a printed label, if labels are independent
-FLAGS = {"pooling": "--pooling", "normalize": "--normalize", "top": "--top", "pairs": "--pairs"}
-OF = {"embed": ("pooling", "normalize"), "classify": ("top", "pairs"), "tag": (), "fill": ("top",)}  # a model's options
+VECTORS = ("pooling", "normalize", "dimensions", "prompt")
+OF = {"embed": VECTORS, "classify": ("top", "pairs"), "tag": (), "fill": ("top",)}  # a model's options
+FLAGS = {name: f"--{name}" for names in OF.values() for name in names}
 Rows = Iterator[tuple[str, ...]]
 
 
@@ -27,11 +28,14 @@ def encoding_options(command: F) -> F:
     """Add the options for the outputs of encoder-only models."""
     normalize = "Vectors: normalise to L2 norm 1." + _otherwise("no")
     top = "Number of labels, or of tokens per mask, to print, one per line.  [default of tokens: 5]"
-    pooling = "Vectors: mean of all token vectors, the first token's vector, or all token vectors." + _otherwise("mean")
+    pooling = "Vectors: how the vectors of a text's tokens become one; none: they do not." + _otherwise("mean")
+    prompt = "Vectors: name of the bundle's prompt to put before each text; '' is none." + _otherwise("''")
     pairs = "A line is two texts separated by a tab, which the model reads as a pair."
     for option in (
         click.option("--pairs", is_flag=True, help=pairs),
         click.option("--top", type=click.IntRange(1), help=top),
+        click.option("--prompt", metavar="NAME", help=prompt),
+        click.option("--dimensions", type=click.IntRange(1), help="Vectors: the first so many numbers of each."),
         click.option("--normalize/--no-normalize", default=None, help=normalize),
         click.option("--pooling", type=click.Choice(get_args(Pooling)), help=pooling),
     ):
@@ -80,7 +84,7 @@ def run(
     found, rows = WAYS[model.facts.ability](model, texts, shown, how)
     results = textio.with_progress(found, total, out.stream)
     if is_array(output):
-        _write_array(out.stream, results, shown["pooling"], model.facts.width)
+        _write_array(out.stream, results, shown["pooling"], shown["dimensions"] or model.facts.width)
         return
     count = unknown = 0
     for text, result in zip(told, results, strict=True):
@@ -118,7 +122,7 @@ def _embed(model: Any, texts: Iterable[str], shown: Mapping[str, object], how: M
         name = "vector" if vectors.ndim == 1 else "vectors"
         yield (textio.to_json({"input": text, name: values} if as_json else values or []),)
 
-    return model.embed_iter(texts, pooling=shown["pooling"], normalize=shown["normalize"], **how), rows
+    return model.embed_iter(texts, **{name: shown[name] for name in VECTORS}, **how), rows
 
 
 def _numbers(array: Any) -> Any:

@@ -31,24 +31,8 @@ from txport.exporters.single.block import Block
 from txport.exporters.single.rules import rules_of
 from txport.exporters.tracing.trace import IR_VERSION, value_of
 from txport.models.facts import Facts, Owner
+from txport.targets import ports
 from txport.targets.portable import TOGETHER
-from txport.targets.ports import (
-    ATTENTION_MASK,
-    DECODER,
-    ENCODER,
-    ENCODER_ATTENTION_MASK,
-    ENCODER_HIDDEN_STATES,
-    GENERATE,
-    INPUT_FEATURES,
-    INPUT_IDS,
-    LAST_HIDDEN_STATE,
-    LENGTH_PENALTY,
-    LOGITS,
-    MAX_NEW_TOKENS,
-    NUM_BEAMS,
-    POSITION_IDS,
-    PREFIX_IDS,
-)
 
 Models = Mapping[str, ir.Model]
 # Body, rows per source (1,), input tokens of the decoder (R, T), step (1,) -> inputs of the decoder.
@@ -70,7 +54,7 @@ def single_model(models: Models, manifest: Manifest) -> ir.Model:
         nodes=build.block.nodes,
         initializers=list(build.block.initializers.values()),
         opset_imports={"": manifest.opset},
-        name=GENERATE,
+        name=ports.GENERATE,
     )
     model = ir.Model(body, ir_version=IR_VERSION)
     passes.RemoveUnusedNodesPass()(model)
@@ -85,8 +69,8 @@ class Builder:
         self.manifest = manifest
         self.rules = rules_of(manifest)
         self.block = Block()
-        self.ports = manifest.graphs[GENERATE]
-        self.decoder = manifest.graphs[DECODER]
+        self.ports = manifest.graphs[ports.GENERATE]
+        self.decoder = manifest.graphs[ports.DECODER]
         self.given = {port.name: value_of(port) for port in self.ports.inputs}
         self.dtype = ir.DataType.from_numpy(np.dtype(manifest.dtype))
 
@@ -106,14 +90,14 @@ class Builder:
         """Return the inputs of the search; `front` (B, F): tokens before the new ones."""
         block = self.block
         words = self.facts.writes
-        beams = block.op("Max", self.given[NUM_BEAMS], 1)
+        beams = block.op("Max", self.given[ports.NUM_BEAMS], 1)
         wanted = block.op("Mul", beams, max(2, 1 + len(words.ends)))
         candidates = block.op("Min", wanted, words.size)
         sources = block.op("Range", 0, block.op("Squeeze", batch), 1)
         return SearchInputs(
             batch=batch,
             beams=beams,
-            penalty=block.op("Cast", self.given[LENGTH_PENALTY], to=DOUBLE),
+            penalty=block.op("Cast", self.given[ports.LENGTH_PENALTY], to=DOUBLE),
             prefix=prefix,
             limits=limits,
             forced=forced,
@@ -185,7 +169,9 @@ class Builder:
         found = Found(**{name: body.input(f"search/{name}", kind) for name, kind in TYPES.items()})
         rows = body.op("Shape", found.sums, start=1, end=2)
         given = {**feeds(body, rows, token, step), **pasts}
-        logits, *present = body.inline(self.models[DECODER], DECODER, given, [LOGITS, *self.present("row")])
+        logits, *present = body.inline(
+            self.models[ports.DECODER], ports.DECODER, given, [ports.LOGITS, *self.present("row")]
+        )
         scores = body.op("Squeeze", body.op("Slice", logits, [-1], [END], [1]), [1])
         scores = scores if self.dtype == ir.DataType.FLOAT else body.op("Cast", scores, to=FLOAT)
         after, chosen, generated = Step(body, self.rules, requested, step, rows).advance(found, scores)
@@ -239,22 +225,22 @@ def seq2seq(build: Builder) -> list[ir.Value]:
     """Add the encoder and the search loop of a seq2seq model; return the outputs of the graph."""
     block = build.block
     facts = build.facts
-    prefix = build.given[PREFIX_IDS]
+    prefix = build.given[ports.PREFIX_IDS]
     batch, size = (block.op("Shape", prefix, start=at, end=at + 1) for at in (0, 1))
     column = block.op("Concat", batch, [1], axis=0)
-    most = block.op("Min", block.op("Add", size, build.given[MAX_NEW_TOKENS]), facts.writes.longest)
+    most = block.op("Min", block.op("Add", size, build.given[ports.MAX_NEW_TOKENS]), facts.writes.longest)
     forced = block.op("Concat", prefix, block.op("Expand", NOTHING, column), axis=1)
     assert facts.writes.start is not None
     front = block.op("Expand", block.named("start_token", np.array(facts.writes.start)), column)
     requested = build.requested(batch, size, block.op("Expand", most, column), front, forced)
     source = encoded(build)
     before = {**source, **build.empty("source", batch)}
-    shared = block.inline(build.models[DECODER], DECODER, before, build.present("source"))
+    shared = block.inline(build.models[ports.DECODER], ports.DECODER, before, build.present("source"))
     fixed = {**source, **dict(zip(build.present("source"), shared, strict=True))}
     fixed = {name: build.of_beams(batch, requested.beams, value) for name, value in fixed.items()}
     rows = block.op("Mul", batch, requested.beams)
     first = of_rows(block, batch, requested.beams, front)
-    feeds: Feeds = lambda body, width, token, step: {**fixed, INPUT_IDS: token}  # noqa: E731
+    feeds: Feeds = lambda body, width, token, step: {**fixed, ports.INPUT_IDS: token}  # noqa: E731
     return build.search(requested, requested.beams, build.empty("row", rows), first, feeds)
 
 
@@ -263,37 +249,39 @@ def encoded(build: Builder) -> dict[str, ir.Value]:
     block = build.block
     facts = build.facts
     if not facts.masks_source:
-        features = build.given[INPUT_FEATURES]
+        features = build.given[ports.INPUT_FEATURES]
         features = features if build.dtype == ir.DataType.FLOAT else block.op("Cast", features, to=int(build.dtype))
-        (hidden,) = block.inline(build.models[ENCODER], ENCODER, {INPUT_FEATURES: features}, [LAST_HIDDEN_STATE])
-        return {ENCODER_HIDDEN_STATES: hidden}
-    ids = build.given[INPUT_IDS]
-    mask = build.given[ATTENTION_MASK]
+        (hidden,) = block.inline(
+            build.models[ports.ENCODER], ports.ENCODER, {ports.INPUT_FEATURES: features}, [ports.LAST_HIDDEN_STATE]
+        )
+        return {ports.ENCODER_HIDDEN_STATES: hidden}
+    ids = build.given[ports.INPUT_IDS]
+    mask = build.given[ports.ATTENTION_MASK]
     size = block.op("Shape", ids, start=1, end=2)
     room = block.op("Max", block.op("Sub", facts.reads.longest, size), 0)
     rest = block.op("Min", block.op("Mod", block.op("Neg", size), TOGETHER[build.manifest.dtype]), room)
     widths = block.op("Concat", [0], rest, axis=0)
     given = {
-        INPUT_IDS: block.op("Pad", ids, widths, facts.vocabulary.pad, [1]),
-        ATTENTION_MASK: block.op("Pad", mask, widths, 0, [1]),
+        ports.INPUT_IDS: block.op("Pad", ids, widths, facts.vocabulary.pad, [1]),
+        ports.ATTENTION_MASK: block.op("Pad", mask, widths, 0, [1]),
     }
-    (hidden,) = block.inline(build.models[ENCODER], ENCODER, given, [LAST_HIDDEN_STATE])
-    return {ENCODER_HIDDEN_STATES: hidden, ENCODER_ATTENTION_MASK: given[ATTENTION_MASK]}
+    (hidden,) = block.inline(build.models[ports.ENCODER], ports.ENCODER, given, [ports.LAST_HIDDEN_STATE])
+    return {ports.ENCODER_HIDDEN_STATES: hidden, ports.ENCODER_ATTENTION_MASK: given[ports.ATTENTION_MASK]}
 
 
 def causal(build: Builder) -> list[ir.Value]:
     """Add the search loop of a causal model; the first step reads the prompts, which are left-padded."""
     block = build.block
     words = build.facts.writes
-    ids = build.given[INPUT_IDS]
-    mask = build.given[ATTENTION_MASK]
+    ids = build.given[ports.INPUT_IDS]
+    mask = build.given[ports.ATTENTION_MASK]
     batch = block.op("Shape", ids, start=0, end=1)
     sizes = block.op("ReduceSum", mask, [1], keepdims=1)  # -> (B, 1)
     width = block.op("ReduceMax", sizes, [0, 1], keepdims=0)
     moved = _moved(build, ids, mask, width)  # -> (B, width)
     padding = block.op("Sub", width, sizes)  # -> (B, 1)
     is_real = block.op("GreaterOrEqual", block.op("Range", 0, width, 1), padding)
-    limits = block.op("Min", build.given[MAX_NEW_TOKENS], block.op("Sub", words.longest, sizes))
+    limits = block.op("Min", build.given[ports.MAX_NEW_TOKENS], block.op("Sub", words.longest, sizes))
     requested = build.requested(batch, block.known([0]), limits, block.op("Where", is_real, moved, NOTHING), None)
     one = block.known([1])
 
@@ -303,19 +291,19 @@ def causal(build: Builder) -> list[ir.Value]:
         count = body.op("Shape", token, start=1, end=2)
         newest = body.op("Slice", places, body.op("Neg", count), [END], [1])
         return {
-            INPUT_IDS: token,
-            ATTENTION_MASK: body.op("Cast", body.op("GreaterOrEqual", places, 0), to=INT64),
-            POSITION_IDS: body.op("Min", body.op("Max", newest, 0), words.longest - 1),  # also for done rows
+            ports.INPUT_IDS: token,
+            ports.ATTENTION_MASK: body.op("Cast", body.op("GreaterOrEqual", places, 0), to=INT64),
+            ports.POSITION_IDS: body.op("Min", body.op("Max", newest, 0), words.longest - 1),  # also for done rows
         }
 
-    only_last(build.models[DECODER])
+    only_last(build.models[ports.DECODER])
     prompts = block.op("Where", is_real, moved, words.pad)
     return build.search(requested, one, build.empty("row", batch), prompts, feeds)
 
 
 def only_last(model: ir.Model) -> None:
     """Make a decoder compute only the logits of the last token, in place; no change if their product is not found."""
-    (logits,) = (value for value in model.graph.outputs if value.name == LOGITS)
+    (logits,) = (value for value in model.graph.outputs if value.name == ports.LOGITS)
     node = logits.producer()
     while node is not None and node.op_type in FOLLOWING:
         computed = [value for value in node.inputs if value is not None and not value.is_initializer()]

@@ -22,39 +22,26 @@ from txport.exporters.tracing.forms import FORMS
 from txport.exporters.tracing.symbols import Form, Symbol, Tracer
 from txport.models.model import Model
 from txport.models.parts import Window
-from txport.targets.ports import (
-    ALL_ROWS,
-    BATCH,
-    BEAMS,
-    COUNT,
-    PAST,
-    PAST_SOURCE,
-    PAST_TARGET,
-    ROOM,
-    SOURCE,
-    TARGET,
-    TOKENS,
-    Graph,
-    Port,
-)
+from txport.targets import ports
+from txport.targets.ports import Graph, Port
 from txport.version import __version__
 
 # Two lengths for each dynamic dim: a size that differs between the two runs is dynamic. The lengths are chosen so that
 # no dim, and no sum, difference or product of two dims, has the two lengths of another dim or the same length twice.
 # Exceptions: `ALL_ROWS` is batch x beams, and the last entry is a sum.
 SIZES = {
-    BATCH: (3, 2),
-    TARGET: (7, 25),
-    PAST_SOURCE: (16, 5),
-    PAST_TARGET: (9, 11),
-    SOURCE: (26, 12),
-    BEAMS: (2, 5),
-    ROOM: (15, 7),
-    ALL_ROWS: (3 * 2, 2 * 5),
-    COUNT: (4, 9),
-    TOKENS: (18, 2),
-    PAST: (6, 12),
-    f"{PAST} + {TOKENS}": (6 + 18, 12 + 2),
+    ports.BATCH: (3, 2),
+    ports.TARGET: (7, 25),
+    ports.PAST_SOURCE: (16, 5),
+    ports.PAST_TARGET: (9, 11),
+    ports.SOURCE: (26, 12),
+    ports.BEAMS: (2, 5),
+    ports.ROOM: (15, 7),
+    ports.ALL_ROWS: (3 * 2, 2 * 5),
+    ports.COUNT: (4, 9),
+    ports.TOKENS: (18, 2),
+    ports.PAST: (6, 12),
+    f"{ports.PAST} + {ports.TOKENS}": (6 + 18, 12 + 2),
 }
 PARTS, KINDS = "txport.became", "txport.kinds"
 IR_VERSION = 10
@@ -130,8 +117,8 @@ def lengths_for(module: nn.Module) -> Mapping[str, tuple[int, int]]:
     sizes = [each.size for each in module.modules() if isinstance(each, Window) and each.both_ways]
     if not sizes:
         return SIZES
-    many = next(each for each in count(SIZES[SOURCE][0] + max(sizes)) if all(each % by for by in range(2, each)))
-    return {**SIZES, **{dim: (many, SIZES[dim][1]) for dim in (SOURCE, TOKENS)}}
+    many = next(each for each in count(SIZES[ports.SOURCE][0] + max(sizes)) if all(each % by for by in range(2, each)))
+    return {**SIZES, **{dim: (many, SIZES[dim][1]) for dim in (ports.SOURCE, ports.TOKENS)}}
 
 
 def examples(port: Port, sizes: Mapping[str, tuple[int, int]] = SIZES) -> tuple[Tensor, Tensor]:

@@ -14,24 +14,8 @@ import numpy as np
 
 from txport.models.facts import Facts, StateTensor
 from txport.system.arrays import Array
-from txport.targets.ports import (
-    ATTENTION_MASK,
-    CAPACITY,
-    ENCODER,
-    ENCODER_ATTENTION_MASK,
-    ENCODER_HIDDEN_STATES,
-    INPUT_IDS,
-    LAST_PLACES,
-    MODEL,
-    PAST_LENGTHS,
-    POSITION_IDS,
-    PROMPT_SIZE,
-    ROOM,
-    SOURCE_LENGTHS,
-    STEP,
-    Graph,
-    Port,
-)
+from txport.targets import ports
+from txport.targets.ports import Graph, Port
 
 TAIL = 8  # new tokens after a full cache
 PADDING = 5  # masked positions at the end of a source
@@ -89,7 +73,7 @@ def places_of(graph: Graph, facts: Facts, numbers: int, rng: np.random.Generator
 
     If it does not pick queries, a source is only so long that its scores fit into memory.
     """
-    if graph.role in (ENCODER, MODEL):
+    if graph.role in (ports.ENCODER, ports.MODEL):
         longest = facts.reads.longest
         size = longest if picks else min(longest, fitting(numbers))
         padding = np.arange(size - PADDING, size)
@@ -98,11 +82,11 @@ def places_of(graph: Graph, facts: Facts, numbers: int, rng: np.random.Generator
     longest = facts.writes.longest
     source = facts.reads.longest if facts.is_encoder_decoder else 0
     one = np.zeros(1, np.int64)
-    if graph.role == STEP:
+    if graph.role == ports.STEP:
         yield Place("last position", longest - 1, 1, longest, one, source=source)
         yield Place("cache not full", int(FILLED * longest), 1, longest, one, source=source)
         return
-    is_masked = any(port.name == ATTENTION_MASK for port in graph.inputs)
+    is_masked = any(port.name == ports.ATTENTION_MASK for port in graph.inputs)
     hidden = _masked(longest - TAIL, rng) if is_masked else one[:0]
     yield Place("last positions", longest - TAIL, TAIL, longest, np.arange(TAIL), hidden, source=source)
     size = min(longest, fitting(numbers))
@@ -126,16 +110,16 @@ def feed_of(graph: Graph, place: Place) -> dict[str, Array]:
     seen = np.ones((1, place.size))
     seen[:, place.hidden] = 0
     values: Mapping[str, Any] = {
-        INPUT_IDS: np.zeros((1, place.new)),
-        ATTENTION_MASK: seen,
-        POSITION_IDS: place.past + np.arange(place.new)[None],
-        PAST_LENGTHS: [place.past],
-        LAST_PLACES: [place.size - 1],
-        PROMPT_SIZE: [place.size],
-        CAPACITY: [place.room],
-        SOURCE_LENGTHS: [place.source or place.size - len(place.hidden)],
-        ENCODER_ATTENTION_MASK: np.ones((1, place.source)),
-        ENCODER_HIDDEN_STATES: np.zeros((1, place.source, 1)),
+        ports.INPUT_IDS: np.zeros((1, place.new)),
+        ports.ATTENTION_MASK: seen,
+        ports.POSITION_IDS: place.past + np.arange(place.new)[None],
+        ports.PAST_LENGTHS: [place.past],
+        ports.LAST_PLACES: [place.size - 1],
+        ports.PROMPT_SIZE: [place.size],
+        ports.CAPACITY: [place.room],
+        ports.SOURCE_LENGTHS: [place.source or place.size - len(place.hidden)],
+        ports.ENCODER_ATTENTION_MASK: np.ones((1, place.source)),
+        ports.ENCODER_HIDDEN_STATES: np.zeros((1, place.source, 1)),
     }
     return {port.name: np.array(values[port.name], port.dtype) for port in graph.inputs if port.name in values}
 
@@ -167,7 +151,7 @@ class Caches:
     def of_port(self, port: Port, state: StateTensor) -> Array:
         """Return the cache of a port, in its layout and dtype."""
         values = self.values(state)
-        if ROOM not in port.dims and state.owner == "row":  # a cache that grows
+        if ports.ROOM not in port.dims and state.owner == "row":  # a cache that grows
             values = values[:, :, : self._place.past]
         if len(port.dims) == 3:
             values = values.transpose(0, 2, 1, 3).reshape(1, values.shape[2], -1)

@@ -19,16 +19,8 @@ from txport.proof.parity.cases import Case
 from txport.proof.parity.exact import Exact
 from txport.system.arrays import Array
 from txport.system.packages import named
-from txport.targets.ports import (
-    ALIGN,
-    COUNT,
-    ENCODER,
-    LOGITS,
-    MORE,
-    ROWS,
-    STEP,
-    Graph,
-)
+from txport.targets import ports
+from txport.targets.ports import Graph
 
 SPARE = 3  # positions of a prompt's caches that it does not fill
 QUIET = 0.25  # times the size of the model's own keys: with random keys, attention would be sharper than it ever is
@@ -52,7 +44,7 @@ class Call:
     @property
     def logits(self) -> Array | None:
         """The logits that the graph outputs; without them, `choices`, which may be None."""
-        return self.expected.get(LOGITS, self.choices)
+        return self.expected.get(ports.LOGITS, self.choices)
 
     def new_places(self, name: str) -> NDArray[np.bool_] | None:
         """Return where a new state differs from the old one (bool); None for other outputs and shapes."""
@@ -138,10 +130,10 @@ class Reference:
         self, model: Model, inputs: Mapping[str, Array], tensors: list[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         """Return the outputs of a step; with the same arrays as in the last step, only select its tokens again."""
-        arrays = [array for name, array in inputs.items() if name not in (COUNT, ALIGN)]
+        arrays = [array for name, array in inputs.items() if name not in (ports.COUNT, ports.ALIGN)]
         before = self._before
         if before is None or before[0] is not model or not all(map(operator.is_, before[1], arrays)):
-            before = (model, arrays, module_of(model, self.manifest, STEP)(*tensors[: len(arrays)]))
+            before = (model, arrays, module_of(model, self.manifest, ports.STEP)(*tensors[: len(arrays)]))
         self._before = before if self._remembers else None
         return chosen(before[2], self.manifest, *tensors[len(arrays) :])
 
@@ -174,7 +166,7 @@ def chosen(outputs: tuple[torch.Tensor, ...], manifest: Manifest, *asked: torch.
 
 def source_port(reference: Reference) -> str:
     """Return the name of the encoder's input for sources."""
-    return reference.manifest.graphs[ENCODER].inputs[0].name
+    return reference.manifest.graphs[ports.ENCODER].inputs[0].name
 
 
 def moved(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -182,14 +174,14 @@ def moved(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
     names = list(inputs)
     outputs = [port.name for port in graph.outputs]
     kept = [inputs[name] for name in names[: len(outputs)]]
-    others = [inputs[name] for name in names[len(outputs) : 2 * len(outputs)] if name not in (ROWS, MORE)]
+    others = [inputs[name] for name in names[len(outputs) : 2 * len(outputs)] if name not in (ports.ROWS, ports.MORE)]
     how: Callable[[Array, int], Array]
-    if ROWS in inputs and not others:
-        how = lambda values, at: values[inputs[ROWS]]  # noqa: E731
-    elif MORE in inputs:
-        how = lambda values, at: np.pad(values, ((0, 0), (0, int(inputs[MORE][0])), (0, 0)))  # noqa: E731
+    if ports.ROWS in inputs and not others:
+        how = lambda values, at: values[inputs[ports.ROWS]]  # noqa: E731
+    elif ports.MORE in inputs:
+        how = lambda values, at: np.pad(values, ((0, 0), (0, int(inputs[ports.MORE][0])), (0, 0)))  # noqa: E731
     else:
-        how = lambda values, at: _replaced(values, inputs[ROWS], others[at])  # noqa: E731
+        how = lambda values, at: _replaced(values, inputs[ports.ROWS], others[at])  # noqa: E731
     return {name: how(values, at) for at, (name, values) in enumerate(zip(outputs, kept, strict=True))}
 
 

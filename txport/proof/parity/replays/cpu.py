@@ -13,23 +13,8 @@ from txport.proof.parity.cases import Case
 from txport.proof.parity.replay import QUIET, SPARE, Call, Reference, Replay, size_of, source_port
 from txport.runtimes.inputs import batch
 from txport.system.arrays import Array
+from txport.targets import ports
 from txport.targets.cpu import screens
-from txport.targets.ports import (
-    ALIGN,
-    CAPACITY,
-    COUNT,
-    ENCODER,
-    IDS,
-    INPUT_IDS,
-    LAST_PLACES,
-    LOGITS,
-    MODEL,
-    PAST_LENGTHS,
-    PREFILL,
-    PROMPT_SIZE,
-    SOURCE_LENGTHS,
-    STEP,
-)
 
 TOP_COUNT, LIKELIEST = 5, 2
 
@@ -38,22 +23,22 @@ def _seq2seq(reference: Reference, case: Case, rng: np.random.Generator) -> Iter
     """Yield the encoder, then single tokens over random caches; see `_steps`."""
     given, lengths = batch(case.sources, reference.facts, case.padding)
     source_lengths = lengths.astype(np.int32)
-    encoded = reference.call(ENCODER, 0, {source_port(reference): given, SOURCE_LENGTHS: source_lengths})
+    encoded = reference.call(ports.ENCODER, 0, {source_port(reference): given, ports.SOURCE_LENGTHS: source_lengths})
     yield encoded
     sizes = [QUIET * size_of(each) for each in encoded.expected.values()]
-    shared = {SOURCE_LENGTHS: source_lengths, **encoded.expected}
+    shared = {ports.SOURCE_LENGTHS: source_lengths, **encoded.expected}
     yield from _steps(reference, case, rng, shared, sizes, 0)
 
 
 def _causal(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """Yield the prompts, then single tokens over random caches; see `_steps`."""
-    graph = reference.manifest.graphs[PREFILL]
+    graph = reference.manifest.graphs[ports.PREFILL]
     rows = len(case.sources)
     ids, _ = batch(case.sources, reference.facts, case.padding)
     size = ids.shape[1]
     room = {name: np.zeros(each.shape(rows, size + SPARE), np.float32) for each, name in graph.past().items()}
-    places = {LAST_PLACES: np.full(rows, size - 1, np.int32), PROMPT_SIZE: np.array([size], np.int32)}
-    filled = reference.call(PREFILL, 0, {INPUT_IDS: ids, **places, **room})
+    places = {ports.LAST_PLACES: np.full(rows, size - 1, np.int32), ports.PROMPT_SIZE: np.array([size], np.int32)}
+    filled = reference.call(ports.PREFILL, 0, {ports.INPUT_IDS: ids, **places, **room})
     yield filled
     sizes = [QUIET * size_of(each[:, :, :size]) for each in filled.expected.values()]
     yield from _steps(reference, case, rng, {}, sizes, size)
@@ -62,7 +47,7 @@ def _causal(reference: Reference, case: Case, rng: np.random.Generator) -> Itera
 def _encode(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """Yield the only graph, over all sources."""
     ids, lengths = batch(case.sources, reference.facts, case.padding)
-    yield reference.call(MODEL, 0, {INPUT_IDS: ids, SOURCE_LENGTHS: lengths.astype(np.int32)})
+    yield reference.call(ports.MODEL, 0, {ports.INPUT_IDS: ids, ports.SOURCE_LENGTHS: lengths.astype(np.int32)})
 
 
 def _steps(
@@ -79,7 +64,7 @@ def _steps(
     each cache. Steps have one and two beams per source in turn.
     """
     facts = reference.facts
-    past = reference.manifest.graphs[STEP].past("row")
+    past = reference.manifest.graphs[ports.STEP].past("row")
     for step, position in enumerate(before + np.cumsum(case.steps, dtype=np.int64)):
         beams = 1 + step % 2
         rows = beams * len(case.sources)
@@ -91,15 +76,15 @@ def _steps(
             for (each, name), size in zip(past.items(), sizes, strict=True)
         }
         tokens = rng.integers(0, facts.writes.size, (len(case.sources), beams))
-        fixed = {PAST_LENGTHS: past_lengths, CAPACITY: np.array([position], np.int32)}
+        fixed = {ports.PAST_LENGTHS: past_lengths, ports.CAPACITY: np.array([position], np.int32)}
         for count in _counts(reference.manifest):
-            asked = {COUNT: np.array([count])}
+            asked = {ports.COUNT: np.array([count])}
             if facts.attention is not None:
-                asked = {ALIGN: np.array([count > 0]), **asked}
-            call = reference.call(STEP, step, {INPUT_IDS: tokens, **fixed, **shared, **own, **asked})
-            every = call.expected[LOGITS].astype(np.float64)
+                asked = {ports.ALIGN: np.array([count > 0]), **asked}
+            call = reference.call(ports.STEP, step, {ports.INPUT_IDS: tokens, **fixed, **shared, **own, **asked})
+            every = call.expected[ports.LOGITS].astype(np.float64)
             choices = every if count < 0 else every - np.logaddexp.reduce(every, axis=1, keepdims=True)
-            unknown = (IDS, LOGITS) if count < 0 else (IDS,)  # tokens may tie; logits may be left out
+            unknown = (ports.IDS, ports.LOGITS) if count < 0 else (ports.IDS,)  # tokens may tie; logits may be left out
             expected = {name: values for name, values in call.expected.items() if name not in unknown}
             yield replace(call, expected=expected, choices=choices)
 

@@ -15,28 +15,8 @@ from txport.proof.parity.cases import Case
 from txport.proof.parity.replay import QUIET, SPARE, Call, Reference, Replay, size_of
 from txport.runtimes.inputs import batch
 from txport.system.arrays import Array
-from txport.targets.ports import (
-    ADMIT_ROWS,
-    ADMIT_SOURCES,
-    COUNT,
-    ENCODER,
-    GROW_ROWS,
-    GROW_SOURCES,
-    IDS,
-    INPUT_IDS,
-    LOGITS,
-    MODEL,
-    MORE,
-    NEXT_IDS,
-    PAST_LENGTHS,
-    PREFILL,
-    ROWS,
-    SELECT_ROWS,
-    SELECT_SOURCES,
-    SOURCE_LENGTHS,
-    STEP,
-    Graph,
-)
+from txport.targets import ports
+from txport.targets.ports import Graph
 
 BEST = 5  # tokens that a step returns
 
@@ -45,16 +25,18 @@ def _seq2seq(reference: Reference, case: Case, rng: np.random.Generator) -> Iter
     """Yield the encoder, single tokens over random caches (see `_steps`), and the graphs that move the state."""
     graphs = reference.manifest.graphs
     given, lengths = batch(case.sources, reference.facts, case.padding)
-    encoded = reference.call(ENCODER, 0, {graphs[ENCODER].inputs[0].name: given, SOURCE_LENGTHS: lengths})
+    encoded = reference.call(
+        ports.ENCODER, 0, {graphs[ports.ENCODER].inputs[0].name: given, ports.SOURCE_LENGTHS: lengths}
+    )
     yield encoded
     sizes = [QUIET * size_of(each) for each in encoded.expected.values()]
-    yield from _steps(reference, case, rng, {SOURCE_LENGTHS: lengths, **encoded.expected}, sizes, 0)
-    yield from _moves(reference, rng, encoded.expected, SELECT_SOURCES, GROW_SOURCES, ADMIT_SOURCES)
+    yield from _steps(reference, case, rng, {ports.SOURCE_LENGTHS: lengths, **encoded.expected}, sizes, 0)
+    yield from _moves(reference, rng, encoded.expected, ports.SELECT_SOURCES, ports.GROW_SOURCES, ports.ADMIT_SOURCES)
 
 
 def _causal(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """Yield the prompts in two parts, single tokens over random caches, and the graphs that move the state."""
-    graph = reference.manifest.graphs[PREFILL]
+    graph = reference.manifest.graphs[ports.PREFILL]
     rows = len(case.sources)
     ids, _ = batch(case.sources, reference.facts, case.padding)
     size = ids.shape[1]
@@ -62,8 +44,8 @@ def _causal(reference: Reference, case: Case, rng: np.random.Generator) -> Itera
     state = _zeros(graph, rows, size + SPARE)
     for number, part in enumerate((slice(0, first), slice(first, size))):
         if part.start < size:
-            before = {PAST_LENGTHS: np.full(rows, part.start)}
-            filled = reference.call(PREFILL, number, {INPUT_IDS: ids[:, part].copy(), **before, **state})
+            before = {ports.PAST_LENGTHS: np.full(rows, part.start)}
+            filled = reference.call(ports.PREFILL, number, {ports.INPUT_IDS: ids[:, part].copy(), **before, **state})
             yield filled
             state = {name: filled.expected[output] for output, name in filled.becomes.items()}
     sizes = [QUIET * size_of(each[:, :size]) for each in state.values()]
@@ -73,7 +55,7 @@ def _causal(reference: Reference, case: Case, rng: np.random.Generator) -> Itera
 def _encode(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """Yield the only graph, over all sources."""
     ids, lengths = batch(case.sources, reference.facts, case.padding)
-    yield reference.call(MODEL, 0, {INPUT_IDS: ids, SOURCE_LENGTHS: lengths})
+    yield reference.call(ports.MODEL, 0, {ports.INPUT_IDS: ids, ports.SOURCE_LENGTHS: lengths})
 
 
 def _steps(
@@ -90,7 +72,7 @@ def _steps(
     each cache. Steps have one and two beams per source in turn. The graphs that move the state get the last caches.
     """
     facts = reference.facts
-    graph = reference.manifest.graphs[STEP]
+    graph = reference.manifest.graphs[ports.STEP]
     count = min(BEST, facts.writes.size)
     for step, position in enumerate((before + np.cumsum(case.steps, dtype=np.int64)).tolist()):
         beams = 1 + step % 2
@@ -102,14 +84,20 @@ def _steps(
             real = (np.arange(room.shape[1]) < past_lengths[:, None])[:, :, None]
             own[name] = (size * real * rng.standard_normal(room.shape)).astype(np.float32)
         tokens = rng.integers(0, facts.writes.size, (len(case.sources), beams))
-        inputs = {INPUT_IDS: tokens, PAST_LENGTHS: past_lengths, **shared, **own, COUNT: np.array([count])}
+        inputs = {
+            ports.INPUT_IDS: tokens,
+            ports.PAST_LENGTHS: past_lengths,
+            **shared,
+            **own,
+            ports.COUNT: np.array([count]),
+        }
         ordered = {port.name: inputs[port.name] for port in graph.inputs}
-        call = reference.call(STEP, step, ordered)
-        every = call.expected[LOGITS].astype(np.float64)
+        call = reference.call(ports.STEP, step, ordered)
+        every = call.expected[ports.LOGITS].astype(np.float64)
         choices = every - np.logaddexp.reduce(every, axis=1, keepdims=True)
-        known = {name: values for name, values in call.expected.items() if name not in (IDS, NEXT_IDS)}
+        known = {name: values for name, values in call.expected.items() if name not in (ports.IDS, ports.NEXT_IDS)}
         yield replace(call, expected=known, choices=choices)  # two tokens may be equally good
-    yield from _moves(reference, rng, own, SELECT_ROWS, GROW_ROWS, ADMIT_ROWS)
+    yield from _moves(reference, rng, own, ports.SELECT_ROWS, ports.GROW_ROWS, ports.ADMIT_ROWS)
 
 
 def _moves(
@@ -118,11 +106,11 @@ def _moves(
     """Yield the graphs that select, lengthen and replace rows, in random order; selection repeats at least one row."""
     rows = len(next(iter(kept.values())))
     chosen = rng.integers(0, rows, rows + 1)
-    yield reference.call(select, 0, {**kept, ROWS: chosen})
-    yield reference.call(grow, 0, {**kept, MORE: np.array([SPARE])})
+    yield reference.call(select, 0, {**kept, ports.ROWS: chosen})
+    yield reference.call(grow, 0, {**kept, ports.MORE: np.array([SPARE])})
     some = rng.permutation(rows)[: -(-rows // 2)]
     others = {f"others.{name}": values[some[::-1]] + np.float32(1) for name, values in kept.items()}
-    yield reference.call(admit, 0, {**kept, **others, ROWS: some})
+    yield reference.call(admit, 0, {**kept, **others, ports.ROWS: some})
 
 
 def _zeros(graph: Graph, rows: int, room: int) -> dict[str, Array]:

@@ -11,17 +11,7 @@ from txport.proof.parity.cases import Case
 from txport.proof.parity.replay import Call, Reference, Replay, source_port
 from txport.runtimes.inputs import batch, text_inputs
 from txport.system.arrays import Array
-from txport.targets.ports import (
-    ATTENTION_MASK,
-    DECODER,
-    ENCODER,
-    ENCODER_ATTENTION_MASK,
-    ENCODER_HIDDEN_STATES,
-    INPUT_IDS,
-    LAST_HIDDEN_STATE,
-    MODEL,
-    POSITION_IDS,
-)
+from txport.targets import ports
 
 
 def _seq2seq(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
@@ -33,15 +23,15 @@ def _seq2seq(reference: Reference, case: Case, rng: np.random.Generator) -> Iter
     kept = {}
     if facts.masks_source:
         mask = (np.arange(given.shape[1])[None, :] < lengths[:, None]).astype(np.int64)
-        masks = {ATTENTION_MASK: mask}
-        kept = {ENCODER_ATTENTION_MASK: mask}
-    encoded = reference.call(ENCODER, 0, {source_port(reference): given, **masks})
+        masks = {ports.ATTENTION_MASK: mask}
+        kept = {ports.ENCODER_ATTENTION_MASK: mask}
+    encoded = reference.call(ports.ENCODER, 0, {source_port(reference): given, **masks})
     yield encoded
-    state = {ENCODER_HIDDEN_STATES: encoded.expected[LAST_HIDDEN_STATE], **kept}
+    state = {ports.ENCODER_HIDDEN_STATES: encoded.expected[ports.LAST_HIDDEN_STATE], **kept}
     state |= _empty(reference, len(sources))
     for step, length in enumerate(case.steps):
         tokens = rng.integers(0, facts.writes.size, (len(sources), length))
-        call = reference.call(DECODER, step, {INPUT_IDS: tokens, **state})
+        call = reference.call(ports.DECODER, step, {ports.INPUT_IDS: tokens, **state})
         yield call
         state |= {name: call.expected[output] for output, name in call.becomes.items()}
 
@@ -61,7 +51,9 @@ def _causal(reference: Reference, case: Case, rng: np.random.Generator) -> Itera
             ids = rng.integers(0, facts.writes.size, (rows, length))
             places = mask.sum(axis=1, keepdims=True) + np.arange(length)[None, :]
             mask = np.concatenate([mask, np.ones((rows, length), np.int64)], axis=1)
-        call = reference.call(DECODER, step, {INPUT_IDS: ids, ATTENTION_MASK: mask, POSITION_IDS: places, **state})
+        call = reference.call(
+            ports.DECODER, step, {ports.INPUT_IDS: ids, ports.ATTENTION_MASK: mask, ports.POSITION_IDS: places, **state}
+        )
         yield call
         state = {name: call.expected[output] for output, name in call.becomes.items()}
 
@@ -69,12 +61,12 @@ def _causal(reference: Reference, case: Case, rng: np.random.Generator) -> Itera
 def _encode(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """Yield the only graph, over all sources."""
     ids, lengths = batch(case.sources, reference.facts, case.padding)
-    yield reference.call(MODEL, 0, text_inputs(ids, lengths, reference.facts))
+    yield reference.call(ports.MODEL, 0, text_inputs(ids, lengths, reference.facts))
 
 
 def _empty(reference: Reference, rows: int) -> dict[str, Array]:
     """Return the caches of the portable decoder before the first token, by input."""
-    past = reference.manifest.graphs[DECODER].past()
+    past = reference.manifest.graphs[ports.DECODER].past()
     return {name: np.zeros(each.shape(rows, 0), np.float32) for each, name in past.items()}
 
 

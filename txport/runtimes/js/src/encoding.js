@@ -8,7 +8,7 @@ import { best, largest } from "./search/numbers.js";
  * @typedef {import("./index.js").Facts} Facts
  */
 
-const POOLINGS = ["mean", "first", "none"];
+const POOLINGS = ["mean", "first", "last", "max", "weighted-mean", "none"];
 /** What a token is called for which a model's only label is not so. @type {Record<string, string>} */
 const OTHERWISE = { replaced: "original" };
 const TINY = 1e-12;
@@ -52,19 +52,57 @@ export function requirePooling(pooling, normalize) {
   }
 }
 
+/** The first numbers of a vector that are asked for. @param {unknown} dimensions @param {number} width */
+export function requireDimensions(dimensions, width) {
+  if (Number.isSafeInteger(dimensions) && Number(dimensions) >= 1 && Number(dimensions) <= width) return;
+  throw new UnsupportedError(`dimensions must be a whole number from 1 to ${width}, got ${quoted(dimensions)}`);
+}
+
 /**
- * The vectors of the tokens of a text (T x D) -> one of D numbers, or all of them.
+ * The text of a prompt of the bundle: undefined is its default, "" is none.
+ *
+ * @param {any} defaults of the bundle
+ * @param {unknown} name
+ * @returns {string}
+ */
+export function promptOf(defaults, name = defaults.prompt ?? "") {
+  const prompts = new Map(Object.entries(defaults.prompts ?? {}));
+  if (name === "") return "";
+  const known = prompts.size ? `one of ${[...prompts.keys()].join(", ")}` : "left out, since the bundle has none";
+  if (!prompts.has(String(name))) throw new UnsupportedError(`prompt must be ${known}, got ${quoted(name)}`);
+  return prompts.get(String(name));
+}
+
+/**
+ * The vectors of the tokens of a text (T x D), without the first `skip` -> one of D numbers; "none": all of them.
  *
  * @param {Float32Array} vectors
  * @param {number} width D
  * @param {import("./index.js").Pooling} pooling
+ * @param {number} skip
  */
-export function pooled(vectors, width, pooling) {
+export function pooled(vectors, width, pooling, skip) {
   if (pooling === "none") return vectors;
-  if (pooling === "first") return vectors.slice(0, width);
-  const sums = new Array(width).fill(0);
-  vectors.forEach((value, at) => (sums[at % width] += value));
-  return Float32Array.from(sums, (sum) => sum / (vectors.length / width));
+  const count = vectors.length / width;
+  const first = Math.min(skip, count - 1);
+  if (pooling === "first") return vectors.slice(first * width, (first + 1) * width);
+  if (pooling === "last") return vectors.slice(-width);
+  const found = new Array(width).fill(pooling === "max" ? -Infinity : 0);
+  let weights = 0;
+  for (let at = first; at < count; at += 1) {
+    const weight = pooling === "weighted-mean" ? at + 1 : 1;
+    weights += weight;
+    for (let each = 0; each < width; each += 1) {
+      const value = vectors[at * width + each];
+      found[each] = pooling === "max" ? Math.max(found[each], value) : found[each] + weight * value;
+    }
+  }
+  return Float32Array.from(found, (value) => (pooling === "max" ? value : value / weights));
+}
+
+/** The first `size` numbers of each vector. @param {Float32Array} vectors @param {number} width @param {number} size */
+export function cut(vectors, width, size) {
+  return size === width ? vectors : vectors.filter((_, at) => at % width < size);
 }
 
 /** Vectors of length 1. @param {Float32Array} vectors @param {number} width */

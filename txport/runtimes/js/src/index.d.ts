@@ -4,7 +4,7 @@
 export type Place = string | URL | ((name: string) => Promise<Uint8Array | ArrayBuffer>);
 export type Provider = "cpu" | "wasm" | "webgpu";
 export type Task = "seq2seq" | "causal" | "encode";
-export type Pooling = "mean" | "first" | "none";
+export type Pooling = "mean" | "first" | "last" | "max" | "weighted-mean" | "none";
 /** What a model that only encodes is for: the name of the method. */
 export type Ability = "embed" | "classify" | "tag" | "fill";
 
@@ -126,6 +126,10 @@ export interface GenerateOptions extends SearchOptions, TextOptions {
 export interface EmbedOptions extends TextOptions {
   pooling?: Pooling;
   normalize?: boolean;
+  /** Only the first so many numbers of a vector. */
+  dimensions?: number;
+  /** The name of a prompt of the bundle, which is put before the text; "" is none. */
+  prompt?: string;
 }
 
 export interface TopOptions extends TextOptions {

@@ -1,7 +1,18 @@
 /** A loaded bundle: texts or token ids in, texts or token ids out. */
 
 import { CpuRuntime } from "./cpu.js";
-import { likeliest, pooled, requireAbility, requirePooling, requireTop, scores, units } from "./encoding.js";
+import {
+  cut,
+  likeliest,
+  pooled,
+  promptOf,
+  requireAbility,
+  requireDimensions,
+  requirePooling,
+  requireTop,
+  scores,
+  units,
+} from "./encoding.js";
 import {
   BundleError,
   TextError,
@@ -225,23 +236,34 @@ export class Model {
   }
 
   /**
-   * A vector for a text: the mean of its tokens', or that of its first; with the pooling "none", all of them (T x D).
+   * A vector for a text, made of those of its tokens; with the pooling "none", all of them (T x D).
    *
    * @param {string | number[]} text
    * @param {import("./index.js").EmbedOptions} [options]
    */
   async embed(text, options = {}) {
-    requireKnown(options, ["unknown", "special", "pooling", "normalize"]);
+    requireKnown(options, ["unknown", "special", "pooling", "normalize", "dimensions", "prompt"]);
     requireAbility(this.facts, "embed");
     /** @type {any} */
     const defaults = this.manifest.generation;
     const { pooling = defaults.pooling ?? "mean", normalize = defaults.normalize ?? false } = options;
     requirePooling(pooling, normalize);
-    const { ids, outputs } = await this.#infer(text, options);
+    const { width } = this.facts;
+    const { dimensions = width } = options;
+    requireDimensions(dimensions, width);
+    const prompt = typeof text === "string" && text ? promptOf(defaults, options.prompt) : "";
+    const { ids, outputs } = await this.#infer(prompt ? prompt + text : text, options);
     if (ids.length === 0 && pooling === "none") return new Float32Array();
     if (ids.length === 0) throw new UnknownTextError(`${quoted(text)} has no vector: nothing of it is left`);
-    const vectors = pooled(outputs.last_hidden_state.data, this.facts.width, pooling);
-    return normalize ? units(vectors, this.facts.width) : vectors;
+    const skip = prompt && defaults.include_prompt === false ? this.#tokensOf(prompt) : 0;
+    const vectors = cut(pooled(outputs.last_hidden_state.data, width, pooling, skip), width, dimensions);
+    return normalize ? units(vectors, dimensions) : vectors;
+  }
+
+  /** How many tokens a prompt has, without a special one at its end. @param {string} prompt */
+  #tokensOf(prompt) {
+    const ids = this.encode(prompt);
+    return ids.length - (specialOf(this.facts.source).has(ids[ids.length - 1]) ? 1 : 0);
   }
 
   /**

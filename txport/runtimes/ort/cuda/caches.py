@@ -16,28 +16,14 @@ from txport.runtimes.ort.cuda.device import Device, Tensor, bind
 from txport.runtimes.ort.cuda.graphs import Graphs
 from txport.runtimes.ort.cuda.state import CudaState
 from txport.runtimes.ort.cuda.workspace import Workspace
-from txport.targets.ports import (
-    ADMIT_ROWS,
-    ADMIT_SOURCES,
-    ALL_ROWS,
-    BATCH,
-    GROW_ROWS,
-    GROW_SOURCES,
-    MORE,
-    ROOM,
-    ROWS,
-    SELECT_ROWS,
-    SELECT_SOURCES,
-    SOURCE,
-    STEP,
-    Port,
-)
+from txport.targets import ports
+from txport.targets.ports import Port
 
-SELECT: dict[Owner, str] = {"row": SELECT_ROWS, "source": SELECT_SOURCES}
-GROW: dict[Owner, str] = {"row": GROW_ROWS, "source": GROW_SOURCES}
-ADMIT: dict[Owner, str] = {"row": ADMIT_ROWS, "source": ADMIT_SOURCES}
-COUNTED: dict[Owner, str] = {"row": ALL_ROWS, "source": BATCH}  # dims for their number
-LENGTHS: dict[Owner, str] = {"row": ROOM, "source": SOURCE}  # dims for their lengths
+SELECT: dict[Owner, str] = {"row": ports.SELECT_ROWS, "source": ports.SELECT_SOURCES}
+GROW: dict[Owner, str] = {"row": ports.GROW_ROWS, "source": ports.GROW_SOURCES}
+ADMIT: dict[Owner, str] = {"row": ports.ADMIT_ROWS, "source": ports.ADMIT_SOURCES}
+COUNTED: dict[Owner, str] = {"row": ports.ALL_ROWS, "source": ports.BATCH}  # dims for their number
+LENGTHS: dict[Owner, str] = {"row": ports.ROOM, "source": ports.SOURCE}  # dims for their lengths
 
 
 class Caches:
@@ -46,7 +32,7 @@ class Caches:
     def __init__(self, device: Device, graphs: Graphs) -> None:
         self._device = device
         self._sessions = graphs.sessions
-        kept = [port for port in graphs.described[STEP].inputs if port.state is not None]
+        kept = [port for port in graphs.described[ports.STEP].inputs if port.state is not None]
         owners: tuple[Owner, ...] = ("row", "source")
         self._ports: dict[Owner, list[Port]] = {
             owner: [port for port in kept if port.state is not None and port.state.owner == owner] for owner in owners
@@ -93,7 +79,7 @@ class Caches:
         dims = {COUNTED[owner]: len(chosen)}
         picked = self.tensors(state, owner, other=True, **dims)
         rows = self._rows(state, chosen)
-        self._run(state, SELECT[owner], owner, {ROWS: rows}, "selected", picked, {}, len(chosen))
+        self._run(state, SELECT[owner], owner, {ports.ROWS: rows}, "selected", picked, {}, len(chosen))
         return picked
 
     def grow(self, state: CudaState, owner: Owner, length: int) -> None:
@@ -103,7 +89,7 @@ class Caches:
             return
         if owner == "source" or state.is_clean:  # unwritten rows need no copy
             grown = self.tensors(state, owner, other=True, **{LENGTHS[owner]: length})
-            more = {MORE: np.array([length - before])}
+            more = {ports.MORE: np.array([length - before])}
             self._run(state, GROW[owner], owner, {}, "grown", grown, more, length)
             self.flip(state, owner)
         if owner == "row":
@@ -115,7 +101,7 @@ class Caches:
         """Overwrite the given rows or sources with `others`, which have the same number and length."""
         names = self.names(owner)
         given = {
-            ROWS: self._rows(state, rows),
+            ports.ROWS: self._rows(state, rows),
             **{f"others.{name}": each for name, each in zip(names, others, strict=True)},
         }
         present = self.tensors(state, owner)

@@ -18,19 +18,7 @@ from txport.runtimes.ort.cuda.device import CAPTURE_RUNS, EAGER, Binding, Device
 from txport.runtimes.ort.cuda.graphs import Graphs
 from txport.runtimes.ort.cuda.state import CudaState
 from txport.runtimes.ort.cuda.workspace import Bound
-from txport.targets.ports import (
-    COUNT,
-    CROSS_ATTENTION,
-    IDS,
-    INPUT_IDS,
-    LOG_PROBS,
-    LOGITS,
-    NEXT_IDS,
-    PAST_LENGTHS,
-    PRESENT_LENGTHS,
-    SOURCE_LENGTHS,
-    STEP,
-)
+from txport.targets import ports
 
 Bools = NDArray[np.bool_]
 
@@ -42,8 +30,8 @@ class Steps:
         self._facts = facts
         self._device = device
         self._caches = caches
-        self._session = graphs.sessions[STEP]
-        self._graph = graphs.described[STEP]
+        self._session = graphs.sessions[ports.STEP]
+        self._graph = graphs.described[ports.STEP]
 
     def counts(self, tops: Iterable[int | None]) -> list[int]:
         """Return the numbers of best tokens for which steps are captured, for requests with these `tops`."""
@@ -122,9 +110,9 @@ class Steps:
         self._device.run(bound.binding, graph)
         state.on_device += 1
         outputs = bound.binding.outputs
-        more = [outputs[LOGITS]] if requested.logits else []
+        more = [outputs[ports.LOGITS]] if requested.logits else []
         if requested.align:
-            more.append(outputs[CROSS_ATTENTION])
+            more.append(outputs[ports.CROSS_ATTENTION])
         return self._device.fetch(_both(outputs), *more)
 
     def _read(self, fetched: Fetched, state: CudaState, requested: StepOutputs, top: int | None) -> Scores:
@@ -141,31 +129,35 @@ class Steps:
 
     def _bound(self, state: CudaState, count: int) -> Bound:
         """Return the step graph bound to the memory of a state, for `count` best tokens."""
-        return state.workspace.bound((STEP, count, *state.shape), lambda: self._bind(state, count))
+        return state.workspace.bound((ports.STEP, count, *state.shape), lambda: self._bind(state, count))
 
     def _bind(self, state: CudaState, count: int) -> Binding:
         workspace = state.workspace
-        dims = {**state.dims, COUNT: count}
+        dims = {**state.dims, ports.COUNT: count}
         tokens = self._tokens(state)
         lengths = self._lengths(state)
         own = self._caches.tensors(state, "row")
-        inputs = {INPUT_IDS: tokens, PAST_LENGTHS: lengths, **dict(zip(self._caches.names("row"), own, strict=True))}
+        inputs = {
+            ports.INPUT_IDS: tokens,
+            ports.PAST_LENGTHS: lengths,
+            **dict(zip(self._caches.names("row"), own, strict=True)),
+        }
         if self._facts.is_encoder_decoder:
-            inputs[SOURCE_LENGTHS] = workspace.tensor("source lengths", (state.batch,), "int64")
+            inputs[ports.SOURCE_LENGTHS] = workspace.tensor("source lengths", (state.batch,), "int64")
             inputs.update(zip(self._caches.names("source"), self._caches.tensors(state, "source"), strict=True))
         found = workspace.tensor(f"best {count}", (12 * state.size * count,), "uint8")  # ids, log-probs
         shape = (state.size, count)
         outputs = {
-            IDS: found._replace(shape=shape, dtype="int64"),
-            LOG_PROBS: found._replace(offset=8 * state.size * count, shape=shape, dtype="float32"),
-            NEXT_IDS: tokens,
-            PRESENT_LENGTHS: lengths,
+            ports.IDS: found._replace(shape=shape, dtype="int64"),
+            ports.LOG_PROBS: found._replace(offset=8 * state.size * count, shape=shape, dtype="float32"),
+            ports.NEXT_IDS: tokens,
+            ports.PRESENT_LENGTHS: lengths,
             **dict(zip(self._graph.present("row").values(), own, strict=True)),
         }
-        for name in (LOGITS, CROSS_ATTENTION)[: 1 if self._facts.attention is None else 2]:
+        for name in (ports.LOGITS, ports.CROSS_ATTENTION)[: 1 if self._facts.attention is None else 2]:
             port = self._graph.port(name)
             outputs[name] = workspace.tensor(name, port.shape(dims), port.dtype)
-        return bind(self._device, STEP, self._session, inputs, outputs, {COUNT: np.array([count])})
+        return bind(self._device, ports.STEP, self._session, inputs, outputs, {ports.COUNT: np.array([count])})
 
     def _tokens(self, state: CudaState) -> Tensor:
         return state.workspace.tensor("tokens", (state.batch, state.width), "int64")
@@ -176,6 +168,6 @@ class Steps:
 
 def _both(outputs: Mapping[str, Tensor]) -> Tensor:
     """Return the best tokens and their log-probs as one tensor of bytes."""
-    ids = outputs[IDS]
-    values = outputs[LOG_PROBS]
+    ids = outputs[ports.IDS]
+    values = outputs[ports.LOG_PROBS]
     return ids._replace(shape=(ids.size + values.size,), dtype="uint8")
