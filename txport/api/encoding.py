@@ -201,8 +201,8 @@ class Encoder:
         number, or the vector of the "first" or the "last" token. With "none", return the vectors of all tokens: (T, D)
         per text. `dimensions`: only the first so many numbers of each vector. `normalize` scales it to length 1, after
         that. `prompt` is the name of a prompt of the bundle, such as sentence-transformers' "query"; it is put before
-        each text, and "" is none. The defaults are the bundle's, otherwise "mean", all, False and "". `how` are the options
-        of `infer`. Raises `UnknownTextError` for a text that "skip" leaves empty.
+        each text, and "" is none. The defaults are the bundle's, otherwise "mean", all, False and "". `how` are the
+        options of `infer`. Raises `UnknownTextError` for a text that "skip" leaves empty.
         """
         found = list(self.embed_iter(texts, pooling=pooling, **how))
         return found if pooling == "none" else stacked(found, how.get("dimensions") or self.facts.width)
