@@ -19,6 +19,7 @@ from txport.search.batching import at_once, in_batches
 from txport.system.arrays import Array
 from txport.system.numbers import switch, whole
 from txport.text.base import Tokenizer, Unknown, encode_within, reading_pairs, shorten
+from txport.text.numbers import NumberTokenizer
 
 BATCH_SIZE = 32
 Text = str | tuple[str, str]  # or two texts that are read as one input
@@ -236,9 +237,10 @@ class Encoder:
         return self._each(given, finish, nothing, **how)
 
     def _prompt(self, name: str | None) -> str:
-        """Return the text of a prompt of the bundle: None is its default, "" is none."""
+        """Return the text of a prompt of the bundle: None is its default, but not before token ids; "" is none."""
         prompts: Mapping[str, str] = self.defaults.get("prompts", {})
-        name = self.defaults.get("prompt", "") if name is None else name
+        default = "" if isinstance(self.tokenizer, NumberTokenizer) else self.defaults.get("prompt", "")
+        name = default if name is None else name
         if name and name not in prompts:
             known = f"one of {', '.join(prompts)}" if prompts else "left out, since the bundle has none"
             raise UnsupportedError(f"prompt must be {known}, got {quoted(name)}")

@@ -22,6 +22,7 @@ from txport.errors import ConfigError, UnknownTextError, UnsupportedError
 from txport.models.architectures.bert import LABELLED, Bert, BertConfig
 from txport.proof.bisect.culprit import bisect
 from txport.targets import TARGETS
+from txport.text.numbers import NumberTokenizer
 
 ROOT = Path(__file__).parents[3]
 NEAR = 1e-4
@@ -182,10 +183,13 @@ def test_prompts(bundles: dict[str, Path], call: Cli) -> None:
     np.testing.assert_array_equal(model.embed("good", prompt="text"), model.embed("good", prompt=""))
     with pytest.raises(UnsupportedError, match="prompt must be one of query, text, got 'x'"):
         model.embed("good", prompt="x")
+    (other,) = model.embed("good", prompt="", pooling="none")
     model.defaults["include_prompt"] = False  # of [CLS] a b good [SEP], the last two are pooled
     (each,) = model.embed("a b good", prompt="", pooling="none")
     for pooling, vector in {"mean": each[3:].mean(axis=0), "first": each[3], "last": each[-1]}.items():
         np.testing.assert_allclose(model.embed("good", pooling=pooling)[0], vector, atol=1e-6)  # type: ignore[call-overload]
+    ids, model.tokenizer = model.encode("good"), NumberTokenizer(model.facts, exact=True)
+    np.testing.assert_array_equal(model.embed(" ".join(map(str, ids)), pooling="none")[0], other)
     assert call("run", bundles["hidden"], "good", "--prompt", "query").err.endswith("has none, got 'query'\n")
 
 
