@@ -70,9 +70,13 @@ def _prompts(path: Path) -> dict[str, Any]:
     """Return the prompts by their names and the name of the default one, as far as there are any."""
     values = read_config(path) if path.is_file() else {}
     prompts, name = values.get("prompts") or {}, values.get("default_prompt_name")
-    if not isinstance(prompts, dict) or not all(isinstance(each, str | None) for each in prompts.values()):
+    if (
+        not isinstance(prompts, dict)
+        or "" in prompts
+        or not all(isinstance(each, str | None) for each in prompts.values())
+    ):
         raise ConfigError(f"{path}: prompts must be texts by their names, got {quoted(prompts)}")
-    if name is not None and name not in prompts:
+    if name is not None and name not in [*prompts]:
         raise ConfigError(f"{path}: default_prompt_name {quoted(name)} is none of the prompts")
     if not any(prompts.values()):
         return {}
@@ -161,8 +165,10 @@ def require_pooling(values: Mapping[str, object], facts: Facts) -> None:
     prompts = values.get("prompts", {})
     if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
         raise UnsupportedError(f"prompts must be texts by their names, got {quoted(prompts)}")
-    if values.get("prompt", "") not in ("", *prompts) or type(values.get(ALONE, True)) is not bool:
-        raise UnsupportedError(f"{quoted(values.get('prompt'))} is none of the prompts, or {ALONE} is no switch")
+    if "" in prompts or values.get("prompt", "") not in ("", *prompts):
+        raise UnsupportedError(f"{quoted(values.get('prompt'))} is none of the prompts, or one of them has no name")
+    if type(values.get(ALONE, True)) is not bool:
+        raise UnsupportedError(f"{ALONE} must be true or false, got {quoted(values[ALONE])}")
 
 
 def _modules(path: Path) -> Sequence[tuple[str, str]]:

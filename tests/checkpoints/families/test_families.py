@@ -296,7 +296,7 @@ def test_a_pooling_and_the_prompts_of_sentence_transformers_are_a_bundle_s_own(
     assert bundle.manifest.generation == {"pooling": pooling, "normalize": True, **own}
     assert txport.load(bundle.path).defaults == bundle.manifest.generation
     page = (bundle.path / "README.md").read_text()
-    assert "query: 'query: '" in page
+    assert all(each in page for each in ("`query`: `'query: '`", "; by default `query`; its tokens are not pooled"))
     model = txport.load(bundle.path)
     text = " ".join(map(str, TEXTS[0]))
     exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1].replace('"onnx', f'"{bundle.path}/onnx'), space := {})  # type: ignore # noqa: S102

@@ -51,7 +51,7 @@ def readme(manifest: Manifest, files: Collection[str]) -> str:
         left_out=", ".join(map(code, _left_out(manifest))),
         not_followed=", ".join(f"{code(name)} {code(str(value))}" for name, value in manifest.not_followed.items()),
         labels=_labels(facts),
-        prompts=", ".join(f"{name}: {text!r}" for name, text in manifest.generation.get("prompts", {}).items()),
+        prompts=_prompts(manifest.generation),
         windows=" or ".join(map(str, facts.windows)),
         bits=manifest.precision.removeprefix("int"),
         writer=TARGET_TOKENIZER if TARGET_TOKENIZER in files else TOKENIZER,
@@ -103,6 +103,13 @@ def _of_model(manifest: Manifest) -> dict[str, bool]:
         "special ids": isinstance(facts.source, Tokens) and bool(facts.source.before or facts.source.after),
         "pairs of texts": facts.has_token_types,
     }
+
+
+def _prompts(generation: Mapping[str, Any]) -> str:
+    """Return the names and texts of the prompts, and which is the default."""
+    prompts = ", ".join(f"{code(name)}: {code(repr(text))}" for name, text in generation.get("prompts", {}).items())
+    default = f"; by default {code(generation['prompt'])}" if generation.get("prompt") else ""
+    return prompts + default + ("" if generation.get("include_prompt", True) else "; its tokens are not pooled")
 
 
 def _of_bundle(manifest: Manifest, files: Collection[str]) -> dict[str, bool]:

@@ -84,11 +84,13 @@ def errs(finding: Finding, graph: ir.Model, table: Mapping[str, Stored], manifes
     try:
         fresh = make_probe(graph, table, probe.role, manifest, folder, probe.model, seen.record)
         alike = [each for each in fresh.taps if each.side == finding.tap.side and set(each.modules) & modules]
+        if not alike:
+            return False
         fresh = replace(fresh, some=tuple(alike))
         observation = observe(fresh, seen.case, seen.call, seen.record)
     except Exception:  # an incomplete graph need not run; ONNX Runtime raises other types
         return False
-    alike = list(observation.seen) if alike else []  # without any, every tap was compared
+    alike = list(observation.seen)
     if finding.tap.form is not None:
         plain = {tap: _unrounded(tap, observation) for tap in alike if tap.form is None and tap.side == OUT}
         observation = replace(observation, truths={**observation.truths, **plain})
