@@ -100,10 +100,7 @@ def test_facts_are_whole(side: str, missing: str, copied: Path) -> None:
         load_bundle(copied)
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [{"target_vocab_size": 10**6, "source_vocab_size": 10**6}, {"d_model": 1 << 15}],
-)
+@pytest.mark.parametrize("sizes", [{"target_vocab_size": 10**6, "source_vocab_size": 10**6}, {"d_model": 1 << 15}])
 def test_files_that_are_too_small_for_the_facts_are_refused(sizes: Json, copied: Path) -> None:
     manifest = read_manifest(copied)
     larger = replace(manifest, facts=tiny_facts(**sizes)).to_dict()

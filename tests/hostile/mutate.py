@@ -12,18 +12,7 @@ from typing import Any
 import numpy as np
 
 from tests.hostile import archives, strangers
-from tests.hostile.case import (
-    BAD,
-    FAILED,
-    GOOD,
-    Case,
-    Command,
-    Place,
-    command,
-    fix_hashes,
-    read_values,
-    readers,
-)
+from tests.hostile.case import BAD, FAILED, GOOD, Case, Command, Place, command, fix_hashes, read_values, readers
 from tests.hostile.changes import DEPTH, mutate_bytes, mutate_values, write_document
 from tests.hostile.corpus import checkpoints, graphs, reports
 from tests.hostile.corpus.values import spell

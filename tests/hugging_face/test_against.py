@@ -147,30 +147,15 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
         "position",
         "in the original, positions are off by +1",
     ),
-    "marian": (
-        edited(scale_embedding=False),
-        "encoder, embedding",
-        "scale",
-        "the embedding of a token is scaled by",
-    ),
+    "marian": (edited(scale_embedding=False), "encoder, embedding", "scale", "the embedding of a token is scaled by"),
     "bart": (
         by("bart", *swap("encoder_attn.k_proj", "encoder_attn.v_proj")),
         "decoder layer 0, cross-attention",
         "heads",
         "keys and values are exchanged",
     ),
-    "mistral-window": (
-        edited(windows=[5, 5]),
-        "decoder layer 0, self-attention",
-        "window",
-        "it sees the last",
-    ),
-    "gemma": (
-        edited(scale_embedding=False),
-        "decoder, embedding",
-        "scale",
-        "the embedding of a token is scaled by",
-    ),
+    "mistral-window": (edited(windows=[5, 5]), "decoder layer 0, self-attention", "window", "it sees the last"),
+    "gemma": (edited(scale_embedding=False), "decoder, embedding", "scale", "the embedding of a token is scaled by"),
 }
 
 

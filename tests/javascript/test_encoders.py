@@ -245,11 +245,22 @@ def test_prompts_are_put_before_texts(tmp_path: Path) -> None:
     (tmp_path / "checkpoint" / "generation_config.json").write_text(json.dumps({**own, "include_prompt": False}))
     bundle = unproven(tmp_path / "checkpoint", tmp_path / "prompted", target="portable").path
     ways: list[dict[str, Any]] = [{}, {"prompt": "text"}, {"prompt": ""}, {"pooling": "first", "dimensions": 4}]
-    *answered, wrong = on_node(bundle, [("vector", "good", how) for how in (*ways, {"prompt": "x"})])
+    *answered, wrong, ids, asked_ids, left = on_node(
+        bundle,
+        [
+            *(("vector", "good", how) for how in (*ways, {"prompt": "x"})),
+            ("vector", txport.load(bundle).encode("good"), {}),
+            ("vector", [5, 6], {"prompt": "query"}),
+            ("vector", "中", {"unknown": "skip"}),
+        ],
+    )
     for how, each in zip(ways, answered, strict=True):
         require_same(each, python_says(bundle, "embed", "good", how))
     assert answered[0] != answered[1]
     assert wrong["message"] == "prompt must be one of query, text, got 'x'"
+    require_same(ids, answered[2])
+    assert asked_ids["message"] == "prompt 'query' needs a tokenizer: this text is token ids"
+    assert left["message"] == "'中' has no vector: nothing of it is left"
 
 
 def test_a_pooling_that_there_is_not_is_refused(tmp_path: Path) -> None:

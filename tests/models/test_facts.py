@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 from txport.models import facts as module
 from txport.models import json_values
 from txport.models.audio import Features, Speech
-from txport.models.facts import (
-    LENGTH,
-    CrossAttention,
-    Facts,
-    Output,
-    Tokens,
-    by_layer,
-    key_values,
-)
+from txport.models.facts import LENGTH, CrossAttention, Facts, Output, Tokens, by_layer, key_values
 
 Json = dict[str, Any]
 Path = tuple[str | int, ...]
@@ -195,18 +187,8 @@ def at(values: Any, path: Path) -> Any:
         ("causal", ("windows",), 4, "windows must be a list of at most 16384, got 4"),
         ("causal", ("windows",), [4, 7, 4], "windows must be named once each, got [4, 7, 4]"),
         ("seq2seq", ("windows",), [4], "a model of the task seq2seq has no windows"),
-        (
-            "encode",
-            ("function_to_apply",),
-            None,
-            "labels must be one of softmax, sigmoid, none, got None",
-        ),
-        (
-            "encode",
-            ("function_to_apply",),
-            "relu",
-            "labels must be one of softmax, sigmoid, none, got 'relu'",
-        ),
+        ("encode", ("function_to_apply",), None, "labels must be one of softmax, sigmoid, none, got None"),
+        ("encode", ("function_to_apply",), "relu", "labels must be one of softmax, sigmoid, none, got 'relu'"),
         ("encode", ("function_to_apply",), ["none"], "must be one of softmax, sigmoid, none, got ['none']"),
         ("causal", ("function_to_apply",), "softmax", "function_to_apply needs a model with labels, got 'softmax'"),
         ("encode", ("has_plain_logits",), 1, "has_plain_logits must be true or false, got 1"),

@@ -226,30 +226,39 @@ class Encoder:
         is_unit = switch("normalize", self.defaults.get("normalize", False) if normalize is None else normalize)
         width = self.facts.width if dimensions is None else whole("dimensions", dimensions, 1, self.facts.width)
         before = self._prompt(prompt)
-        skip = 0 if self.defaults.get("include_prompt", True) else self._tokens_of(before, **how)
+        read = partial(
+            self._encode_known,
+            unknown=how.get("unknown", "auto"),
+            special=how.get("special", False),
+            truncate=how.get("truncate", False),
+        )
+        skip = 0 if not before or self.defaults.get("include_prompt", True) else self._unended(read(before))
 
         def finish(_: Sequence[int], outputs: Outputs) -> Floats:
             vectors = pool(outputs[HIDDEN].astype(np.float32, copy=False), kind, skip)[..., :width]
             return unit(vectors) if is_unit else vectors
 
         nothing = np.zeros((0, width) if kind == "none" else 0, np.float32)
-        given = (before + each if isinstance(each, str) and each.strip() else each for each in many("texts", texts))
+        given = many("texts", texts)
+        if before:  # a text of which nothing is left has none
+            given = (before + each if isinstance(each, str) and read(each) else each for each in given)
         return self._each(given, finish, nothing, **how)
 
     def _prompt(self, name: str | None) -> str:
         """Return the text of a prompt of the bundle: None is its default, but not before token ids; "" is none."""
         prompts: Mapping[str, str] = self.defaults.get("prompts", {})
-        default = "" if isinstance(self.tokenizer, NumberTokenizer) else self.defaults.get("prompt", "")
-        name = default if name is None else name
+        if isinstance(self.tokenizer, NumberTokenizer):
+            if name:
+                raise UnsupportedError(f"prompt {quoted(name)} needs a tokenizer: these texts are token ids")
+            return ""
+        name = self.defaults.get("prompt", "") if name is None else name
         if not isinstance(name, str) or (name and name not in prompts):
             known = f"one of {', '.join(prompts)}" if prompts else "left out, since the bundle has none"
             raise UnsupportedError(f"prompt must be {known}, got {quoted(name)}")
         return prompts[name] if name else ""
 
-    def _tokens_of(self, prompt: str, **how: Unpack[Batches]) -> int:
-        """Return the number of tokens of a prompt, read as texts are, without a special one at its end."""
-        reading = (how.get("unknown", "auto"), how.get("special", False), how.get("truncate", False))
-        ids = self._encode_known(prompt, *reading) if prompt else []
+    def _unended(self, ids: Sequence[int]) -> int:
+        """Return the number of tokens without a special one at their end."""
         return len(ids) - (bool(ids) and ids[-1] in self.facts.vocabulary.special)
 
     def classify(self, texts: Texts, *, top: int | None = None, **how: Unpack[Batches]) -> list[list[Label]]:

@@ -173,7 +173,7 @@ def test_vectors(bundles: dict[str, Path]) -> None:
     np.testing.assert_allclose(torch_model.embed(TEXTS), mean, atol=NEAR)
 
 
-def test_prompts(bundles: dict[str, Path], call: Cli) -> None:
+def test_prompts(bundles: dict[str, Path], call: Cli, tmp_path: Path) -> None:
     model = txport.load(bundles["hidden"])
     with pytest.raises(UnsupportedError, match="prompt must be left out, since the bundle has none, got 'query'"):
         model.embed("good", prompt="query")
@@ -188,8 +188,19 @@ def test_prompts(bundles: dict[str, Path], call: Cli) -> None:
     (each,) = model.embed("a b good", prompt="", pooling="none")
     for pooling, vector in {"mean": each[3:].mean(axis=0), "first": each[3], "last": each[-1]}.items():
         np.testing.assert_allclose(model.embed("good", pooling=pooling)[0], vector, atol=1e-6)  # type: ignore[call-overload]
+    with pytest.raises(UnknownTextError):
+        model.embed("zz", unknown="skip")  # nothing of it is left, whatever the prompt
+    model.defaults["prompts"]["odd"] = "zz a "  # of which one token is left
+    odd = model.embed("good", prompt="odd", unknown="skip", pooling="first")
+    (each,) = model.embed("a good", prompt="", pooling="none")
+    np.testing.assert_array_equal(odd[0], each[2])
     ids, model.tokenizer = model.encode("good"), NumberTokenizer(model.facts, exact=True)
     np.testing.assert_array_equal(model.embed(" ".join(map(str, ids)), pooling="none")[0], other)
+    with pytest.raises(UnsupportedError, match="prompt 'query' needs a tokenizer: these texts are token ids"):
+        model.embed("5", prompt="query")
+    cut = ("--dimensions", 3, "--prompt", "", "--output", tmp_path / "x.npy")
+    assert call("run", bundles["hidden"], "good", "b", *cut).code == 0
+    assert np.load(tmp_path / "x.npy").shape == (2, 3)
     assert call("run", bundles["hidden"], "good", "--prompt", "query").err.endswith("has none, got 'query'\n")
 
 

@@ -106,23 +106,36 @@ def test_of_a_large_model_that_hears_one_source_is_heard(
     assert set(_batches(observed)) == {1}
 
 
-@pytest.mark.parametrize("fault", [epsilon, SCALE], ids=["epsilon", "scale"])
+def lost(model: onnx.ModelProto) -> None:
+    """What the first layer's feed-forward gives is not added."""
+    (one, *_) = (node for node in model.graph.node if node.op_type == "Add" and "linear_6" in node.input)
+    one.op_type = "Identity"
+    del one.input[1:]
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "fault"),
+    [("cpu", "int8", epsilon), ("cpu", "int8", SCALE), ("portable", "fp32", lost)],
+    ids=["epsilon", "scale", "residual"],
+)
 def test_the_values_of_a_call_that_are_too_large_are_compared_in_pieces(
-    fault: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, observed: Observed
+    target: str, precision: str, fault: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, observed: Observed
 ) -> None:
     draw_few(monkeypatch)
     whole = load_checkpoint(PRESET)
-    bundle = write(whole, tmp_path, target="cpu", precision="int8")
+    bundle = write(whole, tmp_path, target=target, precision=precision)
     monkeypatch.setattr(probe, "ROOM", 8_000)
     assert bisect(bundle, whole) is None
     taps = {tap for each, _ in observed for tap in each.taps}
     assert all(len(each.compared) < len(taps) for each, _ in observed)
     assert {tap for each, _ in observed for tap in each.compared} == taps
-    bundle = edit_graph(bundle.path, STEP, fault)
-    found = bisect(bundle, whole)
-    monkeypatch.setattr(probe, "ROOM", 1 << 30)
-    assert found == bisect(bundle, whole)
-    assert found is not None
+    bundle = edit_graph(bundle.path, DECODER if target == "portable" else STEP, fault)
+    found = []
+    for room in (1 << 30, 3_000, 5_000, 8_000, 20_000):
+        monkeypatch.setattr(probe, "ROOM", room)
+        found.append(bisect(bundle, whole))
+    assert found[0] is not None
+    assert found == found[:1] * 5
 
 
 def test_the_costs_of_a_large_model_are_those_of_one_in_memory(

@@ -86,7 +86,7 @@ def errs(finding: Finding, graph: ir.Model, table: Mapping[str, Stored], manifes
         alike = [each for each in fresh.taps if each.side == finding.tap.side and set(each.modules) & modules]
         if not alike:
             return False
-        fresh = replace(fresh, some=tuple(alike))
+        fresh = replace(fresh, some=tuple(alike)).with_ports()
         observation = observe(fresh, seen.case, seen.call, seen.record)
     except Exception:  # an incomplete graph need not run; ONNX Runtime raises other types
         return False

@@ -19,8 +19,9 @@ from txport.bundles.forms import Stored
 from txport.bundles.graphs import read_ir
 from txport.bundles.manifest import Manifest
 from txport.checkpoints.weights.streamed import read_weight
-from txport.errors import TxportError, brief
+from txport.errors import ParityError, TxportError, brief
 from txport.exporters.cuda.apart import take_apart
+from txport.models.parts import Layer
 from txport.proof.bisect.isolation import Runner, isolate, only, show, span_before
 from txport.proof.bisect.taps import IN, OUT, PORT, Tap, find_taps, truth
 from txport.proof.faults.calls import Record, Room, recording
@@ -99,13 +100,24 @@ class Probe:
             yield self
             return
         size = math.ceil(len(self.taps) / count)
-        yield from (dataclasses.replace(self, some=self.taps[at : at + size]) for at in range(0, len(self.taps), size))
+        for at in range(0, len(self.taps), size):
+            yield dataclasses.replace(self, some=self.taps[at : at + size]).with_ports()
+
+    def with_ports(self) -> Probe:
+        """Return this probe of some taps with the outputs of the graph that they need, which PyTorch may not have."""
+        more = tuple(tap for tap in self.needed if tap.side == PORT and tap not in self.some)
+        return dataclasses.replace(self, some=(*self.some, *more)).with_ports() if more else self
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """The names of the parts around the modules of the taps that are needed."""
-        names = (name for tap in self.needed if tap.side != PORT for name in tap.modules)
-        return tuple(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+        """The names of the layers, or else the parts, around the modules of the taps that are needed.
+
+        Whole layers have the summands of a residual that the graph may have lost.
+        """
+        layers = [name for name, part in self.model.named_modules(remove_duplicate=False) if isinstance(part, Layer)]
+        names = {name for tap in self.needed if tap.side != PORT for name in tap.modules}
+        around = {name: [each for each in layers if name.startswith(f"{each}.")] for name in names}
+        return tuple({found[0] if found else name.rpartition(".")[0] or name for name, found in around.items()})
 
 
 @dataclass(frozen=True)
@@ -244,6 +256,8 @@ def observe(probe: Probe, case: str, call: Call, record: Record) -> Observation:
     for tap in probe.needed:
         expected = truth(tap, record, call.expected)
         like = free[tap.value]
+        if expected is None and tap.side != PORT and tap in probe.compared:
+            raise ParityError(f"no part covers {tap.name}: its values were not kept")
         if expected is not None:
             truths[tap] = expected.reshape(like.shape) if expected.size == like.size else expected
         feed[tap.given] = truths[tap].astype(like.dtype, copy=False) if expected is not None else like

@@ -69,8 +69,9 @@ export function promptOf(defaults, name = defaults.prompt ?? "") {
   const prompts = new Map(Object.entries(defaults.prompts ?? {}));
   if (name === "") return "";
   const known = prompts.size ? `one of ${[...prompts.keys()].join(", ")}` : "left out, since the bundle has none";
-  if (!prompts.has(String(name))) throw new UnsupportedError(`prompt must be ${known}, got ${quoted(name)}`);
-  return prompts.get(String(name));
+  if (typeof name !== "string" || !prompts.has(name))
+    throw new UnsupportedError(`prompt must be ${known}, got ${quoted(name)}`);
+  return prompts.get(name);
 }
 
 /**

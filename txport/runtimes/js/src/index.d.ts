@@ -247,7 +247,7 @@ export interface Manifest {
   precision: "fp32" | "fp16" | "int8" | "int4";
   architecture: string;
   facts: Facts;
-  generation: SearchOptions;
+  generation: SearchOptions & EmbedOptions & { prompts?: Record<string, string>; include_prompt?: boolean };
   /** Generation options of the checkpoint that no search follows, by transformers' names; absent if there are none. */
   not_followed?: Record<string, unknown>;
   graphs: Record<string, Graph>;

@@ -37,7 +37,17 @@ export async function readManifest(files) {
   if (values.weightless) throw new BundleError(`${files.where} has no weights; export it without --weights none`);
   for (const [name, entry] of Object.entries(values.files)) requireFile(files, name, entry);
   requirePorts(files, values);
+  for (const problem of wrongPrompts(values.generation)) throw damaged(files, problem);
   return /** @type {any} */ (values);
+}
+
+/** What is wrong with the prompts of a sentence encoder. @param {any} generation @returns {Generator<string>} */
+function* wrongPrompts({ prompts = {}, prompt = "", include_prompt = true }) {
+  const isText = isObject(prompts) && Object.entries(prompts).every(([key, each]) => key && typeof each === "string");
+  if (!isText) yield `prompts must be texts by their names, got ${quoted(prompts)}`;
+  else if (typeof prompt !== "string" || (prompt && !Object.hasOwn(prompts, prompt)))
+    yield `${quoted(prompt)} is none of the prompts`;
+  if (typeof include_prompt !== "boolean") yield `include_prompt must be true or false, got ${quoted(include_prompt)}`;
 }
 
 /** NumPy's name for the type of hidden states, caches and logits. @param {import("./index.js").Manifest} manifest */

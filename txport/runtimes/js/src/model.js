@@ -251,18 +251,22 @@ export class Model {
     const { width } = this.facts;
     const { dimensions = width } = options;
     requireDimensions(dimensions, width);
-    const prompt = typeof text === "string" && text ? promptOf(defaults, options.prompt) : "";
-    const { ids, outputs } = await this.#infer(prompt ? prompt + text : text, options);
+    const readsIds = Array.isArray(text) || this.#reader.readsIds === true;
+    if (readsIds && options.prompt) {
+      throw new UnsupportedError(`prompt ${quoted(options.prompt)} needs a tokenizer: this text is token ids`);
+    }
+    const prompt = readsIds ? "" : promptOf(defaults, options.prompt);
+    const isLeft = prompt && this.#ids(text, options).length > 0; // else it has no vector, whatever the prompt
+    const { ids, outputs } = await this.#infer(isLeft ? prompt + text : text, options);
     if (ids.length === 0 && pooling === "none") return new Float32Array();
     if (ids.length === 0) throw new UnknownTextError(`${quoted(text)} has no vector: nothing of it is left`);
-    const skip = prompt && defaults.include_prompt === false ? this.#tokensOf(prompt) : 0;
+    const skip = prompt && defaults.include_prompt === false ? this.#unended(this.#ids(prompt, options)) : 0;
     const vectors = cut(pooled(outputs.last_hidden_state.data, width, pooling, skip), width, dimensions);
     return normalize ? units(vectors, dimensions) : vectors;
   }
 
-  /** How many tokens a prompt has, without a special one at its end. @param {string} prompt */
-  #tokensOf(prompt) {
-    const ids = this.encode(prompt);
+  /** The number of tokens without a special one at their end. @param {number[]} ids */
+  #unended(ids) {
     return ids.length - (specialOf(this.facts.source).has(ids[ids.length - 1]) ? 1 : 0);
   }
 

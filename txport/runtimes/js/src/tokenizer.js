@@ -24,6 +24,7 @@ import { SPACE, idsOf, outside, specialOf, vocabularyOf } from "./words.js";
  *   an id without a token
  * @property {number} size one more than the largest id that has a token
  * @property {(text: string) => number[]} ids of tokens as the vocabulary writes them, apart by spaces
+ * @property {boolean} [readsIds] whether texts are token ids
  */
 
 const FORMS = ["NFC", "NFD", "NFKC", "NFKD"];
@@ -269,5 +270,6 @@ function numbers(facts) {
     spelling: (id) => (id < writes.size ? ` ${id}` : null),
     size: Infinity,
     ids: (text) => idsOf(text, number(writes.size)),
+    readsIds: true,
   };
 }
