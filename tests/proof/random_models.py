@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.instruction_sets import SETS, describe_processor
-from txport.bundles.bundle import seal
-from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from txport.bundles.bundle import Bundle, seal
+from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.errors import ParityError, UnsupportedError
 from txport.exporters.export import export_graphs
 from txport.exporters.exporter import exporter_of
@@ -38,6 +38,7 @@ from txport.models.facts import LENGTH, Task
 from txport.models.model import Model
 from txport.models.parts import Attention, DotProduct, Embedding, Linear, Residual, SoftCap
 from txport.models.stacks import DecoderOnly
+from txport.proof.overflow import find_overflow
 from txport.proof.proven import prove
 from txport.proof.reports.report import Report
 from txport.targets import TARGETS
@@ -51,6 +52,7 @@ STEPS, RATE, ROWS, LONGEST = 400, 2e-3, 32, 10  # of training
 REFUSED = "refused"
 BY_CHANCE = "no better than by chance"
 TOO_SMALL = "needs matrices of whole blocks"  # what the cuda target says of a model that it can't quantise
+BEYOND = "beyond the range of fp16"
 TRIES = 100  # to draw a config that a target can run
 
 
@@ -267,7 +269,20 @@ def examine(plan: Plan, folder: Path) -> Report:
     place.mkdir()
     how = {"target": plan.target, "precision": plan.precision, "rows": None}
     bundle = seal(place, export_graphs(checkpoint, place, **how))
-    return prove(bundle, checkpoint, seed=plan.number, cases=1)[1]
+    try:
+        report = prove(bundle, checkpoint, seed=plan.number, cases=1)[1]
+    except ParityError:
+        refuse_overflow(bundle, checkpoint)
+        raise
+    if not report.passed:
+        refuse_overflow(bundle, checkpoint)
+    return report
+
+
+def refuse_overflow(bundle: Bundle, checkpoint: Checkpoint) -> None:
+    """Raise `UnsupportedError` for a model that leaves the range of fp16 in PyTorch, too: its alarm is right."""
+    if beyond := find_overflow(bundle, checkpoint):
+        raise UnsupportedError(beyond)
 
 
 def judge(plan: Plan) -> tuple[bool, str]:
@@ -278,7 +293,7 @@ def judge(plan: Plan) -> tuple[bool, str]:
     except ParityError as error:
         return False, f"fail: {error}"
     except UnsupportedError as error:
-        if TOO_SMALL not in str(error):
+        if TOO_SMALL not in str(error) and BEYOND not in str(error):
             raise
         return True, f"{REFUSED}: {error}"
     summary = report.summary()

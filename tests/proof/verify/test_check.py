@@ -143,6 +143,22 @@ def test_noise_that_is_allowed_is_no_fault_and_twice_as_much_is(
     assert check.verdict == "fail"
 
 
+def test_the_errors_of_targets_that_searches_find_count_too(bundle: Bundle, checkpoint: Path) -> None:
+    """A trained model meets a value that its precision hardly holds in the row that it writes, not in random tokens."""
+    facts = bundle.manifest.facts
+    exact = Exact.of(load_checkpoint(str(checkpoint)).model)
+    golden = load_golden(bundle)
+    fragile = golden.found[GREEDY][-1].tokens
+    assert fragile not in golden.targets
+
+    def errors_of(sources: Any, targets: Any) -> list[float]:
+        return [7.0 if tuple(target) == fragile else 0.0 for target in targets]
+
+    recorded = record(TorchRuntime(exact.model), facts, [], exact.logits, errors_of, lambda _largest, error: error)
+    assert recorded.logits[-1].noise == 7.0
+    assert recorded.logits[0].noise == 0.0
+
+
 # ------------------------------------------------------------------------------------------------ planted faults
 
 

@@ -136,7 +136,8 @@ def record(
 
     `logits_of(sources, targets)` returns the runtime's logits before each token of each target, (T, V) per target.
     `errors_of(sources, targets)` returns the error of the best kernels in each target. `noise_of(largest, error)`
-    returns the allowed change of a logit. `size` defaults to `Size(LONGEST)`.
+    returns the allowed change of a logit, given the largest error in any target of its source. `size` defaults to
+    `Size(LONGEST)`.
     """
     size = size or Size(LONGEST)
     most, room = sides(facts)
@@ -157,6 +158,11 @@ def record(
         targets.append(tuple(tokens.tolist()))
     values = logits_of(sources, targets)
     errors = errors_of(sources, targets)
+    searched = {(row, each.tokens) for rows in found.values() for row, each in enumerate(rows)} - {*enumerate(targets)}
+    if searched:  # searches have targets of their own, and a value near the edge of a precision may be in one alone
+        rows, others = zip(*sorted(searched), strict=True)
+        for row, error in zip(rows, errors_of([sources[row] for row in rows], others), strict=True):
+            errors[row] = max(errors[row], error)
     noises = [noise_of(largest_of(each), error) for each, error in zip(values, errors, strict=True)]
     stored = [shorten(each, noise) for each, noise in zip(values, noises, strict=True)]
     share = max(each.noise / max(each.largest, TINY) for each in stored)
