@@ -5,9 +5,9 @@ is found by export and by parity, and named by --bisect. It exits with 1 if one 
 
 With folders, each is exported, and a table printed. Each bundle of the cpu target is compared with the fp32 bundle of
 the same folder. A model with a chat template answers 30 questions, one row at a time, with 48 greedy tokens. An encoder
-makes vectors of 400 sentences of the docs. int4 is also calibrated with calibration.txt, which has none of these
-questions. `--precision` selects. Bundles are written without proof; random weights have no large inputs, so
-they hide what few bits cost.
+makes vectors of 400 sentences of the docs. An encoder-decoder reads what `--sources` gives. int4 of the others is also
+calibrated with calibration.txt, which has none of these questions. `--precision` selects. Bundles are written without
+proof; random weights have no large inputs, so they hide what few bits cost.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import txport
+from benchmarks.peers.engines import begins
 from benchmarks.peers.environments import pythons_of
 from tests.few_bits import peers, planted
 from tests.few_bits.noise import write_noisy
@@ -38,10 +39,11 @@ Array = NDArray[np.float64]
 
 QUESTIONS = Path(__file__).with_name("questions.txt")
 DOCS = Path(__file__).parents[2] / "docs"
-TOKENS, SENTENCES, NEAREST = 48, 400, 10
+TOKENS, SENTENCES, NEAREST = peers.TOKENS, 400, 10
 PAGE, TABLE = DOCS / "few-bits.md", "faults"
 SHORTEST, LONGEST = 40, 160  # characters of a sentence
 CALIBRATION = Path(__file__).with_name("calibration.txt")
+SOURCES_HELP = "What encoder-decoders read: token ids, a source a line, or features (N, M, F) in a .npy file."
 FORMS: tuple[tuple[str, int | None, bool], ...] = (
     ("int8", None, False),
     ("int8", 1, False),
@@ -56,6 +58,7 @@ HEAD = ("| model | precision | size, MB | as in fp32 |", "|---|---|---|---|")
 @click.command(help=__doc__)
 @click.argument("folders", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--faults", is_flag=True, help="Plant faults.")
+@click.option("--sources", type=click.Path(exists=True, dir_okay=False, path_type=Path), help=SOURCES_HELP)
 @click.option("--precision", type=click.Choice(["int8", "int4"]), help="Only this precision of folders.")
 @click.option("--peers", "with_peers", is_flag=True, help="Other engines with the same folders, ids and sentences.")
 @click.option("--peers-python", multiple=True, help="As of `python -m benchmarks.peers`.")
@@ -64,6 +67,7 @@ HEAD = ("| model | precision | size, MB | as in fp32 |", "|---|---|---|---|")
 def main(
     folders: tuple[Path, ...],
     faults: bool,
+    sources: Path | None,
     precision: str | None,
     with_peers: bool,
     peers_python: tuple[str, ...],
@@ -81,7 +85,7 @@ def main(
             place = Path(scratch, folder.name)
             if noise:
                 write_noisy(folder, place)
-            for line in lines_of(place if noise else folder, precision, pythons):
+            for line in lines_of(place if noise else folder, sources, precision, pythons):
                 click.echo(line)
     if faults:
         sys.exit(not print_faults(write_docs=write_docs))
@@ -101,30 +105,33 @@ def print_faults(*, write_docs: bool) -> bool:
     return not missed
 
 
-def lines_of(folder: Path, precision: str | None, pythons: Mapping[str, Path]) -> Iterator[str]:
+def lines_of(folder: Path, sources: Path | None, precision: str | None, pythons: Mapping[str, Path]) -> Iterator[str]:
     """Yield the lines of the table for one folder: those of txport's forms, then those of the peers in `pythons`."""
     checkpoint = load_checkpoint(str(folder))
     is_encoder = not checkpoint.facts.generates
-    outputs: Callable[[Any], Any] = vectors_of if is_encoder else answers_of
+    is_paired = checkpoint.facts.is_encoder_decoder
+    if is_paired and sources is None:
+        raise click.UsageError(f"{folder} is an encoder-decoder: give what it reads by --sources")
+    outputs: Callable[[Any, Any], Any] = vectors_of if is_encoder else answers_of
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch, "fp32")
         place.mkdir()
         write(checkpoint, place, target="cpu", precision="fp32")
         model = txport.load(place)
-        expected = outputs(model)
+        given = given_to(model, sources)
+        expected = outputs(model, given)
 
         def line(name: str, place: Path, actual: Any) -> str:
             size = sum(each.stat().st_size for each in place.rglob("*") if each.is_file()) / 1e6
             figures = compare_vectors(expected, actual) if is_encoder else compare_answers(expected, actual)
             return f"| {folder.name} | {name} | {size:.0f} | {figures} |"
 
-        forms = [form for form in FORMS if precision in (None, form[0])]
+        forms = [form for form in FORMS if precision in (None, form[0]) and not (is_paired and form[2])]
         for name, place in bundles(checkpoint, forms, Path(scratch)):
-            yield line(name, place, outputs(txport.load(place)))
+            yield line(name, place, outputs(txport.load(place), given))
         if pythons:
-            ids = [model.encode(each) for each in sentences()] if is_encoder else prompts_of(model)
-            length = 0 if is_encoder else TOKENS
-            for name, place, found in peers.run_all(folder, precision, ids, length, Path(scratch), pythons):
+            read = str(sources) if isinstance(given, np.ndarray) else given
+            for name, place, found in peers.run_all(folder, precision, read, model.facts, Path(scratch), pythons):
                 yield line(name, place, unit(found) if is_encoder else with_ends(found, model.facts.writes.end))
 
 
@@ -141,15 +148,24 @@ def bundles(
         yield name + (", calibrated" if calibrated else ""), place
 
 
-def prompts_of(model: Any) -> list[list[int]]:
-    """Return the ids of each question, as the chat template asks it."""
-    encode = model.reading_chats().tokenizer.encode
-    return [encode(question) for question in QUESTIONS.read_text(encoding="utf-8").splitlines()]
+def given_to(model: Any, sources: Path | None) -> Any:
+    """Return what a model reads: sentences or questions as ids, or `sources`, which may be features (N, M, F)."""
+    if not model.facts.generates:
+        return [model.encode(each) for each in sentences()]
+    if not model.facts.is_encoder_decoder:
+        encode = model.reading_chats().tokenizer.encode
+        return [encode(question) for question in QUESTIONS.read_text(encoding="utf-8").splitlines()]
+    assert sources is not None
+    if sources.suffix == ".npy":
+        return np.load(sources)
+    return [[int(word) for word in line.split()] for line in sources.read_text(encoding="utf-8").splitlines()]
 
 
-def answers_of(model: Any) -> list[tuple[int, ...]]:
-    """Return the greedy tokens of the answer to each question."""
-    return [model.search([prompt], max_new_tokens=TOKENS)[0][0].tokens for prompt in prompts_of(model)]
+def answers_of(model: Any, given: Any) -> list[tuple[int, ...]]:
+    """Return the greedy tokens after each source and the first tokens of a target, one source at a time."""
+    begin = begins(model.facts)
+    how: dict[str, Any] = {"prefixes": [begin]} if begin else {}
+    return [model.search([each], max_new_tokens=TOKENS, **how)[0][0].tokens[len(begin) :] for each in given]
 
 
 def with_ends(answers: list[list[int]], end: int) -> list[tuple[int, ...]]:
@@ -179,7 +195,7 @@ def sentences() -> list[str]:
     return [each for each in every if SHORTEST < len(each) < LONGEST and not re.search(r"[|`#*]", each)][:SENTENCES]
 
 
-def vectors_of(model: Any) -> Array:
+def vectors_of(model: Any, _given: Any) -> Array:
     """Return a vector of length 1 for each sentence, (N, D)."""
     return unit(model.embed(sentences()))
 

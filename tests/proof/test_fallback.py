@@ -243,7 +243,7 @@ def test_attention_in_blocks_of_queries_has_the_same_costs(
     monkeypatch.setattr(costs, "round_activations", lambda x, _form: x)
     checkpoint = load_checkpoint(str(spoilt))
     bundle = write(checkpoint, tmp_path, target="cpu", precision="int8")
-    trial = trial_of(bundle, runtimes.load("ort", bundle))
+    trial = trial_of(bundle, checkpoint, runtimes.load("ort", bundle))
     whole = measure_costs(bundle, checkpoint, trial)
     monkeypatch.setattr(ops, "MOST_SCORES", 8)
     for one, other in zip(whole, measure_costs(bundle, checkpoint, trial), strict=True):
@@ -259,7 +259,7 @@ def test_costs_add_up_and_the_planted_layer_costs_most(spoilt: Path, tmp_path: P
     checkpoint = load_checkpoint(str(spoilt))
     bundle = write(checkpoint, tmp_path, target="cpu", precision=precision)
     runtime = runtimes.load("ort", bundle)
-    trial = trial_of(bundle, runtime)
+    trial = trial_of(bundle, checkpoint, runtime)
     matrices = measure_costs(bundle, checkpoint, trial)
     layers = [each for each in matrices if each.weights != ("projection.weight",)]
     assert max(layers, key=lambda each: each.cost).weights == (CULPRIT,)

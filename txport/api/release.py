@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from txport.checkpoints.adapters.adapter import Adapter
     from txport.checkpoints.checkpoint import Checkpoint
+    from txport.exporters.cpu.calibrate import Text
     from txport.proof.bisect.culprit import Culprit
     from txport.proof.matrix import Matrix
     from txport.proof.metrics import Score
@@ -202,8 +203,8 @@ def _require_calibrated(calibrate: str | Path | None, how: Mapping[str, Any]) ->
         raise UnsupportedError(f"calibrate rounds the weights of int4, on the cpu target alone; {_told(how)} has none")
 
 
-def _texts(checkpoint: Checkpoint, calibrate: str | Path | None, progress: Progress) -> dict[str, list[list[int]]]:
-    """Return the texts by which weights are rounded, as tokens; {} without a file of them."""
+def _texts(checkpoint: Checkpoint, calibrate: str | Path | None, progress: Progress) -> dict[str, list[Text]]:
+    """Return what the model reads and writes, by which weights are rounded; {} without a file of texts."""
     if calibrate is None:
         return {}
     with needed(EXPORT):

@@ -15,6 +15,7 @@ from txport.checkpoints.adapters.adapted import Adapted
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.checkpoints.weights.streamed import emptied
 from txport.errors import UnsupportedError
+from txport.exporters.cpu.calibrate import Text
 from txport.exporters.cpu.choose import NO_FORMS
 from txport.exporters.exporter import exporter_of
 from txport.exporters.fused import write as fused
@@ -75,7 +76,7 @@ def export_graphs(
     opset: int | None = None,
     rows: int | None = None,
     chosen: Mapping[str, Form] = NO_FORMS,
-    texts: Sequence[Sequence[int]] = (),
+    texts: Sequence[Text] = (),
     external_above: int = portable.EXTERNAL_ABOVE,
     weights: bool = True,
     single: bool = False,
@@ -83,7 +84,7 @@ def export_graphs(
     """Write and check all files of a bundle in `folder`, except the manifest; return the unsealed manifest.
 
     `opset`: default is `DEFAULT_OPSET`, or the later one that the target prefers for the model. `chosen`: the
-    forms of some weights of a quantised cpu bundle. `texts`: lists of tokens by which int4 of the cpu target rounds
+    forms of some weights of a quantised cpu bundle. `texts`: those by which int4 of the cpu target rounds
     matrices. `rows`: use the fastest kernels of quantised weights for a step of this number of rows; None: use kernels
     for which no row depends on the others. `external_above`: bytes of weights above which the portable target stores
     weights in a separate file. `weights=False`: write graphs without weights, which state only

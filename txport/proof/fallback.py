@@ -54,7 +54,7 @@ def fall_back(
     loss = before = measure_loss(bundle, checkpoint, runtime)
     if excess(loss, max_loss, checkpoint.facts) <= 1:
         return bundle
-    trial = trial_of(bundle, runtime)
+    trial = trial_of(bundle, checkpoint, runtime)
     del runtime  # it holds the weights
     matrices = measure_costs(bundle, checkpoint, trial)
     fits = partial(_fits, matrices, limit)
@@ -165,7 +165,7 @@ def beyond(
 
 def costliest(bundle: Bundle, checkpoint: Checkpoint) -> str:
     """Return a clause that names the matrices that cost most."""
-    matrices = measure_costs(bundle, checkpoint, trial_of(bundle, _load(bundle)))
+    matrices = measure_costs(bundle, checkpoint, trial_of(bundle, checkpoint, _load(bundle)))
     return _name_costliest([(each.cost, each.name) for each in matrices])
 
 

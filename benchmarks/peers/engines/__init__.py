@@ -88,8 +88,8 @@ def before_end(ids: Iterable[int], eos_id: int) -> list[int]:
     return [int(id_) for id_ in takewhile(lambda id_: id_ != eos_id, ids)]
 
 
-# The values of a `TransformerConfig` that CTranslate2 and Optimum support.
-PLAIN: dict[str, Any] = {
+# The values of a `TransformerConfig` that CTranslate2 (with any `output_bias`) and Optimum support.
+PLAIN: Mapping[str, Any] = {
     "embedding_norm": False,
     "position_offset": 0,
     "bias": True,

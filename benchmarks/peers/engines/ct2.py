@@ -7,6 +7,7 @@ measured time.
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,10 @@ def prepare(model: Model, folder: Path) -> None:
 
 
 def convert_folder(model: Model, folder: Path) -> None:
-    """Convert a folder of transformers like `ct2-transformers-converter`."""
+    """Convert a folder of transformers like `ct2-transformers-converter`; one of CTranslate2 is taken as it is."""
+    if (Path(model.checkpoint) / "model.bin").exists():
+        shutil.copytree(model.checkpoint, folder, dirs_exist_ok=True)
+        return
     converter = ctranslate2.converters.TransformersConverter(model.checkpoint)
     converter.convert(str(folder), quantization=QUANTIZATION[model.precision], force=True)
 
@@ -97,13 +101,8 @@ class Engine:
         most = search.max_new_tokens
         if self._kind == "speech":  # generates at most half of max_length, and at most max_length less the prompt
             length = max(2 * most, most + len(self._begin) - 1)
-            suppressed = [self._end] if search.forced else []
-            return {
-                "beam_size": search.beams,
-                "max_length": length,
-                "suppress_tokens": suppressed,
-                "suppress_blank": False,
-            }
+            options = {"beam_size": search.beams, "max_length": length}  # by default it suppresses the model's tokens
+            return options | ({"suppress_tokens": [self._end], "suppress_blank": False} if search.forced else {})
         least = most if search.forced else 1
         options = dict(zip(LENGTHS[self._kind], (most, least), strict=True))
         options |= {"beam_size": search.beams, "max_batch_size": self._batch_size, "return_scores": False}

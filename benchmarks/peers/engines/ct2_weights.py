@@ -9,7 +9,7 @@ import ctranslate2
 import numpy as np
 from torch import nn
 
-from benchmarks.peers.engines import require_plain
+from benchmarks.peers.engines import PLAIN, require_plain
 from txport.errors import UnsupportedError
 from txport.models import architecture
 from txport.models.architectures.gpt2 import GPT2Config
@@ -33,6 +33,8 @@ def convert(model: Any) -> Any:
         fill_stack(spec.encoder, model.encoder, model.source_embedding, model.encoder_norm)
     fill_stack(spec.decoder, model.decoder, model.target_embedding, model.decoder_norm)
     spec.decoder.projection.weight = array(model.projection.weight)
+    if model.projection.bias is not None:
+        spec.decoder.projection.bias = array(model.projection.bias)
     name_tokens(spec, model)
     return spec
 
@@ -56,7 +58,7 @@ def name_tokens(spec: Any, model: Model) -> None:
 
 def transformer(config: TransformerConfig) -> Any:
     """Return the empty specification of an encoder-decoder (Vaswani et al. 2017)."""
-    require_plain(config)
+    require_plain(config, {**PLAIN, "output_bias": config.output_bias})
     spec = ctranslate2.specs.TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers),
         config.heads,

@@ -103,6 +103,15 @@ def test_an_encoder_reads_the_texts(tmp_path: Path, texts: Path) -> None:
     assert bundle.manifest.calibrated["tokens"] == 8 + 2 * 2  # a start and an end
 
 
+def test_an_encoder_decoder_reads_what_it_writes(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("export\ncalibrate\nmodel\n")
+    bundle = txport.export("g2p-en", tmp_path / "out", calibrate=tmp_path / "words.txt", **HOW)
+    letters = len("exportcalibratemodel")
+    record = bundle.manifest.calibrated
+    assert record["tokens"] > 1.5 * letters  # about as many sounds, and a start
+    assert record["error"] < record["error_before"]
+
+
 @pytest.mark.parametrize(
     ("folder", "how", "message"),
     [
@@ -113,7 +122,7 @@ def test_an_encoder_reads_the_texts(tmp_path: Path, texts: Path) -> None:
         ),
         ("llama", {"target": "cuda"}, "the cpu target alone; cuda int4 has none"),
         ("llama", {"weights": False}, "the cpu target alone; cpu int4 without weights has none"),
-        ("t5", {}, "calibrate is for models that continue text, and encoders"),
+        ("whisper", {}, "calibrate is for models that read text; this one reads audio"),
     ],
 )
 def test_what_is_not_rounded_is_refused(

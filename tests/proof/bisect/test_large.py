@@ -143,7 +143,7 @@ def test_the_costs_of_a_large_model_are_those_of_one_in_memory(
 ) -> None:
     whole, streamed = both
     bundle = write(whole, tmp_path, target="cpu", precision="int8")
-    trial = trial_of(bundle, runtimes.load("ort", bundle))
+    trial = trial_of(bundle, whole, runtimes.load("ort", bundle))
     one, other = (measure_costs(bundle, each, trial) for each in (streamed, whole))
     assert [each.weights for each in one] == [each.weights for each in other]
     assert [each.cost for each in one] == pytest.approx([each.cost for each in other], rel=1e-3)

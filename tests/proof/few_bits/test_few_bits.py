@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 import txport
+from tests.recorded import FAMILIES
 from txport.api import model as api
 from txport.bundles.bundle import Bundle
 from txport.bundles.comparisons import NEXT_TOKENS, VECTORS, describe_loss, require_loss
 from txport.bundles.forms import BLOCKS, DYNAMIC, INVARIANT, ROWS, Form, blocks_of, with_columns
-from txport.errors import ParityError, UnsupportedError
+from txport.errors import AudioError, ParityError, UnsupportedError
 from txport.proof.few_bits import loss
 from txport.proof.few_bits.activations import at_random, round_activations, ties
 from txport.proof.few_bits.kernels import is_reproduced, try_kernel
@@ -111,3 +114,18 @@ def test_outputs_of_another_place_are_right_by_chance() -> None:
 def test_a_damaged_record_is_refused(junk: object) -> None:
     with pytest.raises((TypeError, KeyError)):
         require_loss(junk)
+
+
+def test_a_model_that_hears_is_measured_on_audio_beside_its_weights(tmp_path: Path) -> None:
+    shutil.copytree(FAMILIES / "whisper", tmp_path / "model")
+    rate = 16_000
+    for number in range(loss.ROWS + 1):
+        tone = np.sin(np.arange(rate) * 0.01 * (number + 1)).astype(np.float32)
+        (tmp_path / "model" / loss.HEARD).mkdir(exist_ok=True)
+        soundfile.write(tmp_path / "model" / loss.HEARD / f"{number}.wav", tone, rate)
+    how = {"target": "cpu", "precision": "int8", "against": "none"}
+    bundle = txport.export(tmp_path / "model", tmp_path / "out", **how)
+    assert f"({loss.ROWS} audio files)" in describe_loss(bundle.manifest.loss, "int8")
+    (tmp_path / "model" / loss.HEARD / "0.wav").write_bytes(b"not audio")
+    with pytest.raises(AudioError, match=r"0\.wav can't be read as audio"):
+        txport.export(tmp_path / "model", tmp_path / "again", **how)

@@ -25,6 +25,13 @@ ROOM = 1 << 30  # bytes of the moments that are in memory at once
 DIGITS = 3
 
 
+class Text(NamedTuple):
+    """The tokens of a text, and those that the decoder of an encoder-decoder reads; None for other models."""
+
+    ids: Sequence[int]
+    target: Sequence[int] | None = None
+
+
 class Calibrated(NamedTuple):
     """The rounded matrices by the names in the graphs, and the record for the manifest."""
 
@@ -45,9 +52,9 @@ def calibrate(
     checkpoint: Checkpoint,
     models: Mapping[str, ir.Model],
     forms: Mapping[str, Form],
-    texts: Sequence[Sequence[int]],
+    texts: Sequence[Text],
 ) -> Calibrated:
-    """Round the matrices in 4-bit blocks by the inputs of their layers for `texts`, which are lists of tokens.
+    """Round the matrices in 4-bit blocks by the inputs of their layers for `texts`.
 
     The model runs in float64, so that every machine rounds alike. Raises `UnsupportedError` if no matrix is in such
     blocks.
@@ -67,8 +74,8 @@ def calibrate(
 
         layers = {job.layer: model.get_submodule(job.layer) for job in some}
         with torch.inference_mode(), watching(layers, add):
-            for ids in texts:
-                run(model, torch.tensor([list(ids)]))
+            for ids, target in texts:
+                run(model, torch.tensor([list(ids)]), None if target is None else torch.tensor([list(target)]))
         for job in some:
             assert job.weight.const_value is not None
             matrix = job.weight.const_value.numpy()
@@ -78,7 +85,8 @@ def calibrate(
             errors.append([change_of_products(matrix, dequantize(each), seen) for each in both])
     after, before = np.mean(errors, axis=0).tolist()
     error = {name: float(f"{value:.{DIGITS}g}") for name, value in (("error", after), ("error_before", before))}
-    return Calibrated(matrices, {"texts": len(texts), "tokens": sum(map(len, texts)), **error})
+    tokens = sum(len(text.ids) + len(text.target or ()) for text in texts)
+    return Calibrated(matrices, {"texts": len(texts), "tokens": tokens, **error})
 
 
 def _jobs(checkpoint: Checkpoint, models: Mapping[str, ir.Model], forms: Mapping[str, Form]) -> list[Job]:

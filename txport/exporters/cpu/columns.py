@@ -72,11 +72,13 @@ def largest_columns(inputs: Sequence[Tensor], task: Task) -> tuple[int, ...]:
     return tuple(sorted(largest.argsort(descending=True, stable=True)[:count].tolist()))
 
 
-def run(model: Model, ids: Tensor) -> None:
-    """Run a model on sources (rows, length) without padding."""
+def run(model: Model, ids: Tensor, target: Tensor | None = None) -> None:
+    """Run a model on sources (rows, length) without padding; an encoder-decoder reads `target` (rows, T), too."""
     mask = torch.ones_like(ids, dtype=torch.bool)
     if not model.facts.generates:
         model.infer(ids, mask)
+    elif target is not None:
+        model(ids, mask.sum(1), target)
     else:
         places = torch.arange(ids.shape[1]).expand(ids.shape)
         model.extend(ids, mask, places, model.empty_state(len(ids)), wanted=places[:, ::8])  # logits take memory

@@ -15,7 +15,7 @@ from txport.bundles.manifest import Manifest
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.checkpoints.weights.streamed import Read, copied
 from txport.exporters.check import check_graph
-from txport.exporters.cpu.calibrate import calibrate
+from txport.exporters.cpu.calibrate import Text, calibrate
 from txport.exporters.cpu.choose import NO_FORMS
 from txport.exporters.cpu.rewrite import ON_CPU
 from txport.exporters.exporter import Job, exporter_of
@@ -29,12 +29,12 @@ def write(
     manifest: Manifest,
     folder: Path,
     chosen: Mapping[str, Form] = NO_FORMS,
-    texts: Sequence[Sequence[int]] = (),
+    texts: Sequence[Text] = (),
 ) -> Manifest:
     """Write and check the graphs and their weights; return the completed manifest.
 
-    `chosen`: weight -> the form that it gets, where the target has a choice. `texts`: lists of tokens by which matrices
-    in 4 bits are rounded. Raises `UnsupportedError` if the model or the precision is not supported.
+    `chosen`: weight -> the form that it gets, where the target has a choice. `texts`: those by which matrices in
+    4 bits are rounded. Raises `UnsupportedError` if the model or the precision is not supported.
     """
     exporter = exporter_of(manifest.target)
     source = checkpoint.outline

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txport.audio.spectrogram import drawn_features
+from txport.audio.reading import is_audio, read_audio
+from txport.audio.spectrogram import drawn_features, log_mel
 from txport.bundles.bundle import Bundle
 from txport.bundles.comparisons import (
     AUTO_DISTANCE,
@@ -26,10 +27,11 @@ from txport.bundles.comparisons import (
     VECTORS,
     describe_loss,
 )
-from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.checkpoint import Checkpoint, is_large
 from txport.errors import TextError, TxportError, UnsupportedError
+from txport.exporters.cpu.calibrate import Text
 from txport.models.audio import Features
-from txport.models.facts import Facts
+from txport.models.facts import Facts, Tokens
 from txport.models.model import Model
 from txport.models.names import LARGEST_SAMPLES
 from txport.models.ops import padding_mask
@@ -57,7 +59,8 @@ LENGTHS = (5, 11, 17, 8, 14, 20, 9, 12)  # of the random sources
 DIGITS = 4
 TINY = 1e-30
 SAMPLES, OWN_TEXTS, OF_VOCABULARY = "samples", "texts that the bundle wrote", "texts of random tokens"
-RANDOM, RANDOM_FEATURES = "random lists of tokens", "random features"
+RANDOM, RANDOM_FEATURES, AUDIO = "random lists of tokens", "random features", "audio files"
+HEARD = "samples"  # the folder of audio files beside the weights
 
 
 @dataclass(frozen=True)
@@ -83,15 +86,15 @@ class Trial:
 
 def measure_loss(bundle: Bundle, checkpoint: Checkpoint, runtime: Any) -> Loss:
     """Compare the outputs of a quantised bundle on a runtime with those of PyTorch in fp32."""
-    trial = trial_of(bundle, runtime)
+    trial = trial_of(bundle, checkpoint, runtime)
     how = _of_generator if bundle.manifest.facts.generates else _of_encoder
     return how(bundle.manifest.facts, trial, checkpoint.model, runtime)
 
 
-def trial_of(bundle: Bundle, runtime: Any) -> Trial:
+def trial_of(bundle: Bundle, checkpoint: Checkpoint, runtime: Any) -> Trial:
     """Return what a bundle is measured on."""
     facts = bundle.manifest.facts
-    sources, inputs = _sources(bundle, runtime)
+    sources, inputs = _sources(bundle, checkpoint, runtime)
     if not facts.generates:
         return Trial(sources, inputs, [])
     options = SearchOptions(max_new_tokens=min(NEW_TOKENS, sides(facts)[1]), scores=False)
@@ -112,12 +115,13 @@ def divergence_of(facts: Facts, expected: Sequence[Array], actual: Sequence[Arra
     return float(np.concatenate([how(*pair) for pair in zip(expected, actual, strict=True)]).mean())
 
 
-def _sources(bundle: Bundle, runtime: GraphRuntime) -> tuple[list[Source], str]:
-    """Return the sources to measure on, and what they are: real texts if the bundle has some."""
+def _sources(bundle: Bundle, checkpoint: Checkpoint, runtime: GraphRuntime) -> tuple[list[Source], str]:
+    """Return the sources to measure on, and what they are: real texts if the bundle has some, or real audio."""
     facts = bundle.manifest.facts
     reads = facts.reads
     if isinstance(reads, Features):
-        return [drawn_features(reads, number) for number in range(FEW_ROWS)], RANDOM_FEATURES
+        heard: list[Source] = list(_heard(checkpoint, reads))
+        return (heard, AUDIO) if heard else ([drawn_features(reads, each) for each in range(FEW_ROWS)], RANDOM_FEATURES)
     most = sides(facts)[0]
     tokenizer = _tokenizer(bundle)
     if bundle.samples and tokenizer is not None:
@@ -141,6 +145,14 @@ def _written(runtime: GraphRuntime, facts: Facts, start: int, length: int, seed:
     options = SearchOptions(max_new_tokens=length, do_sample=True, seed=seed)
     ((found,),) = generate(runtime, [[start]], facts, options)
     return [start, *found.tokens]
+
+
+def _heard(checkpoint: Checkpoint, reads: Features) -> Iterator[Array]:
+    """Yield the features (M, F) of the first audio files in the folder `samples` of a checkpoint, if it has one."""
+    place = checkpoint.folder and checkpoint.folder / HEARD
+    files = sorted(path for path in place.iterdir() if is_audio(str(path))) if place and place.is_dir() else []
+    for path in files[: FEW_ROWS if is_large(checkpoint.outline) else ROWS]:
+        yield log_mel(read_audio(path, reads), reads)[:, : reads.frames]
 
 
 def _tokenizer(bundle: Bundle) -> Any:
@@ -303,15 +315,15 @@ def usual_aim(facts: Facts) -> float:
     return AUTO_DISTANCE if facts.ability == "embed" else AUTO_DIVERGENCE
 
 
-def calibration_texts(checkpoint: Checkpoint, path: Path) -> list[list[int]]:
-    """Return the tokens of the texts in a file, one a line; a model that generates text continues each of them.
+def calibration_texts(checkpoint: Checkpoint, path: Path) -> list[Text]:
+    """Return the texts in a file, one a line, each with what a model that generates text writes after it.
 
     With a chat template, each line is a message, and the model answers it. Raises `UnsupportedError` for a model whose
     weights are not rounded so, and `TextError` for a file without text.
     """
     facts = checkpoint.facts
-    if facts.is_encoder_decoder:
-        raise UnsupportedError("calibrate is for models that continue text, and encoders; this one reads a source")
+    if not isinstance(facts.reads, Tokens):
+        raise UnsupportedError("calibrate is for models that read text; this one reads audio")
     if checkpoint.packed:
         raise UnsupportedError(f"calibrate rounds weights, and these are quantised already: {checkpoint.quantised}")
     try:
@@ -325,7 +337,10 @@ def calibration_texts(checkpoint: Checkpoint, path: Path) -> list[list[int]]:
     reader = chat_of(files, place, tokenizer) or tokenizer
     texts = [reader.encode(line)[: sides(facts)[0]] for line in lines]
     if not facts.generates:
-        return texts
+        return [Text(text) for text in texts]
     options = SearchOptions(max_new_tokens=min(ANSWERED, sides(facts)[1]), scores=False)
     answers = generate(TorchRuntime(checkpoint.model), texts, facts, options)
-    return [[*text, *each[0].tokens] for text, each in zip(texts, answers, strict=True)]
+    pairs = [(text, each[0].tokens) for text, each in zip(texts, answers, strict=True)]
+    if facts.is_encoder_decoder:
+        return [Text(text, [facts.writes.start or 0, *tokens[:-1]]) for text, tokens in pairs]
+    return [Text([*text, *tokens]) for text, tokens in pairs]

@@ -9,7 +9,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from txport.errors import ParityError, brief
+from txport.errors import AudioError, ParityError, UnavailableError, brief
 from txport.proof.masks import bound_of, cut_off, largest_of
 from txport.proof.parity.cases import Case
 from txport.proof.parity.measures import Comparison, compare, wrong
@@ -50,6 +50,8 @@ def no_crash(what: str) -> Iterator[None]:
     """Raise `ParityError` for any error of a runtime except lack of memory, which is no fault of the graph."""
     try:
         yield
+    except (AudioError, UnavailableError):  # a file of the user, or a package that reads it
+        raise
     except Exception as error:  # each runtime has its own errors
         if is_out_of_memory(error):
             raise
