@@ -17,7 +17,7 @@ WORDS := transformer attention onnx pronunciation
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test check docs dist format agreement bench bench-peers peers examples hostile gpu clean no-npm
+.PHONY: run test quick check docs dist format agreement bench bench-peers peers examples hostile gpu clean no-npm
 
 run: $(INSTALLED)
 	$(BIN)/txport run g2p-en $(WORDS)
@@ -31,6 +31,14 @@ NPM := $(if $(shell command -v npm),$(foreach each,$(JS) $(PACKAGE) examples/nod
 test: $(INSTALLED) $(HF)/.installed $(PEERS)/.installed $(HEADERS)/.installed $(NPM)
 	$(BIN)/pytest --numprocesses logical --dist worksteal
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(HF)/bin/python -m pytest --numprocesses logical --dist worksteal --confcutdir tests/hugging_face tests/hugging_face
+
+# What one runs before a commit, in under a minute: the checks without tests, and the tests of files that are fast.
+quick: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m tests.house
+	$(BIN)/pytest --numprocesses logical --dist worksteal $(addprefix --ignore=,$(file < tests/slow.txt))
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

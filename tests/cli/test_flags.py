@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -89,17 +90,23 @@ def test_a_command_gives_no_advice_that_it_cannot_follow(message: str, expected:
         assert command.followable(message) == expected
 
 
+@functools.cache
+def advice() -> list[str]:
+    """Texts of the library that name an argument."""
+    every = {text for file in PACKAGE.rglob("*.py") for _, text in texts(file)}
+    found = sorted(text for text in every if any(each["name"] for each in ARGUMENT.finditer(text)))
+    assert len(found) > 30
+    return found
+
+
 @pytest.mark.parametrize("name", cli.commands)
 def test_no_advice_of_the_library_names_an_option_that_a_command_lacks(name: str) -> None:
     """Unless the command that has it is named too."""
     command = cli.commands[name]
     assert isinstance(command, Command)
-    every = {text for file in PACKAGE.rglob("*.py") for _, text in texts(file)}
-    advice = sorted(text for text in every if any(found["name"] for found in ARGUMENT.finditer(text)))
-    assert len(advice) > 30
     given = {flag for option in command.params for flag in option.opts}
     with click.Context(cli) as top, click.Context(command, parent=top):
-        said = [command.in_flags(command.followable(f"what is wrong; {text}"), {}) for text in advice]
+        said = [command.in_flags(command.followable(f"what is wrong; {text}"), {}) for text in advice()]
     for text in said:
         others = [other for word, other in cli.commands.items() if re.search(rf"\b{word}", text)]
         allowed = given.union(*(option.opts for other in others for option in other.params))

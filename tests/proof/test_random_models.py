@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.covering import in_turn, on_each_target
+from tests.covering import in_turn
 from tests.proof import random_models
 from tests.proof.random_models import ON_CUDA, PLANS, WEIGHTS, Kinds, Plan, draw_plan, examine
 from txport import runtimes
@@ -113,7 +113,7 @@ def numbers_of(plans: Kinds, kinds: Iterable[tuple[str, tuple[str, str]]]) -> li
     return [at + len(plans) * len(names) * (number % len(WEIGHTS)) for number, at in enumerate(sorted(places), 1)]
 
 
-ON_CPU = on_each_target(architecture.names(), PLANS)
+ON_CPU = in_turn(architecture.names(), PLANS)
 ONE_ON_CUDA = in_turn(architecture.names(), ON_CUDA)
 
 

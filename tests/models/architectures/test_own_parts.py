@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
+from tests.covering import on_each_target
 from tests.models.architectures.owned import beside_the_others
 from tests.proof.faults import Edit, scaled
 from tests.tiny import edit_graph
@@ -53,8 +54,7 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, s
     return bundle
 
 
-@pytest.mark.parametrize("plan", PLANS, ids="-".join)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "plan"), on_each_target(KINDS, PLANS))
 def test_a_part_of_one_s_own_exports(kind: str, plan: tuple[str, str], bundle_of: Callable[..., Bundle]) -> None:
     bundle, report = prove(bundle_of(kind, *plan), checkpoint_of(kind))
     assert report.passed, report.failures()
@@ -114,8 +114,7 @@ FAULTS: dict[str, tuple[str, Edit, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("plan", [("portable", "fp32"), ("cpu", "fp32"), ("cpu", "int8")], ids="-".join)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "plan"), on_each_target(FAULTS, PLANS[:3]))
 def test_a_fault_in_a_part_of_one_s_own_is_named(
     fault: str, plan: tuple[str, str], bundle_of: Callable[..., Bundle], tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
+from tests.covering import in_turn
 from tests.proof.faults import (
     Edit,
     attribute,
@@ -349,13 +350,14 @@ def passes(bundle: Bundle, checkpoint: Checkpoint) -> bool:
 
 
 @pytest.mark.usefixtures("no_origin")
-@pytest.mark.parametrize("precision", ["int8", "int4"])
-@pytest.mark.parametrize("fault", [*sorted(FAINT), *OF_EACH_KIND.values()])
+@pytest.mark.parametrize(
+    ("fault", "plan"), in_turn([*sorted(FAINT), *OF_EACH_KIND.values()], [("cpu", "int8"), ("cpu", "int4")])
+)
 def test_in_few_bits_a_fault_is_found_that_is_smaller_than_rounding(
-    fault: str, precision: str, quantised: dict[str, Bundle], checkpoints: dict[str, Checkpoint], tmp_path: Path
+    fault: str, plan: tuple[str, str], quantised: dict[str, Bundle], checkpoints: dict[str, Checkpoint], tmp_path: Path
 ) -> None:
     _, role, edit, *_ = FAULTS[fault]
-    copy = Path(shutil.copytree(quantised[precision].path, tmp_path / "bundle"))
+    copy = Path(shutil.copytree(quantised[plan[1]].path, tmp_path / "bundle"))
     assert not passes(edit_graph(copy, role, edit), checkpoints["pre"])
 
 

@@ -131,11 +131,11 @@ def test_the_values_of_a_call_that_are_too_large_are_compared_in_pieces(
     assert {tap for each, _ in observed for tap in each.compared} == taps
     bundle = edit_graph(bundle.path, DECODER if target == "portable" else STEP, fault)
     found = []
-    for room in (1 << 30, 3_000, 5_000, 8_000, 20_000):
+    for room in (1 << 30, 5_000, 20_000):
         monkeypatch.setattr(probe, "ROOM", room)
         found.append(bisect(bundle, whole))
     assert found[0] is not None
-    assert found == found[:1] * 5
+    assert found == found[:1] * 3
 
 
 def test_the_costs_of_a_large_model_are_those_of_one_in_memory(
