@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tests.tiny import tiny_config, tiny_model
 from txport.api.release import load_checkpoint
-from txport.bundles.forms import DYNAMIC, INVARIANT, blocks_of
+from txport.bundles.forms import DYNAMIC, INVARIANT, Form, blocks_of, with_columns
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.exporters.cpu import choose
 from txport.exporters.cpu.choose import choose_form
@@ -47,6 +47,21 @@ def test_of_two_scales_that_are_nearly_as_good_the_better_is_taken(hundredths: l
     best = min((np.float32(largest / end) for end in ENDS), key=lambda scale: squared_error(block, scale))
     assert best_scales(block[None], 4).tolist() == [best]
     assert best_scales(block[None, ::-1], 4).tolist() == [best]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [DYNAMIC, INVARIANT, with_columns((0, 3)), blocks_of(8, 16), blocks_of(4, 32), blocks_of(4, 16, zeros=True)],
+    ids=Form.describe,
+)
+def test_zeros_alone_have_the_scale_0(form: Form) -> None:
+    """The embedding of padding, which is a row of a projection: its logit is 0, not the rounding error of a sum."""
+    matrix = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
+    matrix[2] = 0
+    quantized = quantize(matrix, form)
+    assert not quantized.scales[2].any()
+    assert quantized.scales[[0, 1, *range(3, 8)]].all()
+    assert not dequantize(quantized)[2].any()
 
 
 def test_squares_are_summed_one_after_the_other_in_float64() -> None:

@@ -35,7 +35,9 @@ def round_by_inputs(matrix: Array, form: Form, moments: Array) -> Quantized:
         blocks = piece.reshape(len(piece), -1, form.block or 1)
         scales, zeros = best_grids(blocks, np.diag(damped).reshape(blocks.shape[1:]))
         codes = _codes(piece.astype(np.float64), scales.astype(np.float64), zeros.astype(np.float64), passed_on)
-        return Quantized(form, pack(codes.astype(np.uint8).reshape(blocks.shape)), scales, zeros=zeros)
+        return Quantized(
+            form, pack(codes.astype(np.uint8).reshape(blocks.shape)), scales * blocks.any(axis=-1), zeros=zeros
+        )
 
     with ThreadPoolExecutor(cores()) as pool:
         return joined(list(pool.map(quantize, pieces)))

@@ -127,11 +127,14 @@ def shapes(out: int, inputs: int, form: Form) -> tuple[tuple[int, ...], tuple[in
 
 
 def _quantize(matrix: Array, form: Form, scales_in: np.dtype[Any]) -> tuple[Array, Array, Array | None]:
-    """Quantise some rows of a matrix; return values, row by row, scales, and zero points if the form has them."""
+    """Quantise some rows of a matrix; return values, row by row, scales, and zero points if the form has them.
+
+    The scale of zeros alone is 0: with another one, the rounding errors of a kernel's sums would take its size.
+    """
     if form.has_row_scales:
         assert scales_in == FLOAT32, scales_in
         scales = _safe(np.abs(matrix).max(axis=1) / 127)
-        return np.clip(np.rint(matrix / scales[:, None]), -127, 127).astype(np.int8), scales, None
+        return np.clip(np.rint(matrix / scales[:, None]), -127, 127).astype(np.int8), scales * matrix.any(axis=1), None
     bits = form.bits
     block = form.block
     assert block is not None
@@ -139,12 +142,12 @@ def _quantize(matrix: Array, form: Form, scales_in: np.dtype[Any]) -> tuple[Arra
     if form.zeros:
         assert scales_in == FLOAT32, scales_in
         scales, zeros = best_grids(blocks)
-        return pack(_codes(blocks, scales, zeros).astype(np.uint8)), scales, zeros
+        return pack(_codes(blocks, scales, zeros).astype(np.uint8)), scales * blocks.any(axis=-1), zeros
     scales = _outwards(best_scales(blocks, bits), scales_in)
     half = 2 ** (bits - 1)
     values = np.rint(blocks / scales[..., None].astype(np.float32))
     values = (np.clip(values, -half, half - 1) + half).astype(np.uint8)
-    return pack(values) if bits == 4 else values, scales, None
+    return pack(values) if bits == 4 else values, scales * blocks.any(axis=-1), None
 
 
 def _codes(blocks: Array, scales: Array, zeros: Array) -> Array:
