@@ -113,6 +113,8 @@ class Engine:
         text = ctypes.create_string_buffer(32)
         llama_cpp.llama_model_meta_val_str(self._model, END.encode(), cast(Any, text), len(text))
         self._end = int(text.value)
+        llama_cpp.llama_model_desc(self._model, cast(Any, text), len(text))
+        self._is_whole = b"F32" in text.value
         self._search = search
         self._threads = options["threads"]
         self._context: Any = None
@@ -152,6 +154,9 @@ class Engine:
             options.n_batch = rows * longest
             options.n_seq_max = rows
             options.kv_unified = rows == 1
+            if self._is_whole:  # by default, caches are in fp16, and attention rounds to it: other tokens
+                options.type_k = options.type_v = llama_cpp.GGML_TYPE_F32
+                options.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
             options.n_threads = options.n_threads_batch = self._threads
             self._context = llama_cpp.llama_init_from_model(self._model, options)
             self._room = (rows, longest)
