@@ -14,6 +14,7 @@ import torch
 from onnx import numpy_helper
 
 import txport
+from tests.recorded import FAMILIES
 from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import INVARIANT, with_columns
@@ -57,6 +58,17 @@ def test_the_columns_of_the_largest_inputs_are_found(checkpoint: Checkpoint) -> 
     assert set(found[INNER]) > LARGE
     assert {len(each) for each in found.values()} == {COLUMNS["encode"]}
     assert find_columns(checkpoint) == found
+
+
+def test_a_model_that_hears_has_them_and_its_projection_blocks(tmp_path: Path) -> None:
+    tiny = load_checkpoint(str(FAMILIES / "whisper")).config
+    config = dataclasses.replace(tiny, d_model=64, feed_forward=64)  # type: ignore[call-arg]
+    model = architecture.of(config).build(config).eval()
+    fill(model)
+    save_checkpoint(tmp_path / "model", model)
+    forms = txport.export(tmp_path / "model", tmp_path / "out", target="cpu", precision="int8").manifest.forms
+    assert forms.pop("projection.weight").describe() == "8-bit blocks of 32"
+    assert {form.describe() for form in forms.values()} == {"int8 with 16 columns in fp32"}
 
 
 def test_they_cost_less_in_fp32(bundle: Bundle, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:

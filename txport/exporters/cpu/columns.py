@@ -13,44 +13,45 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from txport.audio.spectrogram import drawn_features
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.checkpoints.weights.streamed import converted
 from txport.exporters.tracing.trace import weight_names
 from txport.models.audio import Features
-from txport.models.facts import Facts, Task, Tokens
+from txport.models.facts import Facts, Task
 from txport.models.model import Model
 from txport.models.parts import Linear
 
-COLUMNS: dict[Task, int] = {"encode": 16, "causal": 32}  # other tasks have inputs of about the same size
-USUAL = 16  # columns that a matrix of another task may have
+COLUMNS: dict[Task, int] = {"encode": 16, "causal": 32}  # others that read text have inputs of about the same size
+PROJECTION = "projection"  # the tag of its layer
+USUAL = 16  # columns in a model that reads features, and those that a matrix of another one may have
 LEAST = 4  # times as many inputs has a matrix of which some are kept in fp32
 ROWS, LENGTH = 4, 64  # random sources
 
 
 def has_columns(facts: Facts, rows: int | None) -> bool:
     """Return whether int8 matrices of a model have columns in fp32; `rows` as in `choose_form`."""
-    return facts.task in COLUMNS and (rows is None) != facts.generates
+    return (facts.task in COLUMNS or isinstance(facts.reads, Features)) and (rows is None) != facts.is_causal
 
 
 def find_columns(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Return weight -> the columns with the largest inputs, for the linear layers of a model.
 
-    The model runs in float64, so that every machine finds the same. Names are those of a trace. Models that read
-    features have none.
+    The model runs in float64, so that every machine finds the same. Names are those of a trace. `projection_in_blocks`
+    is for the projection of a model that reads features; columns of it would take more time.
     """
     outline = checkpoint.outline
-    if isinstance(outline.facts.reads, Features):
-        return {}
-    count = COLUMNS[outline.facts.task]
+    count = COLUMNS.get(outline.facts.task, USUAL)
     names = weight_names(outline)
     wide = (
         (name, each)
         for name, each in outline.named_modules()
         if isinstance(each, Linear) and each.in_features >= LEAST * count
     )
-    layers = {name: names[id(each.weight)] for name, each in wide}
+    hears = isinstance(outline.facts.reads, Features)
+    layers = {name: names[id(each.weight)] for name, each in wide if not (hears and each.tag == PROJECTION)}
     model = converted(checkpoint.model, torch.float64)
-    ids = _random_ids(outline.facts.reads)
+    source, target = _random_inputs(outline.facts)
     largest: dict[str, Tensor] = {}
 
     def keep(name: str, x: Tensor) -> None:
@@ -58,7 +59,7 @@ def find_columns(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
         largest[name] = torch.maximum(largest[name], found) if name in largest else found
 
     with torch.inference_mode(), watching({name: model.get_submodule(name) for name in layers}, keep):
-        run(model, ids)
+        run(model, source, target)
     order = {name: values.argsort(descending=True, stable=True) for name, values in largest.items()}
     return {layers[name]: tuple(sorted(indices[:count].tolist())) for name, indices in order.items()}
 
@@ -72,23 +73,30 @@ def largest_columns(inputs: Sequence[Tensor], task: Task) -> tuple[int, ...]:
     return tuple(sorted(largest.argsort(descending=True, stable=True)[:count].tolist()))
 
 
-def run(model: Model, ids: Tensor, target: Tensor | None = None) -> None:
-    """Run a model on sources (rows, length) without padding; an encoder-decoder reads `target` (rows, T), too."""
-    mask = torch.ones_like(ids, dtype=torch.bool)
+def run(model: Model, source: Tensor, target: Tensor | None = None) -> None:
+    """Run a model on tokens (rows, length) without padding, or on features (rows, M, F).
+
+    An encoder-decoder reads `target` (rows, T), too.
+    """
+    mask = torch.ones(source.shape[:2], dtype=torch.bool)
     if not model.facts.generates:
-        model.infer(ids, mask)
+        model.infer(source, mask)
     elif target is not None:
-        model(ids, mask.sum(1), target)
+        model(source, mask.sum(1), target)
     else:
-        places = torch.arange(ids.shape[1]).expand(ids.shape)
-        model.extend(ids, mask, places, model.empty_state(len(ids)), wanted=places[:, ::8])  # logits take memory
+        places = torch.arange(source.shape[1]).expand(source.shape)
+        model.extend(source, mask, places, model.empty_state(len(source)), wanted=places[:, ::8])  # logits take memory
 
 
-def _random_ids(reads: Tokens) -> Tensor:
-    """Return random sources (rows, length) of tokens that are not special."""
+def _random_inputs(facts: Facts) -> tuple[Tensor, Tensor | None]:
+    """Return random sources of tokens that are not special, or features and a random target; see `run`."""
+    draw = np.random.default_rng(0)
+    reads = facts.reads
+    if isinstance(reads, Features):
+        target = draw.integers(facts.writes.size, size=(1, min(facts.writes.longest, LENGTH)))
+        return torch.from_numpy(drawn_features(reads, 0)[None]).to(torch.float64), torch.from_numpy(target)
     known = np.setdiff1d(np.arange(reads.size), reads.special)
-    drawn = np.random.default_rng(0).choice(known, (ROWS, min(reads.longest, LENGTH)))
-    return torch.from_numpy(drawn)
+    return torch.from_numpy(draw.choice(known, (ROWS, min(reads.longest, LENGTH)))), None
 
 
 @contextmanager
