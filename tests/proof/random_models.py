@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from tests.instruction_sets import SETS, describe_processor
 from txport.bundles.bundle import Bundle, seal
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from txport.errors import ParityError, UnsupportedError
+from txport.errors import ParityError, RunError, UnsupportedError
 from txport.exporters.export import export_graphs
 from txport.exporters.exporter import exporter_of
 from txport.models import architecture
@@ -271,7 +271,7 @@ def examine(plan: Plan, folder: Path) -> Report:
     bundle = seal(place, export_graphs(checkpoint, place, **how))
     try:
         report = prove(bundle, checkpoint, seed=plan.number, cases=1)[1]
-    except ParityError:
+    except (ParityError, RunError):
         refuse_overflow(bundle, checkpoint)
         raise
     if not report.passed:

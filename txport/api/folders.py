@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from txport.checkpoints.folder import digest, files_of
+from txport.checkpoints.folder import Lora, digest, files_of, split_loras, with_loras
 from txport.errors import TxportError
 from txport.models.names import COMPANIONS, MANIFEST, PICKLES
 from txport.system.documents import LARGEST_TOML, DocumentError, read_json, read_text
@@ -50,31 +50,36 @@ def listed(folder: Path) -> Collection[str]:
     return {MANIFEST, *COMPANIONS, *(files if isinstance(files, dict) else ())}
 
 
-def remember(bundle: Bundle, folder: Path) -> None:
-    """Keep the folder of the checkpoint that a bundle was exported from; without a cache, do nothing."""
+def remember(bundle: Bundle, folder: Path, loras: Sequence[Lora] = ()) -> None:
+    """Keep the folders of the checkpoint that a bundle was exported from; without a cache, do nothing."""
+    name = with_loras(_real(folder), [str(each._replace(name=_real(each.folder))) for each in loras])
     place = _place(bundle)
     with contextlib.suppress(OSError, UnicodeEncodeError):
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(str(Path(os.path.realpath(folder))), encoding="utf-8")
+        place.write_text(name, encoding="utf-8")
 
 
-def find_origin(bundle: Bundle) -> Path | None:
-    """Return the folder of the checkpoint of a bundle if it still lies there with the same hash; otherwise None."""
-    for folder in _candidates(bundle):
+def _real(folder: Path) -> str:
+    return str(Path(os.path.realpath(folder)))
+
+
+def find_origin(bundle: Bundle) -> str | None:
+    """Return the checkpoint of a bundle, with its LoRAs, if it still is where it was with the same hash, or None."""
+    for name in _candidates(bundle):
         with contextlib.suppress(TxportError, OSError):
-            if folder.is_dir() and digest(str(folder)) == bundle.manifest.checkpoint["sha256"]:
-                return folder
+            if Path(split_loras(name)[0]).is_dir() and digest(name) == bundle.manifest.checkpoint["sha256"]:
+                return name
     return None
 
 
-def _candidates(bundle: Bundle) -> Iterator[Path]:
+def _candidates(bundle: Bundle) -> Iterator[str]:
     """Yield the folder where the checkpoint was, then those of its name beside the bundle and here."""
     with contextlib.suppress(DocumentError, OSError):
-        yield Path(read_text(_place(bundle), LARGEST_TOML))
+        yield read_text(_place(bundle), LARGEST_TOML)
     name = bundle.manifest.checkpoint["name"]
     if Path(name).name == name:
-        yield bundle.path.absolute().parent / name
-        yield Path(name)
+        yield str(bundle.path.absolute().parent / name)
+        yield name
 
 
 def _place(bundle: Bundle) -> Path:

@@ -110,8 +110,8 @@ def checkpoint_of(bundle: Bundle, command: str = "") -> str:
         raise UnsupportedError(f"{bundle.path} does not say what it was exported from; name it with checkpoint=FOLDER")
     if name in shipped() or preset_name(name):
         return name
-    if (folder := find_origin(bundle)) is not None:
-        return str(folder)
+    if (origin := find_origin(bundle)) is not None:
+        return origin
     what = f"{bundle.path} was made from a checkpoint of yours, {name}, which is not where it was or has changed"
     fix = f"`{command} --checkpoint FOLDER` names it" if command else "name it with checkpoint=FOLDER"
     raise UnsupportedError(f"{what}; {fix}")

@@ -12,7 +12,7 @@ from txport.api.folders import listed, remember
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import AUTO_LIMIT, MOST_IN_FP32
 from txport.checkpoints.folder import code_name, files_of, find_folder, preset_name
-from txport.errors import OutputError, ParityError, TxportError, UnsupportedError, quoted
+from txport.errors import OutputError, ParityError, RunError, TxportError, UnsupportedError, quoted
 from txport.models.names import MANIFEST
 from txport.system import machine
 from txport.system.files import staged_folder
@@ -159,7 +159,7 @@ def export(
         if weights:
             bundle = _proven(bundle, checkpoint, progress, few_bits, how)
     if weights and checkpoint.folder is not None:
-        remember(bundle, checkpoint.folder)
+        remember(bundle, checkpoint.folder, checkpoint.loras)
     return replace(bundle, path=Path(out))
 
 
@@ -242,9 +242,11 @@ def _proven(
         progress(f"held against PyTorch in fp32: in float64 it does not run ({checkpoint.outline.fp32_only})")
     try:
         bundle, report = prove(bundle, checkpoint, max_loss=few_bits.max_loss, progress=within(progress, 0.1, 1))
-    except ParityError as error:
+    except (ParityError, RunError) as error:
         if beyond := find_overflow(bundle, checkpoint):
             raise ParityError(f"the export of {checkpoint.name} fails: {beyond}") from error
+        if isinstance(error, RunError):
+            raise
         raise ParityError(f"{error}{note_on_lengths(bundle, checkpoint)}") from error
     if report.is_equal and report.beyond:
         what = f"{report.beyond[0]}; {costliest(bundle, checkpoint)}"

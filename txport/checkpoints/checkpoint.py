@@ -21,9 +21,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from txport.checkpoints.folder import PRESET, digest, find_folder, label, preset_config, preset_name
+from txport.checkpoints.folder import PRESET, Lora, digest, find_folder, label, preset_config, preset_name
 from txport.checkpoints.sources.fitting import fitted, require_computed, without_head
-from txport.checkpoints.sources.source import Source, read_source
+from txport.checkpoints.sources.source import Source, read_named, read_source
 from txport.checkpoints.weights.packed import PackedReader, packed_weights
 from txport.checkpoints.weights.plan import Plan, first_names
 from txport.checkpoints.weights.streamed import Read, Unfilled, filled, in_memory, outline, streamed
@@ -61,7 +61,7 @@ class Checkpoint:
     """A model that is ready to run in PyTorch, and its origin.
 
     The `outline` of a large model has no weights: `read` returns each one by its first name. `quantised` says how
-    another tool has quantised it, and `packed` reads its matrices of 4 bits, by each of their names.
+    another tool has quantised it, and `packed` reads its matrices of 4 bits, by each of their names. `loras` are in it.
     """
 
     name: str
@@ -74,6 +74,7 @@ class Checkpoint:
     texts: Mapping[str, Path | str] | None = None  # tokenizer files by name; None for those in the folder
     quantised: str = ""
     packed: Mapping[str, PackedReader] = field(default_factory=dict)
+    loras: tuple[Lora, ...] = ()
 
     @cached_property
     def model(self) -> Model:
@@ -139,7 +140,7 @@ def load_checkpoint(name: str) -> Checkpoint:
     if preset := preset_name(name):
         return random_checkpoint(preset)
     folder = find_folder(name)
-    source = read_source(folder)
+    source = read_named(name)
     build = architecture.of(source.config).build
     model = build_empty(source.config)
     _require_memory(model, folder / CONFIG)
@@ -153,7 +154,7 @@ def load_checkpoint(name: str) -> Checkpoint:
     made_of = partial(made_of, generation=defaults.options, not_followed=defaults.not_followed)
     packed = packed_weights(made, weights)
     packed = {name: packed[first] for name, first in first_names(model).items() if first in packed}
-    made_of = partial(made_of, quantised=source.quantised, packed=packed)
+    made_of = partial(made_of, quantised=source.quantised, packed=packed, loras=source.loras)
     if is_large(model):
         model = outline(build, source.config)
         require_computed(source, weights, made, model)

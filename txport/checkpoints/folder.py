@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from txport import models
 from txport.checkpoints import hub
@@ -12,6 +13,7 @@ from txport.errors import CheckpointError, UnsupportedError, quoted
 from txport.models.config import Config
 from txport.models.names import (
     ADAPTER,
+    ADAPTER_WEIGHTS,
     CONFIG,
     GGUF,
     INDEX,
@@ -36,6 +38,56 @@ from txport.system.terminal import one_line
 PRESET = "preset:"
 CODE = re.compile(r"(.+\.py):([^\W\d]\w*)")  # a file of the user's, and the variable of the adapter in it
 SHIPPED = Path(models.__file__).parent
+AND = " + "  # between a checkpoint and each LoRA: "base + lora=0.5"
+
+
+class Lora(NamedTuple):
+    """A LoRA of PEFT: its folder or its name on the hub, and the factor of its changes."""
+
+    name: str
+    weight: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> Lora:
+        """Read `FOLDER` or `FOLDER=WEIGHT`."""
+        name, _, weight = text.rpartition("=")
+        try:
+            return cls(name, float(weight)) if name and not Path(text).exists() else cls(text)
+        except ValueError:
+            return cls(text)
+
+    @property
+    def folder(self) -> Path:
+        """Its folder, downloaded if need be; raise `CheckpointError` if there is none, or it is not of PEFT."""
+        found = hub.download(self.name, (ADAPTER, ADAPTER_WEIGHTS[0])) if is_of_hub(self.name) else Path(self.name)
+        if not (found / ADAPTER).is_file():
+            raise CheckpointError(f"{found} is not a LoRA of PEFT: {ADAPTER} is missing")
+        return found
+
+    @property
+    def files(self) -> list[Path]:
+        """Its files: the config and the weights. Raises `CheckpointError` for missing ones."""
+        folder = self.folder
+        weights = [folder / name for name in ADAPTER_WEIGHTS if (folder / name).is_file()]
+        if not weights:
+            raise CheckpointError(f"{folder / ADAPTER_WEIGHTS[0]} is missing")
+        return [folder / ADAPTER, weights[0]]
+
+    def __str__(self) -> str:
+        return self.name if self.weight == 1 else f"{self.name}={self.weight:g}"
+
+
+def with_loras(name: str, loras: Sequence[str]) -> str:
+    """Return the name of a checkpoint with LoRAs, each `FOLDER` or `FOLDER=WEIGHT`."""
+    return AND.join([name, *loras])
+
+
+def split_loras(name: str) -> tuple[str, tuple[Lora, ...]]:
+    """Return the name of a checkpoint without its LoRAs, and these; see `with_loras`."""
+    if AND not in name or Path(name).exists():
+        return name, ()
+    base, *loras = name.split(AND)
+    return base, tuple(map(Lora.parse, loras))
 
 
 def shipped() -> list[str]:
@@ -80,11 +132,12 @@ def preset_config(preset: str) -> Config:
 
 
 def find_folder(name: str) -> Path:
-    """Return the folder of a checkpoint by path, by shipped name, or by its name on the hub (downloaded).
+    """Return the folder of a checkpoint, without LoRAs, by path, shipped name, or name on the hub (downloaded).
 
     Raises `CheckpointError` if there is no checkpoint or the name is no path, `UnsupportedError` for a file of code.
     """
     require_possible(name, CheckpointError)
+    name, _ = split_loras(name)
     if code_name(name):
         raise UnsupportedError(f"{name} is code, which runs only if you trust it: give trust_code=True")
     folder = SHIPPED / name if is_shipped(name) else Path(name)
@@ -133,16 +186,17 @@ def _require_whole(folder: Path) -> None:
 
 
 def _peft(path: Path) -> str:
-    """Return a description of an adapter of PEFT, with advice on how to make a checkpoint of it."""
+    """Return a description of an adapter of PEFT, with advice on how to export it."""
     try:
         values = read_json(path)
     except DocumentError:
         values = {}
-    kind = values.get("peft_type")
     base = values.get("base_model_name_or_path")
-    name = "a LoRA" if kind == "LORA" else "an adapter of PEFT"
     of = quoted(base) if isinstance(base, str) and base else "another model"
-    return f"{name} of {of}; merge it into that (merge_and_unload), and save the whole model (save_pretrained)"
+    if values.get("peft_type") == "LORA":
+        return f"a LoRA of {of}; give that model, and the LoRA with it: --lora {path.parent}"
+    fix = "merge it into that (merge_and_unload), and save the whole model (save_pretrained)"
+    return f"an adapter of PEFT of {of}; {fix}"
 
 
 def graphs_alone(folder: Path) -> str:
@@ -221,8 +275,13 @@ def digest(name: str) -> str:
     """Return a SHA-256 over all files that belong to a checkpoint, or over the config of a preset."""
     if preset := preset_name(name):
         return hash_of({"preset": preset, "config": repr(preset_config(preset))})
-    folder = find_folder(name)
-    return hash_of({path.relative_to(folder).as_posix(): sha256(path) for path in files_of(folder)})
+    base, loras = split_loras(name)
+    folder = find_folder(base)
+    hashes = {path.relative_to(folder).as_posix(): sha256(path) for path in files_of(folder)}
+    for number, lora in enumerate(loras):
+        hashes |= {f"lora {number}/{path.name}": sha256(path) for path in lora.files}
+        hashes[f"lora {number}"] = repr(lora.weight)
+    return hash_of(hashes)
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -244,4 +303,7 @@ def label(name: str) -> str:
     require_possible(name, CheckpointError)
     if code := code_name(name):
         return f"{code[0].name}:{code[1]}"
+    base, loras = split_loras(name)
+    if loras:
+        return AND.join([label(base), *(str(each._replace(name=label(each.name))) for each in loras)])
     return name if preset_name(name) or is_shipped(name) or is_of_hub(name) else Path(name).resolve().name

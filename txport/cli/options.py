@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from txport.cli.completion import models, providers
+from txport.cli.completion import folders, models, providers
 from txport.cli.guard import prints_aside
 from txport.runtimes import require_threads
 
@@ -40,6 +40,12 @@ def provider_option(command: F) -> F:
 def checkpoint_option(text: str) -> Callable[[F], F]:
     """Return a decorator that adds `--checkpoint`: the checkpoint of a bundle, if its name is not enough to find it."""
     return click.option("--checkpoint", shell_complete=models, help=text)
+
+
+def lora_option(of: str) -> Callable[[F], F]:
+    """Return a decorator that adds `--lora`, the LoRAs that are merged with the checkpoint `of`."""
+    text = f"Merge this LoRA of PEFT, a folder or a name on the hub, with {of}; docs/lora.md.  [repeatable]"
+    return click.option("--lora", "loras", multiple=True, metavar="FOLDER[=WEIGHT]", shell_complete=folders, help=text)
 
 
 def max_loss_option(command: F) -> F:

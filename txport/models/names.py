@@ -32,6 +32,7 @@ CUTTING = ("*.spm", "*.model", "*.bpe", *CODES, ENCODER)
 BESIDE = ("*vocab*.json", "*vocab*.txt", "*_step_*.safetensors", *CUTTING)
 WITH = {FAIRSEQ: ("*.pt",), "*.npz": ("*.yml", "*.yaml", "*.json")}  # files of any name next to a file like this
 ADAPTER, GGUF = "adapter_config.json", ".gguf"  # of PEFT, and of llama.cpp
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 MARKS = (CONFIG, RULES, *TRAINERS)  # a folder that has a file of one of these patterns may be a checkpoint
 # patterns of all files that belong to a checkpoint, except its shards
 MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, *OF_HEARING, *OF_SENTENCES, *BESIDE, *SPELLINGS)

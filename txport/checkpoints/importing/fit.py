@@ -16,7 +16,7 @@ from txport.checkpoints.importing.draft import DIFFERING, nearest, open_weights
 from txport.checkpoints.importing.roles import Template
 from txport.checkpoints.sources.fitting import fitted, without_head
 from txport.checkpoints.sources.native import ARCHITECTURE
-from txport.checkpoints.sources.source import Source, read_source
+from txport.checkpoints.sources.source import Source, read_named
 from txport.checkpoints.weights.plan import Piece, Plan
 from txport.checkpoints.weights.steps import Shape
 from txport.checkpoints.weights.values import Weights
@@ -96,7 +96,7 @@ def fit(name: str) -> Fit:
     require_possible(name, CheckpointError)
     try:
         folder = find_folder(name)
-        source = read_source(folder)
+        source = read_named(name)
     except (CheckpointError, ConfigError) as error:
         raise _unknown(Path(name), error) from error
     weights, made = fitted(source, build_empty(source.config))

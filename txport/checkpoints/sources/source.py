@@ -13,7 +13,7 @@ import safetensors
 from safetensors import safe_open
 from torch import Tensor
 
-from txport.checkpoints.folder import weight_files
+from txport.checkpoints.folder import Lora, find_folder, split_loras, weight_files
 from txport.checkpoints.pooling import EMBEDDING
 from txport.checkpoints.sources.pickles import kind_of, read_pickle
 from txport.checkpoints.weights.values import Weights
@@ -52,6 +52,7 @@ class Source:
     user's rules: number of the rule -> "txport.toml line 7". `texts` returns the text files of a bundle if they are not
     made from files of transformers. `original` is what can run the original model: "transformers", "none" if txport's
     own module is the original, or "" if only the user knows it. `quantised` says how another tool has quantised it.
+    `loras` are merged with the tensors.
     """
 
     config: Config
@@ -63,6 +64,7 @@ class Source:
     texts: Callable[[], Mapping[str, Path | str]] | None = None
     original: str = ""
     quantised: str = ""
+    loras: tuple[Lora, ...] = ()
 
 
 class Format(Protocol):
@@ -88,6 +90,13 @@ def read_source(folder: Path) -> Source:
         if found.recognises(folder):
             return found.read(folder)
     raise ConfigError(f"{folder / CONFIG} names no architecture, and nothing else tells who wrote it")
+
+
+def read_named(name: str) -> Source:
+    """Read a checkpoint by its name, with its LoRAs; raise as `find_folder` and `read_source`."""
+    from txport.checkpoints.sources.lora import merged
+
+    return merged(read_source(find_folder(name)), split_loras(name)[1])
 
 
 def place_of(folder: Path) -> Path:

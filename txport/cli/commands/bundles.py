@@ -18,7 +18,14 @@ from txport.bundles.comparisons import (
 from txport.bundles.manifest import AUTO_LIMIT, MOST_IN_FP32, PRECISIONS, STAND_IN, STOOD_IN
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
-from txport.cli.options import max_loss_option, provider_option, threads_option, trust_option, variant_option
+from txport.cli.options import (
+    lora_option,
+    max_loss_option,
+    provider_option,
+    threads_option,
+    trust_option,
+    variant_option,
+)
 from txport.cli.outputs import INPUT, OUTPUT, OUTPUT_FOLDER, command, in_flags
 from txport.cli.progress import shown, verbose_option
 from txport.errors import UnsupportedError
@@ -29,6 +36,7 @@ from txport.targets import TARGETS
 @command()
 @click.argument("checkpoint", shell_complete=completion.models)
 @click.argument("out", type=OUTPUT_FOLDER, shell_complete=completion.folders)
+@lora_option("CHECKPOINT")
 @click.option(
     "--target", type=click.Choice(list(TARGETS)), default="portable", show_default=True, help="Target of the export."
 )
@@ -88,6 +96,7 @@ from txport.targets import TARGETS
 def export(
     checkpoint: str,
     out: Path,
+    loras: tuple[str, ...],
     target: str,
     precision: str | None,
     weights: str,
@@ -102,12 +111,14 @@ def export(
     or a mount point. With --trust-code, CHECKPOINT can be a Python file and an adapter in it, model.py:NAME.
     """
     from txport.api import model as api
+    from txport.checkpoints.folder import with_loras
 
     if options["auto_limit"] is not None and not options["auto"]:
         raise UnsupportedError("--auto-limit needs --auto")
     options["weights"] = weights == "all"
     with shown(verbose) as progress:
-        bundle = api.export(checkpoint, out, target=target, precision=precision, progress=progress, **options)
+        name = with_loras(checkpoint, loras)
+        bundle = api.export(name, out, target=target, precision=precision, progress=progress, **options)
     if as_json:
         textio.print_json(bundle.manifest.to_dict())
     else:

@@ -9,6 +9,7 @@ import click
 
 from txport.cli import completion, textio
 from txport.cli.guard import echo
+from txport.cli.options import lora_option
 from txport.cli.outputs import OUTPUT, OUTPUT_FOLDER, command
 from txport.errors import UnsupportedError
 from txport.system.packages import needed
@@ -23,6 +24,7 @@ FURTHER = 40  # problems to show
 @command("import")
 @click.argument("source", shell_complete=completion.models)
 @click.argument("out", type=OUTPUT_FOLDER, required=False, shell_complete=completion.folders)
+@lora_option("SOURCE")
 @click.option(
     "--draft-map",
     type=OUTPUT,
@@ -46,6 +48,7 @@ FURTHER = 40  # problems to show
 def import_(
     source: str,
     out: Path | None,
+    loras: tuple[str, ...],
     draft_map: Path | None,
     at: str,
     architecture: str | None,
@@ -67,15 +70,17 @@ def import_(
     if draft_map is not None:
         if against is not None:
             raise UnsupportedError("--against can't be combined with --draft-map, which imports nothing")
-        if out is not None or as_json or force:
-            raise UnsupportedError("--draft-map writes a draft, not a checkpoint; remove OUT, --force and --json")
+        if out is not None or loras or as_json or force:
+            raise UnsupportedError("--draft-map writes a draft, no checkpoint; remove OUT, --lora, --force and --json")
         _draft(source, draft_map, architecture, at)
         return
     if trust_code and against is None:
         raise UnsupportedError("--trust-code needs --against model.py:NAME; an import runs no code")
     with needed("txport[export]", "an import"):
+        from txport.checkpoints.folder import with_loras
         from txport.checkpoints.importing.fit import fit, import_checkpoint, require_apart
         from txport.proof.against.hold import hold_against, require_original
+    source = with_loras(source, loras)
     if against is not None:
         require_original(against, trust_code=trust_code)
     if out is not None:

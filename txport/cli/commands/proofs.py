@@ -14,6 +14,7 @@ from txport.cli.guard import progress
 from txport.cli.options import (
     checkpoint_option,
     is_given,
+    lora_option,
     max_loss_option,
     provider_option,
     trust_option,
@@ -34,6 +35,7 @@ MATRIX_NOTE = "  [repeatable; default: all]"
 @command()
 @click.argument("bundle", shell_complete=completion.models)
 @checkpoint_option("The checkpoint of the bundle, unless it is included in txport.")
+@lora_option("--checkpoint")
 @trust_option
 @variant_option
 @click.option(
@@ -85,6 +87,7 @@ MATRIX_NOTE = "  [repeatable; default: all]"
 def parity(
     bundle: str,
     checkpoint: str | None,
+    loras: tuple[str, ...],
     names: tuple[str, ...],
     provider: str,
     precision: str | None,
@@ -107,22 +110,21 @@ def parity(
     from txport import runtimes
     from txport.api import release
     from txport.api.locate import checkpoint_of, find_bundle
+    from txport.checkpoints.folder import with_loras
     from txport.cli import tables
     from txport.runtimes.ort.providers import short_name
 
-    if quality_texts and not quality:
-        raise UnsupportedError("--quality-texts needs --quality")
-    if is_given("metric") and not quality:
-        raise UnsupportedError("--metric needs --quality")
+    if loras and checkpoint is None:
+        raise UnsupportedError("--lora needs --checkpoint, the model that it is merged with")
+    texts = _read_quality(quality, quality_texts, options["seed"])
     for name in names or ("ort",):
         runtimes.require(name, provider)
     named = short_name(provider) if is_given("provider") else None
     is_first = baseline is not None and not baseline.exists()  # the report, or a part of it, may become the baseline
     old = _read_baseline(baseline) if baseline and not is_first else None
-    texts = _read_quality(quality, quality_texts or QUALITY_TEXTS, options["seed"]) if quality else None
     found = find_bundle(bundle, precision=precision, variant=variant, progress=progress)
     providers = dict.fromkeys(names, named or "cpu") or runtimes.compared(found.manifest.target, named)
-    source = checkpoint or checkpoint_of(found, f"txport parity {bundle}")
+    source = with_loras(checkpoint or checkpoint_of(found, f"txport parity {bundle}"), loras)
     started = time.perf_counter()
     with shown(verbose) as report_progress:
         options["progress"] = report_progress
@@ -149,8 +151,14 @@ def _read_baseline(path: Path) -> dict[str, Any]:
     return read_baseline(path)
 
 
-def _read_quality(path: Path, count: int, seed: int) -> dict[str, list[str]]:
-    return textio.draw_texts(textio.split_pairs(textio.open_texts((), [path])[0]), count, seed)
+def _read_quality(path: Path | None, count: int | None, seed: int) -> dict[str, list[str]] | None:
+    if path is None and count:
+        raise UnsupportedError("--quality-texts needs --quality")
+    if path is None and is_given("metric"):
+        raise UnsupportedError("--metric needs --quality")
+    if path is None:
+        return None
+    return textio.draw_texts(textio.split_pairs(textio.open_texts((), [path])[0]), count or QUALITY_TEXTS, seed)
 
 
 def _write(

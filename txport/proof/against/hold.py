@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from txport.bundles.comparisons import NOT_COMPARED, TEXTS
 from txport.checkpoints.adapters.adapted import Adapted
 from txport.checkpoints.adapters.load import at_home
 from txport.checkpoints.checkpoint import Checkpoint, build_empty, is_large, load_checkpoint
-from txport.checkpoints.folder import code_name, find_folder
+from txport.checkpoints.folder import Lora, code_name, find_folder
 from txport.checkpoints.sources.fitting import fitted
+from txport.checkpoints.sources.lora import merged
 from txport.checkpoints.sources.source import read_source
 from txport.checkpoints.weights.plan import Plan
 from txport.checkpoints.weights.values import Weights
@@ -59,7 +60,7 @@ def hold_against(name: str, against: str, *, trust_code: bool = False) -> Verdic
 
 def hold(checkpoint: Checkpoint, folder: Path, against: str, **how: Any) -> Verdict:
     """As `hold_against`, for a checkpoint that was loaded from `folder` and stays as it is; `how`: see `compare`."""
-    source = read_source(folder)
+    source = merged(read_source(folder), checkpoint.loras)
     weights, made = fitted(source, build_empty(source.config))
     model = checkpoint.model
     if (code := code_name(against)) is not None:
@@ -70,7 +71,7 @@ def hold(checkpoint: Checkpoint, folder: Path, against: str, **how: Any) -> Verd
     if against == TRANSFORMERS:
         names = dict(zip(source.weights().shapes, weights.shapes, strict=True))
         renamed = {name: new for name, new in names.items() if name != new}
-        original = _by_transformers(folder, weights, model.facts, renamed)
+        original = _by_transformers(folder, weights, model.facts, renamed, checkpoint.loras)
     else:
         theirs = find_folder(against)
         weights, made = _of_other(theirs, source.place, weights, made)
@@ -118,13 +119,17 @@ def require_original(against: str, *, trust_code: bool) -> None:
 
 
 def _by_transformers(
-    folder: Path, weights: Weights, facts: Facts, renamed: Mapping[str, str] | None = None
+    folder: Path,
+    weights: Weights,
+    facts: Facts,
+    renamed: Mapping[str, str] | None = None,
+    loras: Sequence[Lora] = (),
 ) -> Original:
     from txport.proof.against.hugging_face import load_transformers
 
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder} has no {CONFIG}, by which transformers would know what it is")
-    return load_transformers(folder, weights, facts, renamed)
+    return load_transformers(folder, weights, facts, renamed, loras)
 
 
 def _of_other(folder: Path, place: Path, weights: Weights, made: Plan) -> tuple[Weights, Plan]:

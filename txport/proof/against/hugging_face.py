@@ -8,7 +8,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from torch import nn
 
 from txport.bundles.comparisons import NOT_COMPARED
 from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.folder import Lora
 from txport.checkpoints.weights.values import Weights
-from txport.errors import CheckpointError, TextError, brief
+from txport.errors import CheckpointError, ParityError, TextError, brief
 from txport.models.audio import Features
 from txport.models.config import read_config
 from txport.models.facts import Facts
@@ -26,7 +27,7 @@ from txport.models.names import CONFIG, TOKENIZER
 from txport.proof.against.batches import Batch
 from txport.proof.against.original import NAMED, Original, Run
 from txport.system.machine import is_out_of_memory
-from txport.system.packages import needed
+from txport.system.packages import needed, version_of
 from txport.text.base import Tokenizer
 from txport.text.load import tokenizer_of
 
@@ -35,6 +36,7 @@ GENERIC = {"seq2seq": "AutoModelForSeq2SeqLM", "causal": "AutoModelForCausalLM",
 HEARD = "AutoModelForSpeechSeq2Seq"
 OLDER = {"gamma": "weight", "beta": "bias"}  # names in old files -> current names
 logger = logging.getLogger(__name__)
+SUMS = 2**-18  # the largest difference of sums in float32, relative to the largest number of a tensor
 LINES = (
     "The weather was fine, so we walked to the old harbour.",
     "I don't know: it costs $12.50, doesn't it? 1234567 (100%)",
@@ -60,14 +62,33 @@ FIX = (
 
 
 def load_transformers(
-    folder: Path, weights: Weights, facts: Facts, renamed: Mapping[str, str] | None = None
+    folder: Path,
+    weights: Weights,
+    facts: Facts,
+    renamed: Mapping[str, str] | None = None,
+    loras: Sequence[Lora] = (),
 ) -> Original:
     """Load the model of a folder in Hugging Face format; code in the folder is never run.
 
     `renamed` are names in the files and those of `weights`, which lack a prefix that transformers does not remove.
     Matrices of 4 bits are given to it in float32: it runs those of GPTQ and AWQ only with further packages, on a GPU.
+    `loras` are merged by PEFT, which must be installed, into the tensors of the folder.
     Raise `CheckpointError` if transformers can't load it or the folder lacks tensors.
     """
+    module, lacking, name = _loaded(folder, weights, facts, renamed or {})
+    if missing := [each for each in lacking if not _is_unused(each, facts)]:
+        raise CheckpointError(f"{folder} lacks {', '.join(sorted(missing)[:NAMED])}, which {name} has")
+    if loras:
+        module = _with_loras(module, loras)
+        name += f" with PEFT {version_of('peft')}"
+    module = module.cpu().eval()
+    _restore_scales(module)
+    _take_merged(module, weights, loras)
+    return Original(name, module, _run(facts), _names(module, weights, name, folder), masks=not facts.is_causal)
+
+
+def _loaded(folder: Path, weights: Weights, facts: Facts, renamed: Mapping[str, str]) -> tuple[Any, list[str], str]:
+    """Return the model that transformers loads, the tensors that its folder lacks, and its name."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     with needed("txport[hf]", "a comparison with transformers"):
         import transformers
@@ -91,12 +112,40 @@ def load_transformers(
             raise
         what = f"transformers {version} can't load {folder}: {type(error).__name__}: {brief(error)}"
         raise CheckpointError(what) from error
-    name = f"transformers {version}'s {type(module).__name__}"
-    if missing := [each for each in told.get("missing_keys", ()) if not _is_unused(each, facts)]:
-        raise CheckpointError(f"{folder} lacks {', '.join(sorted(missing)[:NAMED])}, which {name} has")
-    module = module.cpu().eval()
-    _restore_scales(module)
-    return Original(name, module, _run(facts), _names(module, weights, name, folder), masks=not facts.is_causal)
+    return module, [*told.get("missing_keys", ())], f"transformers {version}'s {type(module).__name__}"
+
+
+def _with_loras(module: Any, loras: Sequence[Lora]) -> nn.Module:
+    """Return a module with LoRAs merged by PEFT, each with its weight."""
+    with needed("peft", "a comparison of a LoRA"):
+        import peft
+        from peft.tuners.lora import LoraLayer
+    names = [f"lora{number}" for number in range(len(loras))]
+    for name, lora in zip(names, loras, strict=True):
+        if name == names[0]:
+            module = peft.PeftModel.from_pretrained(module, str(lora.folder), adapter_name=name)
+        else:
+            module.load_adapter(str(lora.folder), adapter_name=name)
+        for each in module.modules():
+            if isinstance(each, LoraLayer) and name in each.scaling:
+                each.set_scale(name, lora.weight)
+    found: nn.Module = module.merge_and_unload(adapter_names=names)
+    return found
+
+
+def _take_merged(module: nn.Module, weights: Weights, loras: Sequence[Lora]) -> None:
+    """Give a module that PEFT has merged the import's numbers, which may differ by the rounding of sums.
+
+    Raises `ParityError` for larger differences.
+    """
+    base = getattr(module, "base_model_prefix", "") + "."
+    for name, tensor in module.state_dict(keep_vars=True).items() if loras else ():
+        to = next((each for each in _ways(name, base) if each in weights.shapes), None)
+        if to is not None and tuple(tensor.shape) == weights.shapes[to]:
+            ours = weights[to].to(tensor.dtype)
+            if (tensor.detach() - ours).abs().max() > SUMS * tensor.detach().abs().max():
+                raise ParityError(f"PEFT merges the LoRA to other numbers of {name}")
+            tensor.data.copy_(ours)
 
 
 def _unquantised(config: object) -> Any:

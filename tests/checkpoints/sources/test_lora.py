@@ -1,0 +1,62 @@
+"""`--lora` in every command that reads a checkpoint; tests/hugging_face/test_lora.py compares with PEFT itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.called import Cli
+from tests.recorded import FAMILIES
+from txport.checkpoints.checkpoint import load_checkpoint
+from txport.models.names import ADAPTER, ADAPTER_WEIGHTS
+
+BASE = str(FAMILIES / "llama")
+MODULE = "model.layers.0.self_attn.q_proj"
+RANK, ALPHA = 2, 3
+
+
+@pytest.fixture
+def lora(tmp_path: Path) -> Path:
+    folder = tmp_path / "support"
+    folder.mkdir()
+    (folder / ADAPTER).write_text(json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA}))
+    width = load_checkpoint(BASE).facts.width
+    torch.manual_seed(0)
+    factors = {"A": torch.randn(RANK, width), "B": torch.randn(width, RANK)}
+    tensors = {f"base_model.model.{MODULE}.lora_{name}.weight": tensor for name, tensor in factors.items()}
+    save_file(tensors, folder / ADAPTER_WEIGHTS[0])
+    return folder
+
+
+def test_commands_merge_it_by_its_weight(lora: Path, tmp_path: Path, call: Cli) -> None:
+    out = tmp_path / "out"
+    assert call("export", BASE, out, "--lora", f"{lora}=0.5").code == 0
+    assert json.loads((out / "txport.json").read_text())["checkpoint"]["name"] == "llama + support=0.5"
+    assert call("parity", out, "--runtime", "ort").code == 0  # where the checkpoint and the LoRA are is remembered
+    assert call("parity", out, "--runtime", "ort", "--checkpoint", BASE, "--lora", f"{lora}=0.5").code == 0
+    other = call("parity", out, "--checkpoint", BASE, "--lora", lora)
+    assert (other.code, "their hashes differ" in other.err) == (2, True)
+    assert call("import", BASE, tmp_path / "merged", "--lora", f"{lora}=0.5").code == 0
+    merged, base = (load_checkpoint(str(name)) for name in (tmp_path / "merged", BASE))
+    factors = load_file(lora / ADAPTER_WEIGHTS[0])
+    first, second = (factors[f"base_model.model.{MODULE}.lora_{name}.weight"] for name in "AB")
+    delta = 0.5 * ALPHA / RANK * second @ first
+    changed = {
+        name: tensor - base.tensor(name) for name, tensor in merged.tensors if not tensor.equal(base.tensor(name))
+    }
+    assert [*changed] == ["decoder.0.attention.query.weight"]
+    # a rotary projection may have another order of rows
+    torch.testing.assert_close(changed.popitem()[1].sum(0), delta.sum(0), atol=1e-5, rtol=0)
+
+
+def test_advice_for_the_folder_of_one(lora: Path, tmp_path: Path, call: Cli) -> None:
+    done = call("export", lora, tmp_path / "out")
+    assert (done.code, f"--lora {lora}" in done.err) == (2, True)
+    done = call("export", "g2p-en", tmp_path / "out", "--lora", lora)
+    assert (done.code, "a LoRA is for a folder" in done.err) == (2, True)
+    done = call("export", BASE, tmp_path / "out", "--lora", BASE)
+    assert (done.code, f"{ADAPTER} is missing" in done.err) == (2, True)
