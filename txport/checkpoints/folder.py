@@ -194,7 +194,7 @@ def _peft(path: Path) -> str:
     base = values.get("base_model_name_or_path")
     of = quoted(base) if isinstance(base, str) and base else "another model"
     if values.get("peft_type") == "LORA":
-        return f"a LoRA of {of}; give that model, and the LoRA with it: --lora {path.parent}"
+        return f"a LoRA of {of}; `txport export MODEL OUT --lora {path.parent}` merges it with that model"
     fix = "merge it into that (merge_and_unload), and save the whole model (save_pretrained)"
     return f"an adapter of PEFT of {of}; {fix}"
 

@@ -71,7 +71,8 @@ def import_(
         if against is not None:
             raise UnsupportedError("--against can't be combined with --draft-map, which imports nothing")
         if out is not None or loras or as_json or force:
-            raise UnsupportedError("--draft-map writes a draft, no checkpoint; remove OUT, --lora, --force and --json")
+            fix = "remove OUT, --lora, --force and --json"
+            raise UnsupportedError(f"--draft-map writes a draft, not a checkpoint; {fix}")
         _draft(source, draft_map, architecture, at)
         return
     if trust_code and against is None:
