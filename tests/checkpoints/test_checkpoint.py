@@ -291,7 +291,7 @@ def test_what_is_no_checkpoint_says_what_to_give(files: tuple[str, ...], name: s
         ),
         (
             '{"peft_type": "IA3", "base_model_name_or_path": "org/base"}',
-            r"is an adapter of PEFT of 'org/base'; merge.*MORE",
+            r"an adapter of PEFT of 'org/base'.*MORE",
         ),
         ('{"peft_type": ["LORA"], "base_model_name_or_path": {}}', r"is an adapter of PEFT of another model.*MORE"),
         ('{"base_model_name_or_path": "%s"}' % ("x" * 1000), r"is an adapter of PEFT of 'x+\.\.\.;.*MORE"),
