@@ -241,6 +241,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     ),
     "olmo": ("OlmoForCausalLM", LLAMA),
     "olmo2": ("Olmo2ForCausalLM", LLAMA),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        {
+            **LLAMA,
+            "num_hidden_layers": 4,
+            "sliding_window": WINDOW,
+            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+            "rope_theta": 500000.0,
+        },
+    ),
+    "exaone4": ("Exaone4ForCausalLM", {**LLAMA, "num_hidden_layers": 4, "sliding_window": WINDOW}),
+    "exaone4-full": (
+        "Exaone4ForCausalLM",
+        {**LLAMA, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
     "granite": (
         "GraniteForCausalLM",
         {

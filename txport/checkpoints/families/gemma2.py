@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from txport.checkpoints.families import gemma, llama
-from txport.checkpoints.families.llama import GLOBAL, LOCAL
 from txport.checkpoints.family import Family, Published
 from txport.errors import ConfigError, quoted
 from txport.models.rules import Drop, Rename, Rule, Shift
@@ -78,20 +77,10 @@ def _capped(values: Published, _: Sequence[str]) -> tuple[Published, dict[str, A
 
 
 def _local_positions(values: Published, kinds: Sequence[str]) -> tuple[Published, dict[str, Any]]:
-    """Return `values` and the values of `LlamaConfig` of Gemma 3 alone: norms of heads, local rotary positions.
-
-    Newer files have `rope_parameters` per kind of layer.
-    """
+    """Return `values` and the values of `LlamaConfig` of Gemma 3 alone: norms of heads, local rotary positions."""
     values.require("attn_logit_softcapping", None)  # transformers' attention ignores it
-    base = values.get("rope_local_base_freq")
-    found = values.get("rope_parameters", {})
-    if LOCAL in found or GLOBAL in found:
-        if (kind := found[LOCAL].get("rope_type", "default")) != "default":
-            raise ConfigError(f"rope_parameters of {LOCAL} with the rope_type {quoted(kind)} are not supported")
-        base = found[LOCAL]["rope_theta"]
-        values = values.changed(rope_parameters=found[GLOBAL])
-    local = tuple(number for number, kind in enumerate(kinds) if kind == LOCAL)
-    return values, {"head_norm": True, "rotary_local_layers": local, "rotary_local_base": float(base)}
+    values, local = llama.local_positions(values, kinds, values.get("rope_local_base_freq"))
+    return values, {"head_norm": True, **local}
 
 
 WEIGHTS: tuple[Rule, ...] = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from txport.checkpoints.family import ACTIVATIONS, BARE, Family, Published
@@ -145,6 +145,23 @@ def positions(values: Published) -> Mapping[str, Any]:
     if part != 1 and values.type not in PARTIAL:
         raise ConfigError(f"partial_rotary_factor {quoted(part)} is not supported; it must be 1.0")
     return {**found, "kind": kind, "part": float(part)}
+
+
+def local_positions(values: Published, kinds: Sequence[str], base: Any) -> tuple[Published, dict[str, Any]]:
+    """Return `values` with the positions of full attention, and those of layers with a window, without scaling.
+
+    Newer files have `rope_parameters` per kind of layer; for others, `base` is that of layers with a window, if it is
+    another one.
+    """
+    found = values.get("rope_parameters", {})
+    base = values.get("rope_theta") if base is None else base
+    if LOCAL in found or GLOBAL in found:
+        local, values = found[LOCAL], values.changed(rope_parameters=found[GLOBAL])
+        if (kind := local.get("rope_type", "default")) != "default":
+            raise ConfigError(f"rope_parameters of {LOCAL} with the rope_type {quoted(kind)} are not supported")
+        base = local["rope_theta"]
+    layers = tuple(number for number, kind in enumerate(kinds) if kind == LOCAL)
+    return values, {"rotary_local_layers": layers, "rotary_local_base": float(base)}
 
 
 def rotary_size(head_size: int, part: float) -> int:

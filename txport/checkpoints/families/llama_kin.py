@@ -1,7 +1,7 @@
 """Decoders that differ from Llama in norms, gates, residuals, multipliers or names, as transformers saves them.
 
-GPT-NeoX, GPT-J, CodeGen, Phi, StableLM, StarCoder 2, Cohere 1 and 2, OLMo 1 and 2, Granite, GLM and GLM-4, Helium,
-Nemotron, Jais 2, Persimmon, Arcee, ERNIE 4.5, Seed-OSS.
+GPT-NeoX, GPT-J, CodeGen, Phi, StableLM, StarCoder 2, Cohere 1 and 2, OLMo 1 to 3, Granite, GLM and GLM-4, Helium,
+Nemotron, Jais 2, Persimmon, Arcee, ERNIE 4.5, Seed-OSS, EXAONE 4.
 """
 
 from __future__ import annotations
@@ -117,6 +117,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "cohere2": {**COHERE, "sliding_window": 4096},
     "olmo": {**OLMO, "rms_norm_eps": 1e-5},
     "olmo2": {**OLMO, "rms_norm_eps": 1e-5},
+    "olmo3": {**OLMO, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "sliding_window": 4096},
+    "exaone4": {
+        **L,
+        "vocab_size": 102400,
+        "intermediate_size": 16384,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 0,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    },
     "granite": {
         **L,
         **dict.fromkeys(("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"), 1.0),
@@ -230,7 +241,8 @@ ALIASES = {  # of GPT-NeoX, GPT-J and CodeGen
 }
 EPSILONS = ("layer_norm_eps", "norm_epsilon", "norm_eps", "rms_norm_eps")  # a type has one of them
 SINGLE = ("gpt_neox", "gptj", "codegen", "persimmon")  # their classes have a key head for each query head
-BARE_TEXTS = (*SINGLE[:3], "phi", "stablelm", "starcoder2")  # their tokenizers add no token
+BARE_TEXTS = (*SINGLE[:3], "phi", "stablelm", "starcoder2", "exaone4")  # their tokenizers add no token
+MIXED = ("cohere2", "olmo3", "exaone4")  # most layers have a window
 BIASES = ("attention_bias", "output_bias", "feed_forward_bias")
 INTERLEAVED: dict[str, Any] = {"rotary_pairing": "interleaved"}
 PLAIN: dict[str, Any] = {"norm": "layer", "gated": False}  # LayerNorm, and feed-forwards without a gate
@@ -242,14 +254,19 @@ def config(values: Published) -> dict[str, Any]:
     epsilon = next((found for name in EPSILONS if (found := values.get(name)) is not None), None)
     if epsilon is None:
         raise ConfigError(f"a {values.type} needs a number as its epsilon of norms ({' or '.join(EPSILONS)})")
+    own: dict[str, Any] = {}
     inner = values.get("intermediate_size", 4 * values.get("hidden_size"))
     if values.type in SINGLE:
         values = values.changed(num_key_value_heads=None)
-    if values.type == "cohere2":
+    if values.type in MIXED:
         pattern = values.get("sliding_window_pattern", values.get("_sliding_window_pattern", 4))
-        values = values.changed(layer_types=llama.layer_kinds(values, lambda number: (number + 1) % pattern))
+        is_on = values.get("sliding_window") is not None
+        values = values.changed(layer_types=llama.layer_kinds(values, lambda number: is_on and (number + 1) % pattern))
+    if values.type == "olmo3":
+        values, local = llama.local_positions(values, values.get("layer_types"), None)
+        own = {**own, **local}
     found = llama.config(values.changed(rms_norm_eps=epsilon, intermediate_size=inner))
-    return found | {"add_bos": found["add_bos"] and values.type not in BARE_TEXTS} | OWN[values.type](values)
+    return found | {"add_bos": found["add_bos"] and values.type not in BARE_TEXTS} | own | OWN[values.type](values)
 
 
 def biased(is_on: bool, *others: str) -> dict[str, Any]:
@@ -284,9 +301,10 @@ def _cohere(values: Published) -> dict[str, Any]:
     return own | SIDE_BY_SIDE | INTERLEAVED
 
 
-def _cohere2(values: Published) -> dict[str, Any]:
+def _unturned(values: Published) -> dict[str, Any]:
+    """Return that layers without a window have no positions."""
     kinds = enumerate(values.get("layer_types"))
-    return _cohere(values) | {"unturned_layers": tuple(number for number, kind in kinds if kind == llama.GLOBAL)}
+    return {"unturned_layers": tuple(number for number, kind in kinds if kind == llama.GLOBAL)}
 
 
 def _olmo(values: Published) -> dict[str, Any]:
@@ -296,6 +314,11 @@ def _olmo(values: Published) -> dict[str, Any]:
 
 def _olmo2(_: Published) -> dict[str, Any]:
     return {"input_norm": False, "result_norm": True, "head_norm": True, "joint_norms": True}
+
+
+def _exaone4(values: Published) -> dict[str, Any]:
+    own = {"input_norm": False, "result_norm": True, "head_norm": True}
+    return own | ({} if values.get("sliding_window") is None else _unturned(values))
 
 
 def _granite(values: Published) -> dict[str, Any]:
@@ -313,9 +336,11 @@ OWN: dict[str, Callable[[Published], dict[str, Any]]] = {  # what a type has in 
     "stablelm": _stablelm,
     "starcoder2": lambda values: PLAIN | biased(values.get("use_bias")),
     "cohere": _cohere,
-    "cohere2": _cohere2,
+    "cohere2": lambda values: _cohere(values) | _unturned(values),
     "olmo": _olmo,
     "olmo2": _olmo2,
+    "olmo3": _olmo2,
+    "exaone4": _exaone4,
     "granite": _granite,
     "glm": lambda _: INTERLEAVED | {"output_bias": False},
     "glm4": lambda _: INTERLEAVED | {"output_bias": False, "result_norm": True},
@@ -329,15 +354,16 @@ OWN: dict[str, Callable[[Published], dict[str, Any]]] = {  # what a type has in 
 }
 PARTS = (".attention.query.", ".attention.key.", ".attention.value.")
 ONES = (Constant(r"(decoder\.\d+\.\w+_residual\.norm|decoder_norm)\.weight", 1.0),)
+RESULTS = (
+    Rename(r"\.post_attention_layernorm\.", ".attention_residual.result_norm."),
+    Rename(r"\.post_feedforward_layernorm\.", ".feed_forward_residual.result_norm."),
+)
 OWN_WEIGHTS: dict[str, Callable[[Any], tuple[Rule, ...]]] = {
     "gpt_neox": lambda config: (Split(r"\.attention\.query_key_value\.", PARTS, groups=config.heads),),
     "persimmon": lambda config: (Split(r"\.self_attn\.query_key_value\.", PARTS, groups=config.heads),),
     "codegen": lambda _: (Split(r"\.attn\.qkv_proj\.", (PARTS[0], PARTS[2], PARTS[1]), groups=4),),
     "olmo": lambda _: ONES,
-    "olmo2": lambda _: (
-        Rename(r"\.post_attention_layernorm\.", ".attention_residual.result_norm."),
-        Rename(r"\.post_feedforward_layernorm\.", ".feed_forward_residual.result_norm."),
-    ),
+    **dict.fromkeys(("olmo2", "olmo3", "exaone4"), lambda _: RESULTS),
     "nemotron": lambda _: (Shift(r"norm\.weight$", 1.0),),
 }
 WEIGHTS: tuple[Rule, ...] = (
