@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,10 +53,10 @@ class Lora(NamedTuple):
     def parse(cls, text: str) -> Lora:
         """Read `FOLDER` or `FOLDER=WEIGHT`."""
         name, _, weight = text.rpartition("=")
-        try:
-            return cls(name, float(weight)) if name and not Path(text).exists() else cls(text)
-        except ValueError:
-            return cls(text)
+        with contextlib.suppress(ValueError):
+            if name and math.isfinite(float(weight)) and not Path(text).exists():
+                return cls(name, float(weight))
+        return cls(text)
 
     @property
     def folder(self) -> Path:
@@ -78,7 +80,9 @@ class Lora(NamedTuple):
 
 
 def with_loras(name: str, loras: Sequence[str]) -> str:
-    """Return the name of a checkpoint with LoRAs, each `FOLDER` or `FOLDER=WEIGHT`."""
+    """Return the name of a checkpoint with LoRAs, each `FOLDER` or `FOLDER=WEIGHT`; see docs/lora.md."""
+    if loras and preset_name(name):
+        raise UnsupportedError(f"a LoRA is for a folder with weights; {name} has random ones")
     return AND.join([name, *loras])
 
 

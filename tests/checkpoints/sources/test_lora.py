@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.called import Cli
 from tests.recorded import FAMILIES
 from txport.checkpoints.checkpoint import load_checkpoint
+from txport.errors import CheckpointError
 from txport.models.names import ADAPTER, ADAPTER_WEIGHTS
 
 BASE = str(FAMILIES / "llama")
@@ -56,7 +57,18 @@ def test_commands_merge_it_by_its_weight(lora: Path, tmp_path: Path, call: Cli) 
 def test_advice_for_the_folder_of_one(lora: Path, tmp_path: Path, call: Cli) -> None:
     done = call("export", lora, tmp_path / "out")
     assert (done.code, f"--lora {lora}" in done.err) == (2, True)
+    done = call("export", "preset:tiny", tmp_path / "out", "--lora", lora)
+    assert (done.code, "preset:tiny has random ones" in done.err) == (2, True)
     done = call("export", "g2p-en", tmp_path / "out", "--lora", lora)
     assert (done.code, "a LoRA is for a folder" in done.err) == (2, True)
     done = call("export", BASE, tmp_path / "out", "--lora", BASE)
     assert (done.code, f"{ADAPTER} is missing" in done.err) == (2, True)
+
+
+def test_half_of_a_change_is_an_error(lora: Path) -> None:
+    path = lora / ADAPTER_WEIGHTS[0]
+    tensors = load_file(path)
+    tensors.pop(next(name for name in tensors if "lora_B" in name))
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=f"no lora_B of '{MODULE}'"):
+        load_checkpoint(f"{BASE} + {lora}")

@@ -74,6 +74,11 @@ class Change:
     alpha: float
     names: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def factors(self) -> tuple[str, str]:
+        """The kinds of the two factors."""
+        return TABLE if {*TABLE} & {*self.names} else LINEAR
+
 
 class Changes:
     """What a LoRA changes in the tensors `base`; `is_alone`: no other LoRA does."""
@@ -91,9 +96,10 @@ class Changes:
             if UNUSED not in name:
                 self._sort(name, changes)
         for module, change in changes.items():
-            for kind, last in (("lora_B", "weight"), ("lora_embedding_B", "weight"), (BIAS, "bias")):
-                if kind in change.names:
-                    self._changed[_find(f"{module}.{last}", base, self._file)] = change
+            if missing := [kind for kind in change.factors if kind not in change.names]:
+                raise CheckpointError(f"{self._file} has no {missing[0]} of {quoted(module)}")
+            for last in ("weight", "bias") if BIAS in change.names else ("weight",):
+                self._changed[_find(f"{module}.{last}", base, self._file)] = change
         if not self._given:
             raise CheckpointError(f"{self._file} holds no tensors")
         normed = any(NORMS in each.names for each in changes.values())
@@ -133,11 +139,7 @@ class Changes:
 
     def _change(self, name: str, tensor: Tensor, change: Change) -> Tensor:
         """Return a weight (out, in) or (in, out), a table (ids, width) or a bias after its change."""
-        is_table = TABLE[1] in change.names
-        kinds = TABLE if is_table else LINEAR
-        if any(kind not in change.names for kind in kinds):
-            raise CheckpointError(f"{self._file} has only one of the two factors of {quoted(name)}")
-        first, second = (self._given[change.names[kind]].float() for kind in kinds)
+        first, second = (self._given[change.names[kind]].float() for kind in change.factors)
         rank = max(1, len(first))
         scale = self._lora.weight * change.alpha / (math.sqrt(rank) if self._values.get("use_rslora") else rank)
         if tensor.ndim == 1:
@@ -147,7 +149,9 @@ class Changes:
             raise CheckpointError(f"{self._file}: the factors of {quoted(name)} have shapes {shapes}")
         delta = second @ first  # (out, in), or (width, ids)
         is_square = tensor.shape[0] == tensor.shape[1]
-        across = is_table or (self._values.get("fan_in_fan_out") is True if is_square else tensor.shape != delta.shape)
+        across = change.factors == TABLE or (
+            self._values.get("fan_in_fan_out") is True if is_square else tensor.shape != delta.shape
+        )
         delta = scale * (delta.T if across else delta)
         if delta.shape != tensor.shape:
             raise CheckpointError(
