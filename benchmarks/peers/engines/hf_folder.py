@@ -42,7 +42,8 @@ def encoder_decoder(d_model: int, layers: int, heads: int, feed_forward: int) ->
 def encoder(d_model: int, layers: int, heads: int) -> dict[str, Any]:
     """Return the sizes of a BERT."""
     sizes = {"hidden_size": d_model, "num_hidden_layers": layers, "num_attention_heads": heads}
-    return {**sizes, "intermediate_size": 4 * d_model, "initializer_range": d_model**-0.5}
+    special = {"cls_token_id": 101, "sep_token_id": 102, "mask_token_id": 103}
+    return {**sizes, **special, "intermediate_size": 4 * d_model, "initializer_range": d_model**-0.5}
 
 
 SMALL_BERT = encoder(64, 2, 4)
