@@ -76,7 +76,7 @@ class Lora(NamedTuple):
         return [folder / ADAPTER, weights[0]]
 
     def __str__(self) -> str:
-        return self.name if self.weight == 1 else f"{self.name}={self.weight:g}"
+        return self.name if self.weight == 1 else f"{self.name}={self.weight!r}"
 
 
 def with_loras(name: str, loras: Sequence[str]) -> str:

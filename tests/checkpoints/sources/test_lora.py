@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -35,17 +36,17 @@ def lora(tmp_path: Path) -> Path:
 
 def test_commands_merge_it_by_its_weight(lora: Path, tmp_path: Path, call: Cli) -> None:
     out = tmp_path / "out"
-    assert call("export", BASE, out, "--lora", f"{lora}=0.5").code == 0
-    assert json.loads((out / "txport.json").read_text())["checkpoint"]["name"] == "llama + support=0.5"
+    assert call("export", BASE, out, "--lora", f"{lora}=0.123456789").code == 0
+    assert json.loads((out / "txport.json").read_text())["checkpoint"]["name"] == "llama + support=0.123456789"
     assert call("parity", out, "--runtime", "ort").code == 0  # where the checkpoint and the LoRA are is remembered
-    assert call("parity", out, "--runtime", "ort", "--checkpoint", BASE, "--lora", f"{lora}=0.5").code == 0
+    assert call("parity", out, "--runtime", "ort", "--checkpoint", BASE, "--lora", f"{lora}=0.123456789").code == 0
     other = call("parity", out, "--checkpoint", BASE, "--lora", lora)
     assert (other.code, "their hashes differ" in other.err) == (2, True)
-    assert call("import", BASE, tmp_path / "merged", "--lora", f"{lora}=0.5").code == 0
+    assert call("import", BASE, tmp_path / "merged", "--lora", f"{lora}=0.123456789").code == 0
     merged, base = (load_checkpoint(str(name)) for name in (tmp_path / "merged", BASE))
     factors = load_file(lora / ADAPTER_WEIGHTS[0])
     first, second = (factors[f"base_model.model.{MODULE}.lora_{name}.weight"] for name in "AB")
-    delta = 0.5 * ALPHA / RANK * second @ first
+    delta = 0.123456789 * ALPHA / RANK * second @ first
     changed = {
         name: tensor - base.tensor(name) for name, tensor in merged.tensors if not tensor.equal(base.tensor(name))
     }
@@ -63,6 +64,13 @@ def test_advice_for_the_folder_of_one(lora: Path, tmp_path: Path, call: Cli) -> 
     assert (done.code, "a LoRA is for a folder" in done.err) == (2, True)
     done = call("export", BASE, tmp_path / "out", "--lora", BASE)
     assert (done.code, f"{ADAPTER} is missing" in done.err) == (2, True)
+
+
+def test_an_import_does_not_replace_the_base_model(lora: Path, tmp_path: Path, call: Cli) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(BASE, base)
+    done = call("import", base, base, "--lora", lora, "--force")
+    assert (done.code, "holds the checkpoint itself" in done.err) == (2, True)
 
 
 def test_half_of_a_change_is_an_error(lora: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from txport.checkpoints import family
 from txport.checkpoints.checkpoint import build_empty, check_tensors, load_checkpoint, save_checkpoint
-from txport.checkpoints.folder import draft_advice, find_folder
+from txport.checkpoints.folder import draft_advice, find_folder, split_loras
 from txport.checkpoints.importing.draft import DIFFERING, nearest, open_weights
 from txport.checkpoints.importing.roles import Template
 from txport.checkpoints.sources.fitting import fitted, without_head
@@ -177,7 +177,7 @@ def require_apart(name: str, out: Path, *, force: bool = False) -> None:
     """
     require_possible(name, CheckpointError)
     require_possible(out, OutputError)
-    source = Path(name)
+    source = Path(split_loras(name)[0])
     with told(out, "choose another place"):
         is_same = source.is_dir() and out.exists() and out.samefile(source)
     if is_same:
