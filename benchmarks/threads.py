@@ -39,7 +39,7 @@ def main(
     """Time BUNDLE with one thread, and with THREADS for each time to SPIN."""
     models = {"1 thread": api.load(bundle, threads=1)}
     for each in spin:
-        sessions.SPIN = str(each)
+        sessions.SPIN = each
         models[f"{threads} threads, {each} µs"] = api.load(bundle, threads=threads)
     rng = np.random.default_rng(0)
     size = models["1 thread"].facts.reads.size

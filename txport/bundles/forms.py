@@ -58,6 +58,17 @@ class Form:
         """Whether the kernels quantise the activations of all rows with one scale."""
         return self.kind in ("dynamic", "rows")
 
+    def places(self, inputs: int) -> str:
+        """Return the name of the initializer with the indices of the columns in fp32 of a matrix (out, in).
+
+        Matrices with the same columns share it, so that ONNX Runtime quantises an input once for all that read it.
+        """
+        return f"columns.{inputs}.{'.'.join(map(str, self.columns))}"
+
+    def rest(self, inputs: int) -> str:
+        """Return the name of the initializer with the mask (in,): 0 for the columns in fp32, 1 for the others."""
+        return f"{self.places(inputs)}.rest"
+
     def describe(self) -> str:
         """Return a readable name, such as `int8 invariant` or `4-bit blocks of 32`."""
         if self.columns:
@@ -140,16 +151,6 @@ class Stored:
     def columns(self) -> str:
         """The name of the weights in fp32 (columns + 1, out); the last row is -1 times the sum of each row of `out`."""
         return f"{self.scales}.columns"
-
-    @property
-    def places(self) -> str:
-        """The name of the indices of the columns in fp32."""
-        return f"{self.columns}.places"
-
-    @property
-    def rest(self) -> str:
-        """The name of the mask (in,) of inputs: 0 for the columns in fp32, 1 for the others."""
-        return f"{self.columns}.rest"
 
     @property
     def spread(self) -> str:

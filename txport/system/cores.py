@@ -23,12 +23,15 @@ def core_limit() -> int | None:
     `taskset`, `docker --cpuset-cpus` and schedulers set the affinity of a process; `docker --cpus` and Kubernetes'
     limits restrict its CPU time.
     """
-    held = _allowed()
-    physical = len({_core_of(number) for number in held})
-    limit = time_limit() or physical
-    if limit < physical:
-        return limit
-    return None if held >= set(range(os.cpu_count() or 1)) else physical
+    has_all = _allowed() >= set(range(os.cpu_count() or 1))
+    usable = usable_cores()
+    return None if has_all and usable == len(_physical()) else usable
+
+
+def usable_cores() -> int:
+    """Return the number of physical cores that this process may use."""
+    physical = len(_physical())
+    return min(physical, time_limit() or physical)
 
 
 def time_limit() -> int | None:
@@ -41,6 +44,10 @@ def _allowed() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
+
+
+def _physical() -> set[str]:
+    return set(map(_core_of, _allowed()))
 
 
 def _core_of(processor: int) -> str:

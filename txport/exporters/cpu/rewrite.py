@@ -82,7 +82,8 @@ def _beside_columns(
     """
     assert stored.form is not None
     places = np.array(stored.form.columns)
-    mask = np.ones(matrix.size[1], np.float32)
+    inputs = matrix.size[1]
+    mask = np.ones(inputs, np.float32)
     mask[places] = 0
     columns = once(model, stored.columns, matrix.columns)
     last = once(model, "row.axes", np.array([1]))
@@ -95,8 +96,8 @@ def _beside_columns(
     def number(name: str, value: float, dtype: type = np.float32) -> ir.Value:
         return once(model, f"row.{name}", np.array(value, dtype))
 
-    chosen = add("Gather", x, once(model, stored.places, places), axis=1)  # (R, columns)
-    others = add("Mul", x, once(model, stored.rest, mask))
+    chosen = add("Gather", x, once(model, stored.form.places(inputs), places), axis=1)  # (R, columns)
+    others = add("Mul", x, once(model, stored.form.rest(inputs), mask))
     high, low = (add(f"Reduce{end}", others, last, keepdims=0) for end in ("Max", "Min"))  # (R,), around 0
     step = add("Max", add("Mul", add("Sub", high, low), number("part", 1 / 255)), number("tiny", TINY))
     zero = add("QuantizeLinear", add("Neg", low), step, axis=0)
@@ -106,12 +107,12 @@ def _beside_columns(
     integers = add("QGemm", ready, number("one", 1), start, *weight, domain=MICROSOFT, transB=1)
     scale = add("Unsqueeze", step, last)
     scaled = add("Mul", integers, scale)
-    inputs = [chosen, add("Unsqueeze", shift, last)]
+    read = [chosen, add("Unsqueeze", shift, last)]
     if bias is not None:
-        inputs.append(add("Div", scale, scale))
+        read.append(add("Div", scale, scale))
         line = add("Unsqueeze", bias, once(model, "row.first", np.array([0])))
         columns = add("Concat", columns, line, axis=0)  # of constants, which sessions fold
-    add("Gemm", add("Concat", *inputs, axis=1), columns, scaled)
+    add("Gemm", add("Concat", *read, axis=1), columns, scaled)
     return nodes
 
 

@@ -235,7 +235,7 @@ def _of_form(stored: Stored, whole: Quantized) -> dict[str, Array]:
     if whole.columns is not None:
         inputs = whole.shape[1]
         found[stored.columns] = np.vstack([whole.columns[:-1], -sums_of_rows(whole)]).astype(np.float32)
-        found[stored.rest] = rest_of(np.ones((1, inputs), np.float32), form)[0]
+        found[form.rest(inputs)] = rest_of(np.ones((1, inputs), np.float32), form)[0]
         found[stored.spread] = spread_of(form, inputs)
     return found
 

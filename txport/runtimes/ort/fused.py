@@ -19,6 +19,7 @@ from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, runn
 from txport.runtimes.inputs import outputs_of
 from txport.runtimes.ort.caches import FusedState, Hold, Pool, Rows, Source, move, pick_sources
 from txport.runtimes.ort.onnx_runtime import ort
+from txport.runtimes.ort.parts import TOGETHER, Parts
 from txport.runtimes.ort.placement import placement
 from txport.runtimes.ort.sessions import Sessions, may_saturate, session_ports
 from txport.runtimes.slots import seat
@@ -48,7 +49,6 @@ FIRST_CAPACITY = 32
 ENCODED_TOGETHER = 1024  # tokens per run; the activations of more tokens do not fit the processor's caches
 
 PROMPT_PART = 128  # tokens per run; attention covers filled positions only, and its scores fit the processor's caches
-TOGETHER = 4  # attention sums over blocks of so many source positions, and over the rest in another order
 SEVERAL = 2  # queries; products of at least so many sum in one order for each query, products of one in another
 NOBODY = -1  # the token of an unused slot
 
@@ -127,9 +127,10 @@ class Binding:
 class FusedRuntime:
     """`Runtime` over the sessions of a cpu bundle. States are changed in place: use the last returned one only."""
 
-    def __init__(self, bundle: Bundle, sessions: Sessions) -> None:
+    def __init__(self, bundle: Bundle, sessions: Sessions, parts: Parts | None = None) -> None:
         self.facts = bundle.manifest.facts
         self.sessions = sessions
+        self._parts = parts  # of batches of an encoder-only model; None: they run one after the other
         self.pool = Pool()
         self.graphs = bundle.manifest.graphs
         self.has_source = self.facts.is_encoder_decoder
@@ -189,11 +190,22 @@ class FusedRuntime:
         """See `EncoderRuntime.infer`."""
         batch, size = source.shape
         lengths = source_lengths.astype(np.int32)
-        count = max(1, ENCODED_TOGETHER // size)
-        parts = [slice(first, first + count) for first in range(0, batch, count)]
-        found = [self.run_graph(MODEL, {INPUT_IDS: source[part], SOURCE_LENGTHS: lengths[part]}) for part in parts]
-        joined = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
-        return outputs_of(self.facts, joined, batch, size, size)
+        outputs = {each.name: np.zeros(each.shape(batch, size), np.float32) for each in self.facts.outputs}
+
+        def compute(sessions: Sessions, rows: slice, width: int) -> None:
+            ids = np.ascontiguousarray(source[rows, :width])
+            found = run_session(sessions, MODEL, list(outputs), {INPUT_IDS: ids, SOURCE_LENGTHS: lengths[rows]})
+            count, length = ids.shape
+            for name, array in outputs_of(self.facts, found, count, length, length).items():
+                outputs[name][rows][tuple(map(slice, array.shape))] = array
+
+        if self._parts is not None and batch > 1:
+            self._parts.run(compute, source_lengths)
+        else:
+            count = max(1, ENCODED_TOGETHER // size)
+            for first in range(0, batch, count):
+                compute(self.sessions, slice(first, first + count), size)
+        return outputs
 
     def _encode(self, source: Inputs, lengths: NDArray[np.int32], caches: NDArray[np.float32]) -> None:
         given = np.ascontiguousarray(source)
@@ -316,9 +328,7 @@ class FusedRuntime:
 
     def run_graph(self, role: str, inputs: dict[str, Array]) -> dict[str, Array]:
         """See `GraphRuntime.run_graph`."""
-        names = [port.name for port in self.graphs[role].outputs]
-        with running(role, "ONNX Runtime"):
-            return dict(zip(names, self.sessions[role].run(names, inputs), strict=True))
+        return run_session(self.sessions, role, [port.name for port in self.graphs[role].outputs], inputs)
 
     def placement(self) -> dict[str, dict[str, int]]:
         """See `GraphRuntime.placement`."""
@@ -358,6 +368,12 @@ class FusedRuntime:
         capacity = max(least, min(2 * state.rows.caches.shape[3], state.max_length))
         state.rows = self._pick_rows(state, np.arange(state.size), capacity)
         state.binding = None
+
+
+def run_session(sessions: Sessions, role: str, names: list[str], inputs: dict[str, Array]) -> dict[str, Array]:
+    """Run a graph; return the outputs `names`."""
+    with running(role, "ONNX Runtime"):
+        return dict(zip(names, sessions[role].run(names, inputs), strict=True))
 
 
 def parts_of_prompt(size: int) -> list[slice]:

@@ -16,12 +16,14 @@ from txport.runtimes.ort.fused import FusedRuntime
 from txport.runtimes.ort.nvidia.failures import explain
 from txport.runtimes.ort.nvidia.options import NVIDIA
 from txport.runtimes.ort.onnx_runtime import ort
+from txport.runtimes.ort.parts import MOST_HELD_TWICE, Parts
 from txport.runtimes.ort.placement import placement
 from txport.runtimes.ort.providers import device_of, full_name, require_provider
 from txport.runtimes.ort.sessions import Sessions, session_ports, start_sessions
 from txport.runtimes.portable import PortableRuntime
 from txport.runtimes.single import SingleRuntime
 from txport.system.arrays import Array
+from txport.system.cores import usable_cores
 from txport.targets.ports import GENERATE, STEP
 
 OrtValue = Any  # onnxruntime has no types
@@ -101,7 +103,16 @@ def load(
         return foreign_runtime(OrtEngine(start_sessions(bundle, provider, threads), provider), bundle.manifest)
     if made_for.is_standard:
         return PortableRuntime(OrtEngine(start_sessions(bundle, provider, threads), provider), bundle.manifest)
-    return FusedRuntime(bundle, start_sessions(bundle, provider, threads, spinning=STEP))
+    return FusedRuntime(bundle, start_sessions(bundle, provider, threads, spinning=STEP), _parts(bundle, threads))
+
+
+def _parts(bundle: Bundle, threads: int | None) -> Parts | None:
+    """Return what computes batches of a cpu bundle in parts; None where a part would change the results of others."""
+    manifest = bundle.manifest
+    threads = threads or usable_cores()
+    if manifest.facts.generates or manifest.rows is not None or threads == 1 or bundle.size > MOST_HELD_TWICE:
+        return None
+    return Parts(lambda: start_sessions(bundle, "cpu", 1), threads)
 
 
 def _on_gpu(bundle: Bundle, provider: str, threads: int | None, stream: int | None) -> GraphRuntime:

@@ -29,12 +29,12 @@ from txport.runtimes.ort.providers import (
 )
 from txport.system.cores import core_limit
 from txport.system.machine import is_out_of_memory, is_x86, multiplies_bytes
-from txport.targets.ports import GENERATE, PREFILL, Port
+from txport.targets.ports import GENERATE, MODEL, PREFILL, Port
 
 # Microseconds that a thread spins while it waits for work: from one operator to the next, but not from step to step. A
 # thread that spins on a core needed by another process is preempted later, in the middle of its work, and all others
-# wait for it.
-SPIN = "10"
+# wait for it. Between the products of an encoder are more operators that a single thread runs (docs/cpu-target.md).
+SPIN, SPIN_OF = 10, {MODEL: 50}
 
 # Maximum size in bytes of a constant that constant folding computes when a portable graph is loaded on the CPU. Without
 # a limit, ONNX Runtime keeps a transposed copy of each matrix in addition to the one that its kernels read. With the
@@ -82,7 +82,7 @@ def start_sessions(
     weights, maps = _map_weights(bundle)
     sessions = {}
     for role in roles:
-        options = session_options(threads, weights, spins=role == spinning)
+        options = session_options(threads, weights, spin=SPIN_OF.get(role, SPIN), spins=role == spinning)
         options.use_deterministic_compute = name in NVIDIA
         if name == CPU and bundle.manifest.made_for.is_standard and role != GENERATE:  # the body of a loop is not fused
             options.add_session_config_entry(FOLDING, str(MOST_FOLDED))
@@ -145,8 +145,13 @@ def _map_weights(bundle: Bundle) -> tuple[Weights, list[mmap.mmap]]:
     return weights, list(maps.values())
 
 
-def session_options(threads: int | None, weights: Weights, *, spins: bool = False) -> ort.SessionOptions:
-    """Return the options of a session, with the weights that it does not read from a file."""
+def session_options(
+    threads: int | None, weights: Weights, *, spin: int = SPIN, spins: bool = False
+) -> ort.SessionOptions:
+    """Return the options of a session, with the weights that it does not read from a file.
+
+    Its threads spin for `spin` microseconds; without `spins`, not after a run.
+    """
     options = ort.SessionOptions()
     for weight, value in weights.items():
         options.add_initializer(weight, value)
@@ -158,7 +163,7 @@ def session_options(threads: int | None, weights: Weights, *, spins: bool = Fals
     options.intra_op_num_threads = threads or core_limit() or 0
     # The sessions run in turn; spinning threads of one would take cores from another.
     options.add_session_config_entry("session.force_spinning_stop", "0" if spins else "1")
-    options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN)
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(spin))
     options.add_session_config_entry("session.x64quantprecision", "1" if may_saturate() else "0")
     return options
 
