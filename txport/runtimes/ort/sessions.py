@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +81,24 @@ def start_sessions(
     name = full_name(provider)
     settings = _prepare(bundle, roles, name)
     weights, maps = _map_weights(bundle)
-    sessions = {}
-    for role in roles:
+
+    def started(role: str) -> ort.InferenceSession:
         options = session_options(threads, weights, spin=SPIN_OF.get(role, SPIN), spins=role == spinning)
         options.use_deterministic_compute = name in NVIDIA
         if name == CPU and bundle.manifest.made_for.is_standard and role != GENERATE:  # the body of a loop is not fused
             options.add_session_config_entry(FOLDING, str(MOST_FOLDED))
         if role == PREFILL and reads_in_place(sum(map(len, maps)), bundle.manifest.arithmetic):
             options.add_session_config_entry("session.disable_prepacking", "1")
-        sessions[role] = start_session(bundle.file(role), name, options, {**settings[role], **options_of(role)})
-        for each in maps:  # the kernels have packed what they need; pages of embeddings are read again on access
-            if hasattr(mmap, "MADV_DONTNEED"):
-                each.madvise(mmap.MADV_DONTNEED)
+        return start_session(bundle.file(role), name, options, {**settings[role], **options_of(role)})
+
+    if name == CPU and len(roles) > 1:
+        with ThreadPoolExecutor(len(roles)) as pool:  # each packs its weights on one core
+            sessions = dict(zip(roles, pool.map(started, roles), strict=True))
+    else:
+        sessions = {role: started(role) for role in roles}
+    for each in maps:  # the kernels have packed what they need; pages of embeddings are read again on access
+        if hasattr(mmap, "MADV_DONTNEED"):
+            each.madvise(mmap.MADV_DONTNEED)
     if name != CPU:
         require_nodes(sessions, name)
     if name in NVIDIA:
