@@ -208,7 +208,7 @@ class Constraints:
 
 def possible_tops(options: SearchOptions, facts: Facts, count: int | None, longest: int) -> Sequence[int | None]:
     """Return all values of `top` that `Constraints.best` can request; rows have up to `longest` tokens with prompts."""
-    if options.changes_scores or count is None or _needs_all_scores(options):
+    if count is None or reads_all_scores(options):
         return [None]
     single = single_tokens(options.bad_words_ids)
     banned = {len(options.suppress_tokens) + len(single)}  # in every step
@@ -221,6 +221,11 @@ def possible_tops(options: SearchOptions, facts: Facts, count: int | None, longe
     for part in parts:
         banned = {size + more for size in banned for more in part}
     return sorted({count + _spare(size) for size in banned})
+
+
+def reads_all_scores(options: SearchOptions) -> bool:
+    """Return True if each step reads the scores of the whole vocabulary, for any number of candidates."""
+    return options.changes_scores or _needs_all_scores(options)
 
 
 def _needs_all_scores(options: SearchOptions) -> bool:

@@ -18,7 +18,7 @@ from txport.search.beams import Beams, wanted_of_row
 from txport.search.constraints import Constraints, limits
 from txport.search.groups import Groups
 from txport.search.options import Found, SearchOptions
-from txport.search.requests import Certain, Progress, Reserve, Search, Select, Step
+from txport.search.requests import Certain, Progress, Reserve, Search, Select, Step, Targets
 from txport.search.rows import Rows, fit
 from txport.search.sampling import MOST_OF_ENTROPY, draw, draw_uniforms
 
@@ -83,7 +83,8 @@ def carry_out(
         try:
             request = requests.send(found)
         except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+            targets: Targets = end.value
+            return targets.found()
         found = None
         if isinstance(request, Step):
             found, state = runtime.step(
@@ -94,7 +95,7 @@ def carry_out(
         elif isinstance(request, Reserve):
             state = runtime.reserve(state, request.rows) if isinstance(runtime, ContinuousRuntime) else state
         else:
-            yield request.certain
+            yield request.targets.certain
 
 
 def plan(sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids, *, at_once: bool = False) -> Search:
@@ -206,9 +207,9 @@ def by_rows(
         tokens = found.ids[at]
         stopped = constraints.stopped(rows.token_ids, rows.sources, tokens[:, None])
         kept = rows.advance(tokens, found.log_probs[at], fit(found.attention, places), stopped)
-        yield Progress(rows.certain)
+        yield Progress(rows)
         if not len(kept):
-            return rows.found()
+            return rows
         if len(kept) < len(tokens):
             yield Select(kept)
 
@@ -227,9 +228,9 @@ def by_beams(lengths: Ints, first: Ints, options: SearchOptions, constraints: Co
         found = yield from constraints.best(token_ids, beams.sources, count, log=True)
         stopped = constraints.stopped(token_ids, beams.sources, found.ids)
         rows = beams.advance(found.values, found.ids, fit(found.attention, places), stopped)
-        yield Progress(beams.certain)
+        yield Progress(beams)
         if not len(rows):
-            return beams.best()
+            return beams
         if not np.array_equal(rows, np.arange(len(token_ids))):
             yield Select(rows)
         token_ids = np.concatenate([token_ids[rows], beams.last[:, None]], axis=1)

@@ -94,15 +94,20 @@ class Rows:
         self._running = self._running[kept]
         return kept
 
-    def found(self) -> list[list[Found]]:
-        """Return the targets of each source."""
-        found = [self._found(row) for row in range(len(self._ids))]
-        return [found[start : start + self.samples] for start in range(0, len(found), self.samples)]
+    def found(self, sources: Ints | None = None) -> list[list[Found]]:
+        """See `Targets.found`."""
+        chosen = range(len(self._ids) // self.samples) if sources is None else sources.tolist()
+        return [[self._found(source * self.samples + sample) for sample in range(self.samples)] for source in chosen]
 
     def certain(self) -> list[tuple[int, ...]]:
         """Return the tokens so far of the first row of each source."""
         lengths = self._lengths[:: self.samples].tolist()
-        return [tuple(ids[1 : 1 + n]) for ids, n in zip(self._ids[:: self.samples].tolist(), lengths, strict=True)]
+        ids = self._ids[:: self.samples, 1 : 1 + self._length].tolist()
+        return [tuple(own[:length]) for own, length in zip(ids, lengths, strict=True)]
+
+    def drop(self, source: int) -> None:
+        """See `Targets.drop`."""
+        self._running[self.sources == source] = False
 
     def _found(self, row: int) -> Found:
         length = int(self._lengths[row])

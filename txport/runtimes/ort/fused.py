@@ -297,6 +297,26 @@ class FusedRuntime:
         state.writes += len(rows) * longest
         state.lengths[rows] = lengths
 
+    def extend(self, state: FusedState, sources: int) -> FusedState:
+        """See `ContinuousRuntime.extend`; new sources have one position of zeros, whose attention is finite."""
+        assert state.is_full, "only whole sources can be extended"
+        source = state.source
+        count = len(source.lengths)
+        hold = Hold()
+        caches = self.pool.zeros(hold, (source.caches.shape[0], sources, *source.caches.shape[2:]))
+        caches[:, :count] = source.caches
+        lengths = np.full(sources, min(1, source.caches.shape[3]), np.int32)
+        lengths[:count] = source.lengths
+        rows = np.zeros(sources * state.beams, np.int32)
+        rows[: state.size] = state.lengths
+        picked = np.minimum(np.arange(len(rows)), state.size - 1)
+        state.rows = self._pick_rows(state, picked, state.rows.caches.shape[3])
+        state.source = Source(hold, caches, lengths)
+        state.lengths = rows
+        state.binding = None
+        state.place(np.arange(len(rows)))
+        return state
+
     def reserve(self, state: FusedState, rows: int) -> FusedState:
         """See `ContinuousRuntime.reserve`; room for two rows is enough, and makes the first step faster."""
         if not self.has_source:
