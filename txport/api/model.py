@@ -28,7 +28,7 @@ from txport.api.generated import Generated, Hypothesis, Prepared, finish_of, gro
 from txport.api.locate import checkpoint_of, find_bundle, is_on_demand
 from txport.api.pairs import Pair, PairEncoder
 from txport.api.release import export, load_checkpoint, parity
-from txport.api.transcription import WINDOWS, Audio, Find, Segment, Told, Transcriber, Transcript
+from txport.api.transcription import WINDOWS, Audio, Find, Segment, Told, Transcriber, Transcribing, Transcript
 from txport.api.warming import lengths_from, warm
 from txport.bundles.bundle import Bundle, steady
 from txport.errors import BundleError, LongTextError, NoRoomError, TextError, UnsupportedError, quoted
@@ -83,17 +83,6 @@ class Generating(Searching, total=False):
     source_language: str | None
     target_language: str | None
     errors: Literal["raise", "return"]
-
-
-class Transcribing(Searching, total=False):
-    """The options of `Model.transcribe_iter`, for methods that pass them on."""
-
-    language: str | None
-    task: str | None
-    timestamps: bool
-    fallback: bool
-    no_speech_threshold: float | None
-    batch_size: int
 
 
 class Model(Encoder):
@@ -375,11 +364,25 @@ class Model(Encoder):
 
         Raises `AudioError` for audio that can't be read, `UnsupportedError` for options that this model can't take.
         """
-        told = Told(self.facts, language, task, timestamps, fallback, no_speech_threshold)
-        batch_size, _ = sizes(batch_size)
         find: Find = lambda requests, how: self._find(requests, how, None)  # noqa: E731
+        told = (language, task, timestamps, fallback, no_speech_threshold)
+        return self._transcribe(audio, find, *told, batch_size, **options)
+
+    def _transcribe(
+        self,
+        audio: Audio | Iterable[Audio],
+        find: Find,
+        language: str | None = None,
+        task: str | None = None,
+        timestamps: bool = False,
+        fallback: bool = False,
+        no_speech_threshold: float | None = None,
+        batch_size: int = WINDOWS,
+        **options: Unpack[Searching],
+    ) -> Iterator[Transcript]:
+        told = Told(self.facts, language, task, timestamps, fallback, no_speech_threshold)
         chosen = self._options(options, [], self.transcribe_iter)
-        return Transcriber(self.facts, self.tokenizer, find, chosen, told).run(audio, batch_size)
+        return Transcriber(self.facts, self.tokenizer, find, chosen, told).run(audio, sizes(batch_size)[0])
 
     def _require_text(self) -> None:
         if isinstance(self.facts.reads, Features):

@@ -81,6 +81,14 @@ class Constraints:
             or len(self._not_first)
         )
 
+    @property
+    def are_none(self) -> bool:
+        """True if a step depends on nothing but the last token of each row, for a limited number of candidates."""
+        options = self._options
+        is_forced = options.forced_bos_token_id is not None or options.forced_eos_token_id is not None
+        needs_more = options.changes_scores or options.aligns or self._stops is not None
+        return not (self._bans or is_forced or needs_more or self._prefixes.shape[1])
+
     def best(
         self, token_ids: Ints, sources: Ints, count: int | None, *, log: bool
     ) -> Generator[SearchRequest, Scores | None, Candidates]:

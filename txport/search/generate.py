@@ -18,9 +18,9 @@ from txport.search.beams import Beams, wanted_of_row
 from txport.search.constraints import Constraints, limits
 from txport.search.groups import Groups
 from txport.search.options import Found, SearchOptions
-from txport.search.requests import Certain, Progress, Reserve, Search, Select, Step, Targets
+from txport.search.requests import Begin, Certain, Progress, Reserve, Search, Select, Step, Targets
 from txport.search.rows import Rows, fit
-from txport.search.sampling import MOST_OF_ENTROPY, draw, draw_uniforms
+from txport.search.sampling import MOST_OF_ENTROPY, draw
 
 Ids = Sequence[Sequence[int]]
 Steps = Generator[Certain, None, list[list[Found]]]
@@ -94,7 +94,7 @@ def carry_out(
             state = runtime.select(state, request.rows)
         elif isinstance(request, Reserve):
             state = runtime.reserve(state, request.rows) if isinstance(runtime, ContinuousRuntime) else state
-        else:
+        elif isinstance(request, Progress):
             yield request.targets.certain
 
 
@@ -194,18 +194,20 @@ def by_rows(
     """Search each row by itself, greedy or by sampling, until an end token; `first` (B,) are the first input tokens."""
     ends = options.ends(facts)
     rows = Rows(lengths, first, constraints.prefix_lengths, constraints.limits, options, ends, at_once=at_once)
+    count = wanted(options, facts)
+    yield Begin(rows, at_once and constraints.are_none and count is not None)
     if rows.samples > 1:
         yield Select(rows.sources)
-    uniforms = draw_uniforms(options, len(lengths), rows.longest) if options.do_sample else None
-    count = wanted(options, facts)
     places = int(lengths.max())
     while True:
-        found = yield from constraints.best(rows.token_ids, rows.sources, count, log=False)
+        token_ids = rows.token_ids
+        sources = rows.sources
+        found = yield from constraints.best(token_ids, sources, count, log=False)
         at: Any = (slice(None), 0)  # the best candidate of each row
-        if uniforms is not None:
-            at = (np.arange(len(found.ids)), draw(found.values, options, rows.pick(uniforms)))
+        if options.do_sample:
+            at = (np.arange(len(found.ids)), draw(found.values, options, rows.uniforms))
         tokens = found.ids[at]
-        stopped = constraints.stopped(rows.token_ids, rows.sources, tokens[:, None])
+        stopped = constraints.stopped(token_ids, sources, tokens[:, None])
         kept = rows.advance(tokens, found.log_probs[at], fit(found.attention, places), stopped)
         yield Progress(rows)
         if not len(kept):
@@ -219,6 +221,7 @@ def by_beams(lengths: Ints, first: Ints, options: SearchOptions, constraints: Co
     kind = Beams if options.beam_groups == 1 else Groups
     count = wanted(options, facts)
     beams = kind(lengths, constraints.prefix_lengths, constraints.limits, options, options.ends(facts))
+    yield Begin(beams, joins=False)
     yield Reserve(options.beams)
     if options.beam_groups > 1:
         yield Select(beams.sources)

@@ -1,8 +1,9 @@
 """A lane: one state of a runtime, whose slots hold requests that come and go.
 
 A slot holds one source, with the maximum number of rows of its search. Requests that are admitted together are a
-request group, which is searched like a separate batch; a lane joins the steps of all its groups into one. Shape
-comments: P slots, each of one source, K rows per slot, R = P x K rows.
+request group, which is searched like a separate batch. A group joins another one of equal options, if no constraint
+concerns earlier tokens. A lane joins the steps of all its groups into one.
+Shape comments: P slots, each of one source, K rows per slot, R = P x K rows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from txport.runtimes.slots import rows_of, spread
 from txport.search.constraints import reads_all_scores
 from txport.search.generate import plan, wanted
 from txport.search.options import Found, SearchOptions
-from txport.search.requests import Progress, Search, Select, Step, Targets
+from txport.search.requests import Begin, Search, Select, Step, Targets
+from txport.search.rows import Rows
 
 NOBODY = -1  # token of an unused row
 
@@ -48,14 +50,16 @@ def kind_of(options: SearchOptions, facts: Facts) -> Kind:
 class RequestGroup(Generic[Item]):
     """A running search: its requests, the indices of its rows, and the step that it waits for."""
 
-    def __init__(self, items: Sequence[Item], search: Search, rows: Ints) -> None:
+    def __init__(self, items: Sequence[Item], search: Search, rows: Ints, options: SearchOptions) -> None:
         self.items = items
         self.search = search
+        self.options = options
         self.rows = rows
         self.owners = np.arange(len(items))  # the request of each row
         self.is_running = np.ones(len(items), np.bool_)  # of each request
         self.step: Step | None = None
-        self.targets: Targets | None = None  # known after the first step
+        self.targets: Targets | None = None  # known before the first step
+        self.joins = False  # whether others of equal options may join
 
     def select(self, chosen: Ints) -> Ints:
         """Select rows; return the requests that have none left."""
@@ -65,6 +69,22 @@ class RequestGroup(Generic[Item]):
         ended = np.flatnonzero(self.is_running & ~stays)
         self.is_running = stays
         return ended
+
+    def join(self, other: RequestGroup[Item]) -> None:
+        """Take in a group that waits for its first step, with the same options."""
+        assert self.step is not None
+        assert other.step is not None
+        assert isinstance(self.targets, Rows)
+        assert isinstance(other.targets, Rows)
+        kept = np.flatnonzero(self.is_running)
+        self.targets.join(other.targets, kept)
+        self.items = [*(self.items[number] for number in kept.tolist()), *other.items]
+        new = np.cumsum(self.is_running) - 1
+        self.owners = np.concatenate([new[self.owners], len(kept) + other.owners])
+        self.is_running = np.ones(len(self.items), np.bool_)
+        self.rows = np.concatenate([self.rows, other.rows])
+        self.step = self.step._replace(tokens=np.concatenate([self.step.tokens, other.step.tokens]))
+        other.search.close()
 
     def end(self) -> Ints:
         """End the search; return the requests that were running."""
@@ -126,8 +146,13 @@ class Lane(Generic[Item]):
         """Begin the search of requests in these slots (N,); each uses the first row of its slot at first."""
         sources, prefixes = zip(*requests, strict=True)
         search = plan(sources, self._facts, options, prefixes, at_once=True)
-        self.groups.append(group := RequestGroup(items, search, slots * self._width))
+        group = RequestGroup(items, search, slots * self._width, options)
         self._answer(group, None)
+        for other in self.groups if group.joins and group.step is not None else ():
+            if other.joins and other.step is not None and other.options == options:
+                other.join(group)
+                return
+        self.groups.append(group)
 
     def step(self) -> list[tuple[Item, Outcome]]:
         """Run one step of the runtime for all groups; return the requests that have ended.
@@ -174,8 +199,8 @@ class Lane(Generic[Item]):
         try:
             while not isinstance(request := group.search.send(found), Step):
                 found = None
-                if isinstance(request, Progress):
-                    group.targets = request.targets
+                if isinstance(request, Begin):
+                    group.targets, group.joins = request
                 elif isinstance(request, Select):
                     self._select(group, request.rows)
             group.step = request

@@ -48,11 +48,21 @@ class Reserve(NamedTuple):
     rows: int
 
 
+class Begin(NamedTuple):
+    """Tell the targets of the search, before its first step; no answer is needed.
+
+    With `joins`, other targets of equal options may join them (`Rows.join`) whenever the search waits for a step.
+    """
+
+    targets: Targets
+    joins: bool
+
+
 class Progress(NamedTuple):
     """Report the progress of the search; no answer is needed."""
 
     targets: Targets
 
 
-SearchRequest = Step | Select | Reserve | Progress
+SearchRequest = Begin | Step | Select | Reserve | Progress
 Search = Generator[SearchRequest, Scores | None, Targets]  # the answer is scores for a step, otherwise None

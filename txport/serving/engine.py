@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from txport.api.generated import Generated, Prepared
+from txport.api.transcription import Audio, Requests, Transcribing, Transcript
 from txport.errors import UnsupportedError
 from txport.runtimes.base import ContinuousRuntime
 from txport.search.options import Found, Searching, SearchOptions
@@ -219,9 +220,34 @@ class Engine:
             prepared = model._prepared("", source, model._begin(prefix), chosen)
         return self._submit(prepared, priority, deadline)
 
+    def transcribe(
+        self,
+        audio: Audio | Iterable[Audio],
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        **options: Unpack[Transcribing],
+    ) -> list[Transcript]:
+        """Transcribe audio as `Model.transcribe`, in the calling thread; its windows are requests of the engine.
+
+        `priority` and `deadline` are those of `submit`; the deadline is that of each window. Raises `QueueFullError` if
+        too many requests wait, and the errors of `Model.transcribe`.
+        """
+        priority, seconds = entering(priority, deadline)
+
+        def find(requests: Requests, how: SearchOptions) -> list[list[Found]]:
+            tickets = [Ticket(*request, how, self.model.facts, priority, seconds) for request in requests]
+            self._worker.submit(tickets)
+            try:
+                return [ticket.future.result() for ticket in tickets]
+            finally:
+                for ticket in tickets:
+                    ticket.future.cancel()
+
+        return list(self.model._transcribe(audio, find, **options))
+
     def _submit(self, prepared: Prepared, priority: int, deadline: float | None) -> Handle:
-        priority = whole("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
-        seconds = None if deadline is None else number("deadline", deadline)
+        priority, seconds = entering(priority, deadline)
         ticket = Ticket(prepared.source, prepared.prefix, prepared.options, self.model.facts, priority, seconds)
         if len(prepared.source):
             self._worker.submit([ticket])
@@ -259,6 +285,12 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(cancel=kind is not None)
+
+
+def entering(priority: object, deadline: object) -> tuple[int, float | None]:
+    """Return a priority and a deadline in seconds; raise `UnsupportedError` for others."""
+    seconds = None if deadline is None else number("deadline", deadline)
+    return whole("priority", priority, -MAX_PRIORITY, MAX_PRIORITY), seconds
 
 
 def frozen(value: Any) -> Any:

@@ -11,8 +11,8 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -20,13 +20,16 @@ import numpy as np
 
 from txport.errors import DeadlineError, EngineError, QueueFullError
 from txport.models.facts import Facts
-from txport.runtimes.base import ContinuousRuntime, Ints, State
+from txport.runtimes.base import ContinuousRuntime, Ints, QueuedRuntime, State
 from txport.search.generate import start
 from txport.search.lanes import Kind, Lane, Outcome
 from txport.search.options import Found
 from txport.serving.tickets import Stats, Ticket
 
 WORTH_SHRINKING = 0.25  # fraction of free slots at which a state shrinks
+SETTLED = 4  # steps without new requests before it does
+COMPANY = 0.25  # requests that are admitted at once, as a fraction of those that run
+PATIENCE = 0.02  # seconds that fewer wait for others, if a step is as short: each entry takes time of its own
 SPARE = 64  # entries of a heap, beside twice the live ones, before the others are removed
 PACE = 0.1  # weight of the newest step in the mean time between two finished requests
 
@@ -46,12 +49,20 @@ class Worker:
         self._numbers = itertools.count()
         self._live: set[Ticket] = set()  # those that wait or run
         self._given_up: deque[Ticket] = deque()  # running requests whose rows are to be dropped
+        self._coming: deque[tuple[list[Ticket], Future[State]]] = deque()  # groups that are being encoded
         self._lanes: dict[Kind, Lane[Ticket]] = {}
         self._new: dict[Kind, list[Ticket]] = {}  # admitted since the last step
         self._closed: str | None = None
+        self._admitted = 0.0  # when a request was last admitted
+        self._quiet = 0  # steps since a request entered
+        self._round = 0.0  # seconds that the last step of all lanes took
         self._pace = 0.0  # seconds between two finished requests
         self._last_end: float | None = None
         self._stats = Stats(slots=slots)
+        self._longest = facts.writes.longest
+        # an asynchronous device encodes during steps by itself, and for its own thread
+        is_queued = isinstance(runtime, QueuedRuntime)
+        self._encoder = None if is_queued else ThreadPoolExecutor(1, "txport encoder")
         self._thread = threading.Thread(target=self._run, name="txport engine", daemon=True)
         self._thread.start()
 
@@ -119,8 +130,11 @@ class Worker:
                 self._expire()
                 self._drop()
                 self._admit()
+                self._quiet += 1
+                started = time.monotonic()
                 for kind in list(self._lanes):
                     self._step(kind)
+                self._round = time.monotonic() - started
         except BaseException as error:
             with self._changed:
                 self._closed = f"the engine has failed: {error!r}"
@@ -129,11 +143,14 @@ class Worker:
             problem.__cause__ = error
             for ticket in tickets:
                 ticket.end(problem)
+        finally:
+            if self._encoder is not None:
+                self._encoder.shutdown()
 
     def _has_work(self) -> bool:
         """Wait for work; return False if there is none and the engine is closed."""
         with self._changed:
-            while not (self._lanes or self._stats.waiting):
+            while not (self._lanes or self._coming or self._stats.waiting):
                 if self._closed is not None:
                     return False
                 self._last_end = None
@@ -158,27 +175,38 @@ class Worker:
 
     def _drop(self) -> None:
         """Free the slots of requests that were given up, with the next step."""
-        for _ in range(len(self._given_up)):
+        while self._given_up:
             ticket = self._given_up.popleft()
             for group in self._lanes[ticket.kind].groups if ticket.kind in self._lanes else ():
-                if ticket in group.items and group.targets is None:
-                    self._given_up.append(ticket)  # before its first step
-                elif ticket in group.items and group.targets is not None:
+                if ticket in group.items and group.targets is not None:
                     group.targets.drop(group.items.index(ticket))
 
     def _admit(self) -> None:
-        """Admit the first requests of the queue, as slots and budget allow."""
+        """Admit the first requests of the queue, as slots and budget allow.
+
+        They are encoded during the steps of the running ones, if there are any.
+        """
+        while self._coming and (self._coming[0][1].done() or not self._lanes):
+            self._begin(*self._coming.popleft())
+        if self._coming:
+            return
         groups: dict[object, list[Ticket]] = {}
         for ticket in self._next():
             groups.setdefault(ticket.group, []).append(ticket)
         for tickets in groups.values():
-            self._enter(tickets)
+            tickets.sort(key=lambda ticket: ticket.size)  # runtimes encode neighbours of similar length together
+            if self._lanes and self._encoder is not None:
+                self._coming.append((tickets, self._encoder.submit(self._encode, tickets)))
+            else:
+                self._begin(tickets, finished(partial(self._encode, tickets)))
 
     def _next(self) -> list[Ticket]:
         chosen: list[Ticket] = []
         left = self._budget
         with self._changed:
             free = self._slots - self._stats.running
+            if not self._is_worth(min(free, self._stats.waiting)):
+                return []
             if len(self._waiting) > 2 * self._stats.waiting + SPARE:
                 self._waiting = [each for each in self._waiting if each[2].is_waiting]
                 heapq.heapify(self._waiting)
@@ -191,43 +219,43 @@ class Worker:
                     ticket.is_waiting = False
                     left -= ticket.size
                     chosen.append(ticket)
+            if chosen:
+                self._admitted = time.monotonic()
             self._stats.waiting -= len(chosen)
             self._stats.running += len(chosen)
         return chosen
 
-    def _enter(self, tickets: list[Ticket]) -> None:
-        """Encode the sources of a new group, and begin its search in the lane of its kind."""
-        kind = tickets[0].kind
+    def _is_worth(self, count: int) -> bool:
+        """Return False if `count` requests should wait for others to form a group with, as a short step allows."""
+        if not self._waiting or count >= COMPANY * self._stats.running:
+            return True
+        since = max(self._admitted, self._waiting[0][2].times.submitted)
+        return time.monotonic() + self._round - since > PATIENCE
+
+    def _encode(self, tickets: list[Ticket]) -> State:
+        """Return a new state of the sources of a group."""
         now = time.monotonic()
         for ticket in tickets:
             ticket.times.admitted = now
-        requests = [ticket.request for ticket in tickets]
+        return start(self._runtime, [ticket.request[0] for ticket in tickets], self._facts, self._longest)
+
+    def _begin(self, tickets: list[Ticket], encoded: Future[State]) -> None:
+        """Begin the search of a group in the lane of its kind."""
+        kind = tickets[0].kind
         try:
-            longest = self._facts.writes.longest
-            state = start(self._runtime, [source for source, _ in requests], self._facts, longest)
+            state = encoded.result()
         except Exception as error:
             self._end([(ticket, error) for ticket in tickets])
             return
         lane = self._lanes.setdefault(kind, Lane(self._runtime, self._facts, kind.rows))
         self._new.setdefault(kind, []).extend(tickets)
         try:
-            lane.begin(self._slots_for(lane, state, len(tickets)), tickets, requests, tickets[0].options)
+            self._quiet = 0
+            slots = place(lane, state, len(tickets))
+            lane.begin(slots, tickets, [ticket.request for ticket in tickets], tickets[0].options)
+            self._given_up.extend(ticket for ticket in tickets if ticket.future.done())
         except Exception as error:
             self._fail(kind, error, tickets)
-
-    @staticmethod
-    def _slots_for(lane: Lane[Ticket], state: State, count: int) -> Ints:
-        """Put the `count` sources of a new state into slots of a lane, which grows if it must; return the slots."""
-        every = np.arange(count)
-        if not lane.slots:
-            lane.open(state, count)
-            return every
-        free = np.flatnonzero(~lane.is_taken)
-        if len(free) < count:
-            free = np.concatenate([free, lane.slots + np.arange(count - len(free))])
-            lane.extend(int(free[-1]) + 1)
-        lane.admit(free[:count], state, every)
-        return free[:count]
 
     def _step(self, kind: Kind) -> None:
         """Run one step of a lane, and end the requests that have ended; a lane without requests is closed."""
@@ -248,7 +276,7 @@ class Worker:
             del self._lanes[kind]
             return
         free = lane.slots - np.count_nonzero(lane.is_taken)
-        if free >= WORTH_SHRINKING * lane.slots and not self._stats.waiting:
+        if free >= WORTH_SHRINKING * lane.slots and self._quiet >= SETTLED:
             lane.shrink()
 
     def _time_first(self, tickets: list[Ticket]) -> None:
@@ -280,3 +308,27 @@ class Worker:
         tickets = {id(ticket): ticket for group in lane.groups for ticket in group.items}
         tickets |= {id(ticket): ticket for ticket in more}
         self._end([(ticket, error) for ticket in tickets.values() if not ticket.future.done()])
+
+
+def finished(work: Callable[[], State]) -> Future[State]:
+    """Return the future of work that is done now."""
+    future: Future[State] = Future()
+    try:
+        future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+def place(lane: Lane[Ticket], state: State, count: int) -> Ints:
+    """Put the `count` sources of a new state into slots of a lane, which grows if it must; return the slots (N,)."""
+    every = np.arange(count)
+    if not lane.slots:
+        lane.open(state, count)
+        return every
+    free = np.flatnonzero(~lane.is_taken)
+    slots = np.concatenate([free, lane.slots + np.arange(max(count - len(free), 0))])[:count]
+    if slots[-1] >= lane.slots:
+        lane.extend(int(slots[-1]) + 1)
+    lane.admit(slots, state, every)
+    return slots
