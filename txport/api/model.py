@@ -423,7 +423,8 @@ class Model(Encoder):
         self._require_text()
         require_unknown(unknown)
         start = self._begin(prefix)
-        require_fit([start], self.facts, options)
+        if start:
+            require_fit([start], self.facts, options)
         return self._prepared(text, self._request(text, unknown, switch("special", special), options), start, options)
 
     def _prepared(self, text: str, source: Source, prefix: list[int], options: SearchOptions) -> Prepared:

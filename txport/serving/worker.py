@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import threading
 import time
 from collections import deque
@@ -26,6 +27,7 @@ from txport.search.lanes import Kind, Lane, Outcome
 from txport.search.options import Found
 from txport.serving.tickets import Stats, Ticket
 
+logger = logging.getLogger(__name__)
 WORTH_SHRINKING = 0.25  # fraction of free slots at which a state shrinks
 SETTLED = 4  # steps without new requests before it does
 COMPANY = 0.25  # requests that are admitted at once, as a fraction of those that run
@@ -139,6 +141,7 @@ class Worker:
             with self._changed:
                 self._closed = f"the engine has failed: {error!r}"
                 tickets = list(self._live)
+            logger.error("the live engine has failed", exc_info=error)
             problem = EngineError(self._closed)
             problem.__cause__ = error
             for ticket in tickets:
