@@ -101,6 +101,10 @@ class SeatedRuntime(TableRuntime):
             prefixes[rows] = [()] * self._width
         return TableState(tuple(sources), tuple(prefixes), state.max_length)
 
+    def extend(self, state: TableState, sources: int) -> TableState:
+        more = sources * self._width - len(state.sources)
+        return TableState((*state.sources, *((0,),) * more), (*state.prefixes, *((),) * more), state.max_length)
+
     def reserve(self, state: TableState, rows: int) -> TableState:
         return state
 

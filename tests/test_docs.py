@@ -36,6 +36,19 @@ def test_the_example_in_python_runs(
     assert (tmp_path / "bundle" / "txport.json").is_file()
 
 
+def test_the_examples_of_serving_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    threads, loop = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "serving.md").read_text("utf-8"), re.DOTALL)
+    exec(threads, {})  # noqa: S102 - our own page
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "T R AE N S F AO R M ER"
+    assert lines[-2] == "P R AH N AH N S IY EY SH AH N"
+    exec(loop, {})  # noqa: S102
+    assert capsys.readouterr().out.splitlines()[-1] == "AH T EH N SH AH N"
+
+
 def test_the_errors_on_the_page_about_errors_are_those_that_are_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Cli
 ) -> None:

@@ -25,7 +25,7 @@ LOWEST = {"system", "errors"}
 CHECKPOINTS = {"checkpoints", "text", "audio", "models", *LOWEST}
 BUNDLES = {"bundles", "targets", *CHECKPOINTS}
 PROOF_ROOMS = {"proof", "search", "exporters", "runtimes", *BUNDLES}
-PRODUCT = {"api", "bench", "inspection", *PROOF_ROOMS}
+PRODUCT = {"api", "bench", "inspection", "serving", *PROOF_ROOMS}
 ALLOWED = {
     "errors": {"errors"},
     "system": LOWEST,
@@ -42,6 +42,7 @@ ALLOWED = {
     "inspection": {"inspection", "exporters", *BUNDLES},
     "bench": PRODUCT - {"inspection"},
     "api": PRODUCT - {"inspection"},
+    "serving": PRODUCT - {"inspection"},
 }
 ROOMS = tuple(ALLOWED)
 PROOF = {  # rooms of proof -> what of proof they may import; what lies beside them joins them

@@ -6,7 +6,8 @@ from txport.errors import TxportError
 from txport.version import __version__
 
 __all__ = [
-    "Fill", "Generated", "Hypothesis", "Label", "Model", "Ranked", "Segment", "Tag", "Transcript", "TxportError",
+    "Engine", "Fill", "Generated", "Handle", "Hypothesis", "Label", "Model", "Ranked", "Segment", "Tag", "Transcript",
+    "TxportError",
     "__version__", "export", "load",
 ]  # fmt: skip
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from txport.api.encoding import Fill, Label, Ranked, Tag
     from txport.api.generated import Generated, Hypothesis
-    from txport.api.model import Model, Segment, Transcript, export, load
+    from txport.api.model import Engine, Handle, Model, Segment, Transcript, export, load
 
 
 def __getattr__(name: str) -> Any:

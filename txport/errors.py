@@ -98,5 +98,23 @@ class OutOfMemoryError(UnavailableError, MemoryError):
     exit_code = 1
 
 
+class EngineError(TxportError, RuntimeError):
+    """A live engine is closed, or has failed."""
+
+    exit_code = 1
+
+
+class QueueFullError(EngineError):
+    """The queue of a live engine is full; `retry_after` is an estimate in seconds of when it will not be."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class DeadlineError(EngineError, TimeoutError):
+    """The deadline of a request passed before its result was complete."""
+
+
 class LoadError(UnavailableError):
     """The installed runtime can't load a graph."""

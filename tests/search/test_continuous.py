@@ -19,8 +19,9 @@ from txport.bundles.bundle import Bundle
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import UnsupportedError
 from txport.runtimes.slots import spread
-from txport.search.continuous import GenerationRequest, Scheduler
+from txport.search.continuous import Scheduler
 from txport.search.generate import generate
+from txport.search.lanes import GenerationRequest
 from txport.search.options import Found, SearchOptions
 
 SIZE = 7

@@ -6,10 +6,12 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from txport.errors import UnsupportedError
+from txport.runtimes.inputs import Source
 from txport.search.generate import Steps
-from txport.search.options import Alignment, Found
+from txport.search.options import Alignment, Found, SearchOptions
 from txport.search.stops import Stops
 
 Finish = Literal["end", "length", "stop"]
@@ -75,19 +77,45 @@ def finish_of(tokens: Sequence[int], ends: Sequence[int], most: int, is_stopped:
     return "length" if len(tokens) >= most and not is_stopped else "stop"
 
 
+class Prepared(NamedTuple):
+    """A request for one text: its tokens, those of its prefix, its options, and what makes text of the targets."""
+
+    source: Source
+    prefix: list[int]
+    options: SearchOptions
+    text_of: Callable[[Sequence[int]], str]  # up to a stop string
+    result: Callable[[list[Found]], Generated]
+
+    @property
+    def stops(self) -> Stops | None:
+        """The stop strings, bound to a tokenizer."""
+        return self.options.stop if isinstance(self.options.stop, Stops) else None
+
+    def require_streamed(self) -> None:
+        """Raise `UnsupportedError` if there is more than one hypothesis."""
+        if self.options.nbest > 1:
+            raise UnsupportedError(f"only one hypothesis can be streamed, got nbest {self.options.nbest}")
+
+    def certain(self, tokens: Sequence[int]) -> str:
+        """Return the certain text of the certain tokens."""
+        return certain_text(tokens, self.text_of, self.stops)
+
+
+def certain_text(tokens: Sequence[int], text_of: Callable[[Sequence[int]], str], stops: Stops | None) -> str:
+    """Return the certain text of certain tokens; what may be the beginning of a stop string is not certain."""
+    text = text_of(tokens).rstrip(UNFINISHED)
+    return text if stops is None else stops.settled(text)
+
+
 def grown(
     steps: Steps, text_of: Callable[[Sequence[int]], str], stops: Stops | None = None
 ) -> Generator[str, None, None]:
-    """Yield the certain text of a search each time it grows, and finally the complete text.
-
-    What may be the beginning of a stop string is not certain.
-    """
+    """Yield the certain text of a search each time it grows, and finally the complete text."""
     output = ""
     with contextlib.closing(steps):
         while True:
             try:
-                certain = text_of(next(steps)()[0]).rstrip(UNFINISHED)
-                certain = certain if stops is None else stops.settled(certain)
+                certain = certain_text(next(steps)()[0], text_of, stops)
             except StopIteration as end:
                 whole = text_of(end.value[0][0].tokens)
                 if whole != output or not whole:

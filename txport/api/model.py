@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from txport import runtimes
 from txport.api.arguments import checked_features, listed, many, paired, require_many, require_unknown, sizes, token_ids
 from txport.api.encoding import BATCH_SIZE, Encoder, Fill, Label, Ranked, Tag, require_ability
-from txport.api.generated import Generated, Hypothesis, finish_of, grown, hypothesis
+from txport.api.generated import Generated, Hypothesis, Prepared, finish_of, grown, hypothesis
 from txport.api.locate import checkpoint_of, find_bundle, is_on_demand
 from txport.api.pairs import Pair, PairEncoder
 from txport.api.release import export, load_checkpoint, parity
-from txport.api.transcription import WINDOWS, Audio, Find, Segment, Told, Transcriber, Transcript
+from txport.api.transcription import WINDOWS, Audio, Find, Segment, Told, Transcriber, Transcribing, Transcript
 from txport.api.warming import lengths_from, warm
 from txport.bundles.bundle import Bundle, steady
 from txport.errors import BundleError, LongTextError, NoRoomError, TextError, UnsupportedError, quoted
@@ -39,8 +39,9 @@ from txport.runtimes.inputs import Source
 from txport.runtimes.single import SingleRuntime
 from txport.search.batching import at_once, in_batches
 from txport.search.constraints import limits
-from txport.search.continuous import GenerationRequest, Scheduler
+from txport.search.continuous import Scheduler
 from txport.search.generate import Ids, begin, prompts_of, require_fit, require_room, search
+from txport.search.lanes import GenerationRequest
 from txport.search.numbers import numbers_only
 from txport.search.options import (
     Found,
@@ -53,6 +54,7 @@ from txport.search.options import (
 from txport.search.scoring import logits, score
 from txport.search.single import generate_at_once
 from txport.search.stops import Stops
+from txport.serving.engine import BUDGET, QUEUE, SLOTS, Engine, Handle
 from txport.system.numbers import switch, whole
 from txport.system.progress import Progress, logged
 from txport.text.base import Tokenizer, TokenizerPair, Unknown
@@ -61,7 +63,7 @@ from txport.text.languages import LanguageReader
 from txport.text.load import chat_of, tokenizer_of
 
 __all__ = [
-    "Fill", "Generated", "Hypothesis", "Label", "Model", "Ranked", "Segment", "Tag", "Transcript",
+    "Engine", "Fill", "Generated", "Handle", "Hypothesis", "Label", "Model", "Ranked", "Segment", "Tag", "Transcript",
     "export", "load", "load_checkpoint", "parity",
 ]  # fmt: skip
 
@@ -81,17 +83,6 @@ class Generating(Searching, total=False):
     source_language: str | None
     target_language: str | None
     errors: Literal["raise", "return"]
-
-
-class Transcribing(Searching, total=False):
-    """The options of `Model.transcribe_iter`, for methods that pass them on."""
-
-    language: str | None
-    task: str | None
-    timestamps: bool
-    fallback: bool
-    no_speech_threshold: float | None
-    batch_size: int
 
 
 class Model(Encoder):
@@ -373,11 +364,25 @@ class Model(Encoder):
 
         Raises `AudioError` for audio that can't be read, `UnsupportedError` for options that this model can't take.
         """
-        told = Told(self.facts, language, task, timestamps, fallback, no_speech_threshold)
-        batch_size, _ = sizes(batch_size)
         find: Find = lambda requests, how: self._find(requests, how, None)  # noqa: E731
+        told = (language, task, timestamps, fallback, no_speech_threshold)
+        return self._transcribe(audio, find, *told, batch_size, **options)
+
+    def _transcribe(
+        self,
+        audio: Audio | Iterable[Audio],
+        find: Find,
+        language: str | None = None,
+        task: str | None = None,
+        timestamps: bool = False,
+        fallback: bool = False,
+        no_speech_threshold: float | None = None,
+        batch_size: int = WINDOWS,
+        **options: Unpack[Searching],
+    ) -> Iterator[Transcript]:
+        told = Told(self.facts, language, task, timestamps, fallback, no_speech_threshold)
         chosen = self._options(options, [], self.transcribe_iter)
-        return Transcriber(self.facts, self.tokenizer, find, chosen, told).run(audio, batch_size)
+        return Transcriber(self.facts, self.tokenizer, find, chosen, told).run(audio, sizes(batch_size)[0])
 
     def _require_text(self) -> None:
         if isinstance(self.facts.reads, Features):
@@ -396,17 +401,39 @@ class Model(Encoder):
 
         Beam search yields the common prefix of all beams. Closing the iterator ends the search.
         """
+        prepared = self._prepare(text, self._options(options, [], self.stream), prefix, unknown, special)
+        prepared.require_streamed()
+        if not prepared.source:
+            return (each for each in [""])
+        steps = search(self._numbers, [prepared.source], self.facts, prepared.options, [prepared.prefix])
+        return grown(steps, prepared.text_of, prepared.stops)
+
+    def engine(self, *, slots: int = SLOTS, queue: int = QUEUE, budget: int = BUDGET) -> Engine:
+        """Return a live engine, which takes requests at any time and runs up to `slots` of them together.
+
+        Up to `queue` more may wait. In each step, sources of up to `budget` tokens enter, or one longer source
+        (docs/serving.md). Raises `UnsupportedError` for a model that does not generate, and for portable bundles.
+        """
+        return Engine(self, slots=slots, queue=queue, budget=budget)
+
+    def _prepare(
+        self, text: str, options: SearchOptions, prefix: str = "", unknown: Unknown = "auto", special: bool = False
+    ) -> Prepared:
+        """Return a request for one text; raise the errors that `generate` raises for it."""
         self._require_text()
         require_unknown(unknown)
         start = self._begin(prefix)
-        chosen = self._options(options, [start], self.stream)
-        if chosen.nbest > 1:
-            raise UnsupportedError(f"only one hypothesis can be streamed, got nbest {chosen.nbest}")
-        if not (source := self._request(text, unknown, switch("special", special), chosen)):
-            return (each for each in [""])
-        steps = search(self._numbers, [source], self.facts, chosen, [start])
-        stops = chosen.stop if isinstance(chosen.stop, Stops) else None
-        return grown(steps, lambda tokens: self._until_stop(source, tokens, stops)[0], stops)
+        if start:
+            require_fit([start], self.facts, options)
+        return self._prepared(text, self._request(text, unknown, switch("special", special), options), start, options)
+
+    def _prepared(self, text: str, source: Source, prefix: list[int], options: SearchOptions) -> Prepared:
+        stops = options.stop if isinstance(options.stop, Stops) else None
+        text_of: Callable[[Sequence[int]], str] = lambda tokens: self._until_stop(source, tokens, stops)[0]  # noqa: E731
+        result: Callable[[list[Found]], Generated] = lambda found: self._result(  # noqa: E731
+            text, source, prefix, found, options, None
+        )
+        return Prepared(source, prefix, options, text_of, result)
 
     def search(
         self,

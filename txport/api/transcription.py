@@ -25,7 +25,7 @@ from txport.errors import AudioError, UnsupportedError, quoted
 from txport.models.audio import TASKS, Features, Speech
 from txport.models.facts import Facts
 from txport.runtimes.base import Floats, Ints, log_softmax
-from txport.search.options import Found, SearchOptions
+from txport.search.options import Found, Searching, SearchOptions
 from txport.search.timestamps import TimestampRules
 from txport.system.arrays import Array
 from txport.system.numbers import number, switch
@@ -40,6 +40,17 @@ MOST_COMPRESSED = 2.4
 LEAST_LIKELY = -1.0
 WINDOWS = 8  # decoded together by default
 Find = Callable[[Requests, SearchOptions], list[list[Found]]]
+
+
+class Transcribing(Searching, total=False):
+    """The options of `Model.transcribe_iter`, for methods that pass them on."""
+
+    language: str | None
+    task: str | None
+    timestamps: bool
+    fallback: bool
+    no_speech_threshold: float | None
+    batch_size: int
 
 
 @dataclass(frozen=True)

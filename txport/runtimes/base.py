@@ -114,6 +114,13 @@ class ContinuousRuntime(Runtime, Protocol):
         """
         ...
 
+    def extend(self, state: State, sources: int) -> State:
+        """Return a running state with more source slots, `sources` in all; `admit` fills the new ones.
+
+        The rows of `state` are all rows of its source slots, in order, and so are those of the new state.
+        """
+        ...
+
     def reserve(self, state: State, rows: int) -> State:
         """Return the same state with room for `rows` rows per source from the first step on.
 

@@ -22,6 +22,12 @@ class Seating(NamedTuple):
     old: Ints
 
 
+def rows_of(sources: Ints, width: int) -> Ints:
+    """Return the slots of all rows of the sources (N,): (N x K,)."""
+    slots: Ints = (sources[:, None] * width + np.arange(width)).ravel()
+    return slots
+
+
 def seat(wanted: Ints, count: int, width: int) -> Seating:
     """The old slots that rows continue (R,), of `count` sources with `width` slots each -> the new slots."""
     theirs = wanted // width

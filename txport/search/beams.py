@@ -67,6 +67,7 @@ class Beams:
         count = len(prefix_lengths)
         kept = options.kept
         self._running = np.arange(count)
+        self._dropped = np.zeros(count, np.bool_)
         self._sums: Doubles = np.zeros((count, 1))  # (S, W), best first
         self._places: Ints = np.zeros((count, 1), np.int64)  # row of each beam within its source: (S, W)
         self._steps: list[Turn] = []
@@ -120,7 +121,7 @@ class Beams:
         before = self._places[at, step.parents]  # row of each parent
         tokens = step.tokens
         starts = width * at
-        if (done := self._are_done()).any():
+        if (done := self._are_done() | self._dropped[self._running]).any():
             kept = ~done
             self._running = self._running[kept]
             self._sums = self._sums[kept]
@@ -137,29 +138,34 @@ class Beams:
         self.last = last.ravel()
         return rows.ravel()
 
-    def best(self) -> list[list[Found]]:
-        """Return the `nbest` best hypotheses of each source, after all sources are done."""
-        return self.best_of(self._options.nbest)
+    def found(self, sources: Ints | None = None) -> list[list[Found]]:
+        """See `Targets.found`; the `nbest` best hypotheses of each source."""
+        return self.best_of(self._options.nbest, np.arange(len(self._prefix_lengths)) if sources is None else sources)
 
-    def best_of(self, nbest: int) -> list[list[Found]]:
-        """Return the best finished hypotheses of each source."""
-        ids, log_probs, rows, lengths = self._speak(nbest)
-        scores = self._finished.scores[:, :nbest]
+    def best_of(self, nbest: int, sources: Ints) -> list[list[Found]]:
+        """Return the best finished hypotheses of these sources (N,)."""
+        ids, log_probs, rows, lengths = self._speak(nbest, sources)
+        scores = self._finished.scores[sources, :nbest]
         found: list[list[Found]] = [[] for _ in scores]
-        for source, place in np.argwhere(scores != -np.inf).tolist():
-            at = (source, place)
-            length = int(lengths[source, place])
-            aligned = self._alignment(source, rows[at][:length])
+        for number, place in np.argwhere(scores != -np.inf).tolist():
+            at = (number, place)
+            length = int(lengths[at])
+            aligned = self._alignment(int(sources[number]), rows[at][:length])
             tokens = ids[at][:length].tolist()
             parts = log_probs[at][:length].tolist()
-            found[source].append(Found(tuple(tokens), float(scores[at]), tuple(parts), aligned))
+            found[number].append(Found(tuple(tokens), float(scores[at]), tuple(parts), aligned))
         return found
+
+    def drop(self, source: int) -> None:
+        """See `Targets.drop`."""
+        self._dropped[source] = True
 
     def certain(self) -> list[tuple[int, ...]]:
         """Return the common beginning of all hypotheses that can still win, per source."""
         running = {source: row for row, source in enumerate(self._running.tolist())}
         certain = []
-        for source, finished in enumerate(self.best_of(self._finished.scores.shape[1])):
+        every = np.arange(len(self._prefix_lengths))
+        for source, finished in enumerate(self.best_of(self._finished.scores.shape[1], every)):
             generated = [each.tokens for each in finished]
             if source in running:
                 alive = np.flatnonzero(self._sums[running[source]] > -np.inf)
@@ -292,16 +298,19 @@ class Beams:
         done |= full & (worst >= best / lengths**options.length_penalty)
         return done
 
-    def _speak(self, nbest: int) -> tuple[Ints, Doubles, Ints, Ints]:
-        """Return the best finished hypotheses: tokens, log-probs and beams (B, nbest, T) each, lengths (B, nbest)."""
-        finished = self._finished.map(lambda part: part[:, :nbest])
+    def _speak(self, nbest: int, chosen: Ints) -> tuple[Ints, Doubles, Ints, Ints]:
+        """Return the best finished hypotheses of the chosen sources (N,).
+
+        They are tokens, log-probs and beams (N, nbest, T) each, and lengths (N, nbest).
+        """
+        finished = self._finished.map(lambda part: part[chosen, :nbest])
         longest = len(self._steps) + 1
         steps = finished.steps
         beams = finished.beams
         ids: Ints = np.repeat(finished.ends[..., None], longest, axis=2)
         log_probs: Doubles = np.repeat(finished.log_probs[..., None], longest, axis=2)
         rows: Ints = np.repeat(beams[..., None], longest, axis=2)
-        sources = np.broadcast_to(np.arange(len(steps))[:, None], steps.shape)
+        sources = np.broadcast_to(chosen[:, None], steps.shape)
         for number in reversed(range(len(self._steps))):
             step = self._steps[number]
             is_generated = steps >= number

@@ -81,6 +81,14 @@ class Constraints:
             or len(self._not_first)
         )
 
+    @property
+    def are_none(self) -> bool:
+        """True if a step depends on nothing but the last token of each row, for a limited number of candidates."""
+        options = self._options
+        is_forced = options.forced_bos_token_id is not None or options.forced_eos_token_id is not None
+        needs_more = options.changes_scores or options.aligns or self._stops is not None
+        return not (self._bans or is_forced or needs_more or self._prefixes.shape[1])
+
     def best(
         self, token_ids: Ints, sources: Ints, count: int | None, *, log: bool
     ) -> Generator[SearchRequest, Scores | None, Candidates]:
@@ -208,7 +216,7 @@ class Constraints:
 
 def possible_tops(options: SearchOptions, facts: Facts, count: int | None, longest: int) -> Sequence[int | None]:
     """Return all values of `top` that `Constraints.best` can request; rows have up to `longest` tokens with prompts."""
-    if options.changes_scores or count is None or _needs_all_scores(options):
+    if count is None or reads_all_scores(options):
         return [None]
     single = single_tokens(options.bad_words_ids)
     banned = {len(options.suppress_tokens) + len(single)}  # in every step
@@ -221,6 +229,11 @@ def possible_tops(options: SearchOptions, facts: Facts, count: int | None, longe
     for part in parts:
         banned = {size + more for size in banned for more in part}
     return sorted({count + _spare(size) for size in banned})
+
+
+def reads_all_scores(options: SearchOptions) -> bool:
+    """Return True if each step reads the scores of the whole vocabulary, for any number of candidates."""
+    return options.changes_scores or _needs_all_scores(options)
 
 
 def _needs_all_scores(options: SearchOptions) -> bool:

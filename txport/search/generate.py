@@ -18,9 +18,9 @@ from txport.search.beams import Beams, wanted_of_row
 from txport.search.constraints import Constraints, limits
 from txport.search.groups import Groups
 from txport.search.options import Found, SearchOptions
-from txport.search.requests import Certain, Progress, Reserve, Search, Select, Step
+from txport.search.requests import Begin, Certain, Progress, Reserve, Search, Select, Step, Targets
 from txport.search.rows import Rows, fit
-from txport.search.sampling import MOST_OF_ENTROPY, draw, draw_uniforms
+from txport.search.sampling import MOST_OF_ENTROPY, draw
 
 Ids = Sequence[Sequence[int]]
 Steps = Generator[Certain, None, list[list[Found]]]
@@ -83,7 +83,8 @@ def carry_out(
         try:
             request = requests.send(found)
         except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+            targets: Targets = end.value
+            return targets.found()
         found = None
         if isinstance(request, Step):
             found, state = runtime.step(
@@ -93,8 +94,8 @@ def carry_out(
             state = runtime.select(state, request.rows)
         elif isinstance(request, Reserve):
             state = runtime.reserve(state, request.rows) if isinstance(runtime, ContinuousRuntime) else state
-        else:
-            yield request.certain
+        elif isinstance(request, Progress):
+            yield request.targets.certain
 
 
 def plan(sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids, *, at_once: bool = False) -> Search:
@@ -193,22 +194,24 @@ def by_rows(
     """Search each row by itself, greedy or by sampling, until an end token; `first` (B,) are the first input tokens."""
     ends = options.ends(facts)
     rows = Rows(lengths, first, constraints.prefix_lengths, constraints.limits, options, ends, at_once=at_once)
+    count = wanted(options, facts)
+    yield Begin(rows, at_once and constraints.are_none and count is not None)
     if rows.samples > 1:
         yield Select(rows.sources)
-    uniforms = draw_uniforms(options, len(lengths), rows.longest) if options.do_sample else None
-    count = wanted(options, facts)
     places = int(lengths.max())
     while True:
-        found = yield from constraints.best(rows.token_ids, rows.sources, count, log=False)
+        token_ids = rows.token_ids
+        sources = rows.sources
+        found = yield from constraints.best(token_ids, sources, count, log=False)
         at: Any = (slice(None), 0)  # the best candidate of each row
-        if uniforms is not None:
-            at = (np.arange(len(found.ids)), draw(found.values, options, rows.pick(uniforms)))
+        if options.do_sample:
+            at = (np.arange(len(found.ids)), draw(found.values, options, rows.uniforms))
         tokens = found.ids[at]
-        stopped = constraints.stopped(rows.token_ids, rows.sources, tokens[:, None])
+        stopped = constraints.stopped(token_ids, sources, tokens[:, None])
         kept = rows.advance(tokens, found.log_probs[at], fit(found.attention, places), stopped)
-        yield Progress(rows.certain)
+        yield Progress(rows)
         if not len(kept):
-            return rows.found()
+            return rows
         if len(kept) < len(tokens):
             yield Select(kept)
 
@@ -218,6 +221,7 @@ def by_beams(lengths: Ints, first: Ints, options: SearchOptions, constraints: Co
     kind = Beams if options.beam_groups == 1 else Groups
     count = wanted(options, facts)
     beams = kind(lengths, constraints.prefix_lengths, constraints.limits, options, options.ends(facts))
+    yield Begin(beams, joins=False)
     yield Reserve(options.beams)
     if options.beam_groups > 1:
         yield Select(beams.sources)
@@ -227,9 +231,9 @@ def by_beams(lengths: Ints, first: Ints, options: SearchOptions, constraints: Co
         found = yield from constraints.best(token_ids, beams.sources, count, log=True)
         stopped = constraints.stopped(token_ids, beams.sources, found.ids)
         rows = beams.advance(found.values, found.ids, fit(found.attention, places), stopped)
-        yield Progress(beams.certain)
+        yield Progress(beams)
         if not len(rows):
-            return beams.best()
+            return beams
         if not np.array_equal(rows, np.arange(len(token_ids))):
             yield Select(rows)
         token_ids = np.concatenate([token_ids[rows], beams.last[:, None]], axis=1)

@@ -65,11 +65,16 @@ class Groups:
         at_last = self._length == self._lasts if self._options.forced_eos_token_id is not None else False
         return (self._length < self._forced) | at_last
 
-    def best(self) -> list[list[Found]]:
-        """Return the `nbest` best hypotheses of each source, over all groups."""
-        every = [group.best_of(self._options.nbest) for group in self._groups]
+    def found(self, sources: Ints | None = None) -> list[list[Found]]:
+        """See `Targets.found`; the `nbest` best hypotheses of each source, over all groups."""
+        every = [group.found(sources) for group in self._groups]
         joined = [[found for group in each for found in group] for each in zip(*every, strict=True)]
         return [sorted(each, key=lambda found: -found.score)[: self._options.nbest] for each in joined]
+
+    def drop(self, source: int) -> None:
+        """See `Targets.drop`."""
+        for group in self._groups:
+            group.drop(source)
 
     def certain(self) -> list[tuple[int, ...]]:
         """Return the common beginning of all hypotheses that can still win, per source."""

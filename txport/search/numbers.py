@@ -52,6 +52,10 @@ class ContinuousNumbers(Numbers):
         """See `ContinuousRuntime.admit`."""
         return self._continuous.admit(state, places, others, chosen)
 
+    def extend(self, state: State, sources: int) -> State:
+        """See `ContinuousRuntime.extend`."""
+        return self._continuous.extend(state, sources)
+
     def reserve(self, state: State, rows: int) -> State:
         """See `ContinuousRuntime.reserve`."""
         return self._continuous.reserve(state, rows)

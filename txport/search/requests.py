@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from txport.runtimes.base import Ints, Scores
 from txport.search.options import Found
 
 Certain = Callable[[], list[tuple[int, ...]]]  # returns the certain beginning of each target
+
+
+class Targets(Protocol):
+    """The targets of a running search."""
+
+    def certain(self) -> list[tuple[int, ...]]:
+        """Return the certain beginning of the target of each source."""
+        ...
+
+    def found(self, sources: Ints | None = None) -> list[list[Found]]:
+        """Return the targets of these sources (N,), whose rows have all ended; by default, of all sources."""
+        ...
+
+    def drop(self, source: int) -> None:
+        """Give up a source: its rows end with the next step."""
+        ...
 
 
 class Step(NamedTuple):
@@ -32,11 +48,21 @@ class Reserve(NamedTuple):
     rows: int
 
 
+class Begin(NamedTuple):
+    """Tell the targets of the search, before its first step; no answer is needed.
+
+    With `joins`, other targets of equal options may join them (`Rows.join`) whenever the search waits for a step.
+    """
+
+    targets: Targets
+    joins: bool
+
+
 class Progress(NamedTuple):
     """Report the progress of the search; no answer is needed."""
 
-    certain: Certain
+    targets: Targets
 
 
-SearchRequest = Step | Select | Reserve | Progress
-Search = Generator[SearchRequest, Scores | None, list[list[Found]]]  # the answer is scores for a step, otherwise None
+SearchRequest = Begin | Step | Select | Reserve | Progress
+Search = Generator[SearchRequest, Scores | None, Targets]  # the answer is scores for a step, otherwise None

@@ -12,7 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.runtimes.base import Doubles, Floats, Ints
+from txport.runtimes.slots import rows_of
 from txport.search.options import Alignment, Found, SearchOptions
+from txport.search.sampling import draw_uniforms
+from txport.system.arrays import Array
 
 Bools = NDArray[np.bool_]
 WORTH_DROPPING = 0.25  # fraction of ended rows at which they are removed, which moves the others
@@ -49,7 +52,13 @@ class Rows:
         self._lengths: Ints = np.zeros(count, np.int64)
         places = int(lengths.max()) if options.aligns else 0
         self._attention = np.zeros((count, self.longest, places), np.float32)  # attention of each token
-        self._length = 0
+        # random numbers, one per new token of a row
+        self._uniforms = (
+            draw_uniforms(options, len(lengths), self.longest) if options.do_sample else np.zeros((count, 1))
+        )
+        self._length: Ints = np.zeros(count, np.int64)  # tokens of each held row: (R,)
+        self._most = 0  # the largest of them
+        self._is_joined = False
 
     @property
     def sources(self) -> Ints:
@@ -58,15 +67,34 @@ class Rows:
 
     @property
     def token_ids(self) -> Ints:
-        """The start token and the tokens so far of each row: (R, T)."""
+        """The start token and the tokens so far of each row (R, T); after `join`, only the last token (R, 1)."""
+        if self._is_joined:
+            return self._ids[self._held, self._length][:, None]
         if len(self._held) == len(self._ids):
-            return self._ids[:, : self._length + 1]
-        return self._ids[self._held, : self._length + 1]
+            return self._ids[:, : self._most + 1]
+        return self._ids[self._held, : self._most + 1]
 
-    def pick(self, numbers: Doubles) -> Doubles:
-        """Return the numbers of the next new token, from one per new token of all rows: (R,). A prefix uses none."""
-        place = np.clip(self._length - self._prefix_lengths[self._held], 0, numbers.shape[1] - 1)
-        return numbers[self._held, place]
+    @property
+    def uniforms(self) -> Doubles:
+        """The random numbers of the next new tokens: (R,). A prefix uses none."""
+        place = np.clip(self._length - self._prefix_lengths[self._held], 0, self._uniforms.shape[1] - 1)
+        uniforms: Doubles = self._uniforms[self._held, place]
+        return uniforms
+
+    def join(self, others: Rows, kept: Ints) -> None:
+        """Keep these sources (N,), which include all that run, and take in all of others with the same options."""
+        rows = rows_of(kept, self.samples)
+        new = np.full(len(self._ids), -1)
+        new[rows] = np.arange(len(rows))
+        self._held = np.concatenate([new[self._held], len(rows) + others._held])
+        self._running = np.concatenate([self._running, others._running])
+        self._length = np.concatenate([self._length, others._length])
+        for name in ("_source_lengths", "_prefix_lengths", "_limits", "_lengths", "_ids", "_log_probs", "_uniforms"):
+            setattr(self, name, stacked(getattr(self, name)[rows], getattr(others, name)))
+        self._attention = np.zeros((len(self._ids), self._log_probs.shape[1], 0), np.float32)
+        self.longest = max(self.longest, others.longest)
+        self._most = max(self._most, others._most)
+        self._is_joined = True
 
     def advance(
         self, tokens: Ints, log_probs: Floats, attention: Floats | None = None, stopped: Bools | None = None
@@ -81,7 +109,9 @@ class Rows:
         if attention is not None:
             self._attention[self._held, self._length] = attention
         self._length += 1
-        self._lengths[self._held[self._running & ~silent]] = self._length
+        self._most += 1
+        grown = self._running & ~silent
+        self._lengths[self._held[grown]] = self._length[grown]
         is_full = self._length >= self._limits[self._held]  # no room for another token
         ended = silent | (tokens[:, None] == self._ends).any(axis=1) | is_full
         if stopped is not None:
@@ -92,17 +122,23 @@ class Rows:
             return np.arange(len(self._held))
         self._held = self._held[kept]
         self._running = self._running[kept]
+        self._length = self._length[kept]
         return kept
 
-    def found(self) -> list[list[Found]]:
-        """Return the targets of each source."""
-        found = [self._found(row) for row in range(len(self._ids))]
-        return [found[start : start + self.samples] for start in range(0, len(found), self.samples)]
+    def found(self, sources: Ints | None = None) -> list[list[Found]]:
+        """See `Targets.found`."""
+        chosen = range(len(self._ids) // self.samples) if sources is None else sources.tolist()
+        return [[self._found(source * self.samples + sample) for sample in range(self.samples)] for source in chosen]
 
     def certain(self) -> list[tuple[int, ...]]:
         """Return the tokens so far of the first row of each source."""
         lengths = self._lengths[:: self.samples].tolist()
-        return [tuple(ids[1 : 1 + n]) for ids, n in zip(self._ids[:: self.samples].tolist(), lengths, strict=True)]
+        ids = self._ids[:: self.samples, 1 : 1 + self._most].tolist()
+        return [tuple(own[:length]) for own, length in zip(ids, lengths, strict=True)]
+
+    def drop(self, source: int) -> None:
+        """See `Targets.drop`."""
+        self._running[self.sources == source] = False
 
     def _found(self, row: int) -> Found:
         length = int(self._lengths[row])
@@ -115,6 +151,16 @@ class Rows:
             float(log_probs.sum()) / float(max(1, length - self._prefix_lengths[row])) ** self._options.length_penalty
         )
         return Found(tokens, score, tuple(log_probs.tolist()), aligned)
+
+
+def stacked(one: Array, other: Array) -> Array:
+    """Return the rows of two arrays, padded on the right with zeros to the same width."""
+    if one.ndim == 1:
+        return np.concatenate([one, other])
+    joined = np.zeros((len(one) + len(other), max(one.shape[1], other.shape[1])), one.dtype)
+    joined[: len(one), : one.shape[1]] = one
+    joined[len(one) :, : other.shape[1]] = other
+    return joined
 
 
 UNSEEN = 1e-30  # minimum attention, so that its logarithm is finite

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class Source:
-    """The cross-attention keys and values of B sources (2 L, B, N, S, H), and their lengths (B,) int32."""
+    """The cross-attention keys and values of B sources (2 L, B, N, S, H), and their lengths (B,) int32.
+
+    They are the first of `room`, which has room for more sources.
+    """
 
     hold: Hold
-    caches: NDArray[np.float32]
+    room: NDArray[np.float32]
     lengths: NDArray[np.int32]
+
+    @property
+    def caches(self) -> NDArray[np.float32]:
+        """The keys and values: (2 L, B, N, S, H)."""
+        return self.room[:, : len(self.lengths)]
 
 
 @dataclass
@@ -46,15 +55,27 @@ class Rows:
 class FusedState:
     """State of a running batch: its memory, and the binding of the step graph to it."""
 
-    def __init__(self, source: Source, rows: Rows, max_length: int) -> None:
+    def __init__(self, source: Source, make_rows: Callable[[], Rows], max_length: int) -> None:
         self.source = source
-        self.rows = rows
+        self._rows: Rows | None = None
+        self._make_rows = make_rows  # at first use: a state whose sources are admitted to another one needs none
         self.beams = 1
         self.max_length = max_length
         self.place(np.arange(len(source.lengths)))
         self.lengths = np.zeros(len(source.lengths), np.int32)  # tokens in each slot (R,)
         self.writes = 0
         self.binding: Binding | None = None
+
+    @property
+    def rows(self) -> Rows:
+        """The keys and values of the rows."""
+        if self._rows is None:
+            self._rows = self._make_rows()
+        return self._rows
+
+    @rows.setter
+    def rows(self, rows: Rows) -> None:
+        self._rows = rows
 
     def place(self, slots: Ints) -> None:
         """Put the caller's rows into these slots; the other slots are unused."""
@@ -75,8 +96,8 @@ def pick_sources(source: Source, chosen: Ints) -> Source:
     """Return the chosen sources (ascending), moved to the front of the same memory."""
     for place, row in enumerate(chosen):
         if place != row:
-            source.caches[:, place] = source.caches[:, row]
-    return Source(source.hold, source.caches[:, : len(chosen)], source.lengths[chosen])
+            source.room[:, place] = source.room[:, row]
+    return Source(source.hold, source.room, source.lengths[chosen])
 
 
 def move(rows: Rows, chosen: Ints, length: int) -> None:

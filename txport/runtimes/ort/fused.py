@@ -8,6 +8,7 @@ Letters: B sources, K beams, R = B x K rows, L layers, G key/value heads, M capa
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,10 @@ from txport.targets.ports import (
 )
 
 FIRST_CAPACITY = 32
+SLACK = 1.25  # room for sources relative to their number, where a running state is extended
 ENCODED_TOGETHER = 1024  # tokens per run; the activations of more tokens do not fit the processor's caches
 
+WASTE = 8  # tokens of padding that take as long as one more run
 PROMPT_PART = 128  # tokens per run; attention covers filled positions only, and its scores fit the processor's caches
 SEVERAL = 2  # queries; products of at least so many sum in one order for each query, products of one in another
 NOBODY = -1  # the token of an unused slot
@@ -144,25 +147,22 @@ class FusedRuntime:
             return self._prefill(source, source_lengths, max_length)
         batch = len(source)
         size = source.shape[1] if self.facts.masks_source else self.facts.reads.longest
-        held = self._make_source(batch, size, source_lengths)
-        count = max(1, ENCODED_TOGETHER // size)
-        for part in (slice(first, first + count) for first in range(0, batch, count)):
+        # else the rounding of a row would depend on the length of other rows
+        held = self._make_source(batch, size + -size % TOGETHER, source_lengths)
+        for part in parts_of(source_lengths if self.facts.masks_source else np.full(batch, size)):
             self._encode(source[part], held.lengths[part], held.caches[:, part])
-        if rest := -size % TOGETHER:  # else the rounding of a row would depend on the length of other rows
-            held = self._widen(held, size + rest)
-        return FusedState(held, self._make_rows(batch, min(FIRST_CAPACITY, max_length)), max_length)
+        return FusedState(held, partial(self._make_rows, batch, min(FIRST_CAPACITY, max_length)), max_length)
 
     def _prefill(self, prompts: Inputs, lengths: Ints, max_length: int) -> FusedState:
         """Fill the rows' caches with all but the last token of each prompt."""
         batch, size = prompts.shape
         capacity = min(max(FIRST_CAPACITY, 2 * size), max(max_length, size))
-        state = FusedState(self._make_source(batch, 0, np.zeros(batch, np.int64)), self._make_rows(batch, capacity), 0)
-        state.max_length = max_length
+        nothing = self._make_source(batch, 0, np.zeros(batch, np.int64))
+        state = FusedState(nothing, partial(self._make_rows, batch, capacity), max_length)
         if size > 1:
             kept = lengths - 1
-            count = ENCODED_TOGETHER // size if size <= PROMPT_PART else 1  # long prompts run one by one, in parts
-            for rows in (slice(first, first + count) for first in range(0, batch, count)):
-                for part in parts_of_prompt(size - 1):
+            for rows in parts_of(lengths, PROMPT_PART):  # long prompts run one by one, in parts
+                for part in parts_of_prompt(int(kept[rows].max())) if kept[rows].any() else ():
                     self._fill(prompts[rows, part], state.rows.caches[:, rows], part)
             places = np.arange(size - 1)[None, :]
             state.rows.origin[:, : size - 1] = np.arange(batch)[:, None] + places * batch
@@ -208,21 +208,28 @@ class FusedRuntime:
         return outputs
 
     def _encode(self, source: Inputs, lengths: NDArray[np.int32], caches: NDArray[np.float32]) -> None:
-        given = np.ascontiguousarray(source)
+        """Fill the first positions of the caches (2 L, B, N, S, H) of sources, whose padding may be longer than S."""
+        size = int(lengths.max()) if self.facts.masks_source else self.facts.reads.longest
+        given = np.ascontiguousarray(source[:, :size] if self.facts.masks_source else source)
         key = b"" if self.encoded is None else given.tobytes()
         if self.encoded is not None and key in self.encoded:
-            caches[:] = self.encoded[key]
+            caches[..., :size, :] = self.encoded[key]
             return
+        hold = Hold()
+        is_whole = size == caches.shape[3]
+        made = caches if is_whole else self.pool.empty(hold, (*caches.shape[:3], size, caches.shape[4]))
         io = self.sessions[ENCODER].io_binding()
-        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in (given, lengths, *caches)]
+        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in (given, lengths, *made)]
         io.bind_ortvalue_input(INPUT_IDS if self.facts.masks_source else INPUT_FEATURES, values[0])
         io.bind_ortvalue_input(SOURCE_LENGTHS, values[1])
         for name, value in zip(self.graphs[ENCODER].present().values(), values[2:], strict=True):
             io.bind_ortvalue_output(name, value)
         with running(ENCODER, "ONNX Runtime"):
             self.sessions[ENCODER].run_with_iobinding(io)
+        if not is_whole:
+            caches[..., :size, :] = made
         if self.encoded is not None:
-            self.encoded[key] = caches.copy()
+            self.encoded[key] = made.copy()
 
     def step(
         self, tokens: Ints, state: FusedState, *, top: int | None = None, normalise: bool = True, align: bool = False
@@ -309,6 +316,30 @@ class FusedRuntime:
         state.writes += len(rows) * longest
         state.lengths[rows] = lengths
 
+    def extend(self, state: FusedState, sources: int) -> FusedState:
+        """See `ContinuousRuntime.extend`; new slots have old content or zeros, and sources of one position."""
+        assert state.is_full, "only whole sources can be extended"
+        old = state.source
+        size = sources * state.beams
+        more = int(sources * SLACK)  # so that not every extension moves all
+        if sources > old.room.shape[1]:
+            hold = Hold()
+            room = self.pool.zeros(hold, (old.room.shape[0], more, *old.room.shape[2:]))
+            room[:, : len(old.lengths)] = old.caches
+            old = Source(hold, room, old.lengths)
+        if size > len(state.rows.origin):
+            moves = np.minimum(np.arange(more * state.beams), state.size - 1)
+            state.rows = self._pick_rows(state, moves, state.rows.caches.shape[3])
+        lengths = np.full(sources, min(1, old.room.shape[3]), np.int32)
+        lengths[: len(old.lengths)] = old.lengths
+        rows = np.zeros(size, np.int32)
+        rows[: state.size] = state.lengths
+        state.source = Source(old.hold, old.room, lengths)
+        state.lengths = rows
+        state.binding = None
+        state.place(np.arange(size))
+        return state
+
     def reserve(self, state: FusedState, rows: int) -> FusedState:
         """See `ContinuousRuntime.reserve`; room for two rows is enough, and makes the first step faster."""
         if not self.has_source:
@@ -374,6 +405,25 @@ def run_session(sessions: Sessions, role: str, names: list[str], inputs: dict[st
     """Run a graph; return the outputs `names`."""
     with running(role, "ONNX Runtime"):
         return dict(zip(names, sessions[role].run(names, inputs), strict=True))
+
+
+def parts_of(lengths: Ints, longest: int | None = None) -> list[slice]:
+    """Split sources (B,) into parts that run together: with few tokens in all, and with little padding.
+
+    A source of more than `longest` tokens runs alone.
+    """
+    parts = []
+    first = most = total = 0
+    for number, length in enumerate(lengths.tolist()):
+        largest = max(most, length)
+        tokens = largest * (number + 1 - first)
+        is_alone = longest is not None and largest > longest
+        if number > first and (is_alone or tokens > ENCODED_TOGETHER or tokens - total - length > WASTE):
+            parts.append(slice(first, number))
+            first, total, largest = number, 0, length
+        most = largest
+        total += length
+    return [*parts, slice(first, len(lengths))]
 
 
 def parts_of_prompt(size: int) -> list[slice]:

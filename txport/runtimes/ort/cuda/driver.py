@@ -26,7 +26,7 @@ from txport.runtimes.ort.cuda.state import CudaState
 from txport.runtimes.ort.cuda.steps import Steps
 from txport.runtimes.ort.cuda.warm import require_few, shapes
 from txport.runtimes.ort.cuda.workspace import Workspaces, batch_bucket, capacity_bucket, source_bucket
-from txport.runtimes.slots import seat
+from txport.runtimes.slots import rows_of, seat
 from txport.system.arrays import Array
 from txport.targets.ports import (
     ENCODER,
@@ -257,7 +257,7 @@ class CudaRuntime:
         state.ahead.drop()
         sources = state.sources[places]
         theirs = others.slots[chosen]
-        slots = (sources[:, None] * state.width + np.arange(state.width)).ravel()
+        slots = rows_of(sources, state.width)
         state.lengths[slots] = 0
         state.on_device = None
         if state.has_nan and state.is_clean:
@@ -283,6 +283,24 @@ class CudaRuntime:
             self._caches.grow(each, "row", longest)
         self._caches.admit(state, "row", rows, self._caches.select(others, "row", theirs))
         state.lengths[rows] = others.lengths[theirs]
+
+    def extend(self, state: CudaState, sources: int) -> CudaState:
+        """See `ContinuousRuntime.extend`; the rows become adjacent, and new slots have copies that no row uses."""
+        self._settle(state)
+        batch = batch_bucket(sources)
+        width = state.width
+        kept = state.sources
+        assert np.array_equal(state.slots, rows_of(kept, width)), "only whole sources can be extended"
+        count = len(state.slots)
+        moves = np.full(batch * width, state.slots[0])
+        moves[:count] = state.slots
+        lengths = np.zeros(batch * width, np.int64)
+        lengths[:count] = state.lengths[state.slots]
+        self._move(state, moves, is_written=state.length > 0)
+        self._keep_sources(state, kept, batch)
+        state.slots = np.arange(sources * width)
+        state.lengths = lengths
+        return state
 
     def reserve(self, state: CudaState, rows: int) -> CudaState:
         """See `ContinuousRuntime.reserve`; the first step then has the shape of all others."""

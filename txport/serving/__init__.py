@@ -1,0 +1,1 @@
+"""Serving: a live engine, which takes requests at any time."""
