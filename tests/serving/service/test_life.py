@@ -24,6 +24,7 @@ from tests.serving.service.served import PATIENCE, client, metric, running, wait
 from txport.serving.service.asgi import app
 from txport.serving.service.bodies import Limits
 from txport.serving.service.models import Sizes, Source
+from txport.serving.service.server import listening
 
 KEY = "a-key-of-some-length"
 BODY = {"model": "chat", "prompt": "Hello", "max_tokens": 300, "eos_token_id": 7}
@@ -135,6 +136,12 @@ def test_a_slow_caller_gets_408(models: dict[str, txport.Model], monkeypatch: py
                 answer = b"".join(iter(lambda caller=caller: caller.recv(4096), b""))  # type: ignore[misc]
             assert answer.startswith(b"HTTP/1.1 408 ")
             assert b"connection: close" in answer.lower()
+
+
+def test_answers_are_not_held_back() -> None:
+    """asyncio switches Nagle's algorithm off only on sockets that name their protocol."""
+    with listening("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
 
 
 def test_headers_without_end_are_refused(url: str) -> None:

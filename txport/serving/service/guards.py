@@ -30,6 +30,7 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 LEAST_KEY = 16  # characters
 LARGEST_KEYS = 1 << 20  # bytes of a file of keys
 OPEN = ("/", "/health", "/ready", "/v2/health/live", "/v2/health/ready", "/openapi.json")  # these need no key
+QUIET = (*OPEN[1:5], "/metrics")  # asked every few seconds, so that they are logged at DEBUG
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
@@ -100,7 +101,8 @@ class Guards:
         self._metrics.answers.labels(getattr(route, "path", "unknown"), str(status)).inc()
         told = {"request_id": scope["state"]["id"], "method": scope["method"], "path": scope["path"][:200]}
         told |= {"status": status, "seconds": round(seconds, 6), **scope["state"]["log"]}
-        logger.info("request", extra={"fields": told})
+        is_quiet = scope["path"] in QUIET and status < 400
+        logger.log(logging.DEBUG if is_quiet else logging.INFO, "request", extra={"fields": told})
 
 
 UNKNOWN_KEY = InvalidRequestError(

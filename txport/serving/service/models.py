@@ -73,7 +73,8 @@ class Served:
         """Start the thread that runs requests; raise `UnsupportedError` for a bundle that can't be served."""
         sizes = self.sizes
         if self.use not in ("continue", "translate"):
-            self.batches = Batches(WINDOWS if isinstance(self.model.facts.reads, Features) else TEXTS, sizes.queue)
+            size = WINDOWS if isinstance(self.model.facts.reads, Features) else TEXTS
+            self.batches = Batches(size, sizes.queue + size)
         else:
             self.engine = self.model.engine(slots=sizes.slots, queue=sizes.queue, budget=sizes.budget)
 
@@ -117,6 +118,7 @@ class Models:
         self._sizes = sizes
         self._served: dict[str, Served] = {}
         self._reloading = asyncio.Lock()
+        self._closing: set[asyncio.Task[None]] = set()  # of models that were replaced
         self.is_ready = False
 
     def __iter__(self) -> Iterator[Served]:
@@ -142,7 +144,7 @@ class Models:
         finally:
             served.users -= 1
             if served.is_replaced and not served.users:
-                await asyncio.shield(asyncio.to_thread(served.close))
+                self._close_soon(served)
 
     async def start(self) -> None:
         """Load and start all models, unless that was done."""
@@ -154,8 +156,9 @@ class Models:
         """Close all models; their requests have ended."""
         self.is_ready = False
         for served in self:
-            await asyncio.to_thread(served.close)
+            self._close_soon(served)
         self._served.clear()
+        await asyncio.gather(*self._closing)
 
     async def reload(self, name: str | None = None) -> list[str]:
         """Load the bundle of a model, or of all, again, and replace it if `txport verify` passes on the new files.
@@ -164,7 +167,14 @@ class Models:
         """
         async with self._reloading:
             old = [self.get(name)] if name else list(self)
-            fresh = [await asyncio.to_thread(self._open, each.name, _source(each), is_verified=True) for each in old]
+            fresh: list[Served] = []
+            try:
+                for each in old:
+                    fresh += [await asyncio.to_thread(self._open, each.name, _source(each), is_verified=True)]
+            except BaseException:
+                for served in fresh:
+                    self._close_soon(served)
+                raise
             for served in fresh:
                 self._replace(served)
         return [each.name for each in old]
@@ -184,7 +194,12 @@ class Models:
         self._served[fresh.name] = fresh
         old.is_replaced = True
         if not old.users:
-            self._closing = asyncio.create_task(asyncio.to_thread(old.close))
+            self._close_soon(old)
+
+    def _close_soon(self, served: Served) -> None:
+        task = asyncio.create_task(asyncio.to_thread(served.close))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
 
 def _source(served: Served) -> Source:

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -147,10 +148,23 @@ def serve(service: Service, *, host: str, port: int, drain: float, told: Callabl
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address; port 0 is any free one."""
+    """Return a socket that is bound to an address; port 0 is any free one.
+
+    It names its protocol, unlike that of `socket.create_server`: otherwise asyncio leaves Nagle's algorithm on, and an
+    answer, of two writes, waits 40 ms for an acknowledgement.
+    """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
+        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP)
+        listener = socket.socket(family, kind, protocol)
+        try:
+            if os.name == "posix":
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen()
+        except OSError:
+            listener.close()
+            raise
+        return listener
     except OSError as error:
         raise UnavailableError(f"can't listen on {host} port {port}: {error.strerror or error}") from error
 
@@ -175,7 +189,11 @@ async def _serve(service: Service, listener: socket.socket, drain: float, told: 
     host, port = listener.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     server = Server(config_of(service, drain), lambda: told(address), reload)
-    await service.models.start()  # here, so that their errors are those of the caller
+    try:
+        await service.models.start()  # here, so that their errors are those of the caller
+    except BaseException:
+        await service.models.close()
+        raise
     await server.serve(sockets=[listener])
 
 
