@@ -82,6 +82,7 @@ def test_a_request_that_is_wrong_is_refused_by_name(
         (b"{", "the body is not JSON"),
         (b"\xff\xfe", "the body is not JSON"),
         (b"[1]", "the body must be a JSON object, got [1]"),
+        (b'{"model": 1e999}', "1e999 is too large"),
         (b'{"model": NaN}', "NaN is no number of JSON"),
         (b"[" * 200_000, "in one another, too many to be read"),
         (b'{"model": ' + b"9" * 100_000 + b"}", ""),

@@ -100,7 +100,7 @@ class Answer:
         except Exception as error:
             failure = tell_error(error, scope)
             self._metrics.failures.labels(name, failure.code or failure.kind).inc()
-            await refuse(send, failure)
+            await refuse(send, scope, failure)
 
     async def _read(self, request: Request) -> Call:
         """Return the call of a request whose fields were checked."""
@@ -165,7 +165,7 @@ async def _stream(result: Events, call: Call, send: Send) -> None:
     except Exception as error:
         failure = tell_error(error, {"state": {"id": call.id}})
         call.log["error"] = failure.message
-        await tell(failure.body)
+        await tell(failure.body(""))
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -175,4 +175,4 @@ async def _no_route(request: Request, error: Exception) -> Response:
     what = {404: f"there is no endpoint {request.url.path[:100]}; /openapi.json lists them"}
     what[405] = f"{request.method} is not for this endpoint; use {(error.headers or {}).get('Allow', 'POST')}"
     failure = InvalidRequestError(what.get(error.status_code, error.detail), status=error.status_code)
-    return JSONResponse(failure_of(failure).body, error.status_code, headers=error.headers)
+    return JSONResponse(failure_of(failure).body(request.url.path), error.status_code, headers=error.headers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from dataclasses import dataclass
 from typing import cast
@@ -12,13 +13,14 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from txport.serving.service.errors import InvalidRequestError
+from txport.serving.service.errors import InvalidRequestError, is_v2
 from txport.serving.service.guards import Message, Receive
 
 JSON = "application/json"
 FORM = "multipart/form-data"
 TENSORS = "application/octet-stream"
 LENGTH_HEADER = "inference-header-content-length"  # of the Open Inference Protocol: the bytes of JSON before tensors
+EXACT = 2**53  # whole numbers below are exact as floats
 MAX_FIELDS, MAX_FIELD = 32, 1 << 16  # fields of a form, and bytes of one
 DEPTH = "the body has lists or objects in one another, too many to be read"
 
@@ -74,9 +76,12 @@ def too_large(most: int) -> InvalidRequestError:
 
 
 def require_kind(request: Request, kind: str) -> None:
-    """Raise `InvalidRequestError` (415) for a body of another type; a form of a web page is none of JSON."""
+    """Raise `InvalidRequestError` (415) for a body of another type; a form of a web page is none of JSON.
+
+    Clients of the Open Inference Protocol name no type, or that of binary tensors.
+    """
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if given not in (kind, TENSORS if kind == JSON and LENGTH_HEADER in request.headers else kind):
+    if given != kind and not (is_v2(request.url.path) and given in ("", TENSORS)):
         raise InvalidRequestError(f"the content type must be {kind}, got {given[:100]!r}", status=415)
 
 
@@ -86,7 +91,7 @@ async def read_json(request: Request) -> tuple[object, bytes]:
     length = request.headers.get(LENGTH_HEADER, "")
     size = int(length) if length.isdecimal() and len(length) < 12 else len(content)
     try:
-        return json.loads(content[:size], parse_constant=_no_number), content[size:]
+        return json.loads(content[:size], parse_constant=_no_number, parse_float=_number), content[size:]
     except RecursionError:
         raise InvalidRequestError(DEPTH, code="invalid_json") from None
     except ValueError as error:  # also of bytes that are no UTF-8
@@ -95,6 +100,14 @@ async def read_json(request: Request) -> tuple[object, bytes]:
 
 def _no_number(name: str) -> object:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def _number(text: str) -> int | float:
+    """Return a number; 1.0 is a whole number, as in JSON Schema."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is too large")
+    return int(value) if value.is_integer() and abs(value) < EXACT else value
 
 
 async def read_form(request: Request) -> tuple[object, bytes]:
@@ -123,4 +136,4 @@ def _plain(value: str) -> object:
         found: object = json.loads(value, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return value
-    return found if isinstance(found, bool | int | float) else value
+    return found if found is None or isinstance(found, bool | int | float) else value

@@ -33,11 +33,17 @@ class Failure:
     code: str | None = None
     headers: Mapping[str, str] | None = None
 
-    @property
-    def body(self) -> dict[str, object]:
-        """The body, in OpenAI's shape."""
+    def body(self, path: str) -> dict[str, object]:
+        """Return the body, in OpenAI's shape; at a path of the Open Inference Protocol, in its shape."""
+        if is_v2(path):
+            return {"error": self.message}
         told = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return {"error": told}
+
+
+def is_v2(path: str) -> bool:
+    """Return whether a path is one of the Open Inference Protocol."""
+    return path == "/v2" or path.startswith("/v2/")
 
 
 KINDS: tuple[tuple[type[Exception], int, str, str | None], ...] = (  # the first that fits

@@ -80,7 +80,7 @@ class Guards:
             if self._is_allowed(scope["path"], headers):
                 await self._app(scope, receive, watched)
             else:
-                await refuse(watched, failure_of(UNKNOWN_KEY), {"WWW-Authenticate": "Bearer"})
+                await refuse(watched, scope, failure_of(UNKNOWN_KEY), {"WWW-Authenticate": "Bearer"})
         except asyncio.CancelledError:
             watched.status = watched.status or 499
             raise
@@ -134,10 +134,10 @@ def tell_error(error: Exception, scope: Scope) -> Failure:
     return failure
 
 
-async def refuse(send: Send, failure: Failure, headers: dict[str, str] | None = None) -> None:
+async def refuse(send: Send, scope: Scope, failure: Failure, headers: dict[str, str] | None = None) -> None:
     """Send an error."""
     more = {**(failure.headers or {}), **(headers or {})}
-    await JSONResponse(failure.body, failure.status, headers=more)({"type": "http"}, gone, send)
+    await JSONResponse(failure.body(scope["path"]), failure.status, headers=more)({"type": "http"}, gone, send)
 
 
 async def gone() -> Message:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from txport.serving.service.calls import Endpoint
+from txport.serving.service.errors import is_v2
 from txport.serving.service.fields import RELOAD
 from txport.serving.service.schema import Schema
 from txport.version import __version__
@@ -25,6 +26,7 @@ ERROR: Schema = {
         }
     },
 }
+V2_ERROR: Schema = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 STATUSES = {
     "400": "A field is unknown, missing or wrong, or the model can't take the input.",
     "401": "The API key is missing or wrong.",
@@ -66,7 +68,10 @@ def describe(endpoints: Sequence[Endpoint], *, is_admin: bool) -> dict[str, obje
         "openapi": "3.1.0",
         "info": {"title": "txport", "version": __version__},
         "paths": paths,
-        "components": {"schemas": {"Error": ERROR}, **({"securitySchemes": schemes} if is_admin else {})},
+        "components": {
+            "schemas": {"Error": ERROR, "V2Error": V2_ERROR},
+            **({"securitySchemes": schemes} if is_admin else {}),
+        },
         **({"security": [{"key": []}]} if is_admin else {}),
     }
 
@@ -76,7 +81,7 @@ def _operation(path: str, summary: str, body: Schema, kind: str, answers: Mappin
         "summary": summary,
         "parameters": _parameters(path),
         "requestBody": {"required": True, "content": {kind: {"schema": body}}},
-        "responses": {"200": {"description": "The result", "content": answers}, **_errors(STATUSES)},
+        "responses": {"200": {"description": "The result", "content": answers}, **_errors(path, STATUSES)},
     }
 
 
@@ -85,11 +90,13 @@ def _page(path: str, summary: str, schema: Schema | None) -> dict[str, object]:
     found = {"200": {"description": "The result", "content": content}}
     kept = {status: STATUSES[status] for status in ("401", "404")}
     more = {"503": {"description": "Not yet", "content": content}} if "ready" in path else {}
-    return {"summary": summary, "parameters": _parameters(path), "responses": {**found, **_errors(kept), **more}}
+    return {"summary": summary, "parameters": _parameters(path), "responses": {**found, **_errors(path, kept), **more}}
 
 
-def _errors(statuses: Mapping[str, str]) -> dict[str, object]:
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+def _errors(path: str, statuses: Mapping[str, str]) -> dict[str, object]:
+    content = {
+        "application/json": {"schema": {"$ref": f"#/components/schemas/{'V2Error' if is_v2(path) else 'Error'}"}}
+    }
     return {status: {"description": told, "content": content} for status, told in statuses.items()}
 
 

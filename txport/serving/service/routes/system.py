@@ -37,7 +37,7 @@ class Page:
         try:
             response = await self._show(Request(scope, receive))
         except Exception as error:
-            await refuse(send, tell_error(error, scope))
+            await refuse(send, scope, tell_error(error, scope))
         else:
             await response(scope, receive, send)
 
