@@ -17,7 +17,6 @@ from txport.errors import UnsupportedError
 from txport.models.options import DEFAULTS, GenerationOptions
 from txport.models.options import options as declared
 from txport.serving.service.asgi import ENDPOINTS, Service, app
-from txport.serving.service.bodies import Limits
 from txport.serving.service.fields import COMPLETIONS, TRANSLATE
 from txport.serving.service.schema import Field, fits
 
@@ -43,7 +42,7 @@ REFUSED: list[tuple[str, Any, int, str, str | None]] = [  # path, body, status, 
     ("/v1/completions", GOOD | {"echo": True}, 400, "echo is not supported, except false", "echo"),
     ("/v1/completions", GOOD | {"n": 2, "temperature": 0}, 400, "nbest can't exceed beams", None),
     ("/v1/completions", GOOD | {"n": 2, "stream": True}, 400, "only one hypothesis can be streamed", None),
-    ("/v1/completions", GOOD | {"logit_bias": {"x": 1}}, 400, "sequence_bias", None),
+    ("/v1/completions", GOOD | {"logit_bias": {"x": 1}}, 400, "token ids as names, got 'x'", "logit_bias"),
     ("/v1/completions", GOOD | {"prompt": "a " * 500}, 400, "the model takes at most 400", None),
     ("/v1/completions", GOOD | {"prompt": [10**9]}, 400, "token ids must lie in 0 to", None),
     ("/v1/chat/completions", CHAT | {"messages": [{"role": "system", "content": "x"}]}, 400, "Only users", None),
@@ -114,7 +113,7 @@ def test_the_public_client_knows_the_errors(ai: openai.OpenAI) -> None:
 
 
 def test_a_body_beyond_the_limit_gets_413(models: dict[str, txport.Model]) -> None:
-    service = app({"spell": models["spell"]}, limits=Limits(body=1000, audio=1000))
+    service = app({"spell": models["spell"]}, max_body=1000)
     with running(service) as url, client(url) as http:
         long = json.dumps({"model": "spell", "text": "a" * 2000}).encode()
         headers = {"Content-Type": "application/json"}

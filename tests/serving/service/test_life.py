@@ -22,8 +22,7 @@ import txport
 from tests.cli.processes import assert_one_line, run, start, without
 from tests.serving.service.served import PATIENCE, client, metric, running, wait_for
 from txport.serving.service.asgi import app
-from txport.serving.service.bodies import Limits
-from txport.serving.service.models import Sizes, Source
+from txport.serving.service.models import Source
 from txport.serving.service.server import listening
 
 KEY = "a-key-of-some-length"
@@ -102,7 +101,7 @@ def test_a_caller_that_goes_away_cancels_its_request(stream: bool, gated: tuple[
 
 def test_a_full_queue_is_told_with_the_time_to_wait(gated: tuple[txport.Model, Gate]) -> None:
     model, gate = gated
-    service = app({"chat": model}, sizes=Sizes(slots=1, queue=2))
+    service = app({"chat": model}, slots=1, queue=2)
     with running(service) as url:
 
         async def ask() -> list[httpx.Response]:
@@ -127,7 +126,7 @@ def test_a_full_queue_is_told_with_the_time_to_wait(gated: tuple[txport.Model, G
 def test_a_slow_caller_gets_408(models: dict[str, txport.Model], monkeypatch: pytest.MonkeyPatch) -> None:
     """For a body, and for headers, that do not arrive."""
     monkeypatch.setattr("txport.serving.service.server.HEADER_SECONDS", 0.2)
-    with running(app({"spell": models["spell"]}, limits=Limits(seconds=0.2))) as url:
+    with running(app({"spell": models["spell"]}, body_seconds=0.2)) as url:
         begins = ("POST /translate HTTP/1.1\r\nHost: x\r\n", "GET / HTTP/1.1\r\nHost", "")
         rests = ("Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{", "", "")
         for begin, rest in zip(begins, rests, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -93,17 +94,15 @@ def serve(
     """
     with needed("txport[serve]", "a service"):
         from txport.serving.service.asgi import app
-        from txport.serving.service.bodies import Limits
         from txport.serving.service.guards import read_keys
-        from txport.serving.service.models import Sizes, Source
+        from txport.serving.service.models import Source
         from txport.serving.service.server import serve as run
     models = {name: Source(path, provider, threads) for name, path in named(bundles).items()}
     keys = read_keys(api_key_file) if api_key_file is not None else ()
     if host not in LOCAL and not keys:
         echo(f"txport: whoever reaches {host} can use this service; --api-key-file restricts it", err=True)
-    sizes = Sizes(slots=slots, queue=queue, budget=budget)
-    limits = Limits(body=max_body << 20, audio=max_audio << 20, seconds=body_seconds)
-    service = app(models, api_keys=keys, sizes=sizes, limits=limits)
+    limits: dict[str, Any] = {"max_body": max_body << 20, "max_audio": max_audio << 20, "body_seconds": body_seconds}
+    service = app(models, api_keys=keys, slots=slots, queue=queue, budget=budget, **limits)
     served = ", ".join(models)
     run(service, host=host, port=port, drain=drain, told=lambda url: echo(f"serving {served} at {url}", err=True))
 

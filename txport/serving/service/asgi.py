@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from dataclasses import dataclass
+from os import PathLike, fspath
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from txport.api.model import Model
+from txport.serving.engine import BUDGET, QUEUE, SLOTS
 from txport.serving.service.bodies import Limits, read_body
 from txport.serving.service.calls import Call, Endpoint, Events, Raw, Result
 from txport.serving.service.errors import InvalidRequestError, failure_of
@@ -47,21 +49,28 @@ class Service:
 
 
 def app(
-    models: Mapping[str, Model | Source],
+    models: Mapping[str, Model | Source | str | PathLike[str]],
     *,
     api_keys: Collection[str] = (),
-    sizes: Sizes | None = None,
-    limits: Limits | None = None,
+    slots: int = SLOTS,
+    queue: int = QUEUE,
+    budget: int = BUDGET,
+    max_body: int = Limits.body,
+    max_audio: int = Limits.audio,
+    body_seconds: float = Limits.seconds,
 ) -> Service:
     """Return the service of models by name, as an ASGI application for a server of one's own.
 
-    The lifespan of the application starts an engine for each model, and closes it. With `api_keys`, requests need one
-    of them, and `/admin/reload` is there. Raises `UnsupportedError` for a key that is too short.
+    A model is loaded, or a bundle that the lifespan of the application loads; it starts an engine for each, with
+    `slots`, `queue` and `budget` of `Model.engine`, and closes it. With `api_keys`, requests need one of them, and
+    `/admin/reload` is there. A body has up to `max_body` bytes, with audio `max_audio`, and arrives in `body_seconds`.
+    Raises `UnsupportedError` for a key that is too short.
     """
     require_keys(api_keys, "api_keys")
-    registry = Models(models, sizes or Sizes())
+    given = {name: Source(fspath(each)) if isinstance(each, str | PathLike) else each for name, each in models.items()}
+    registry = Models(given, Sizes(slots=slots, queue=queue, budget=budget))
     metrics = Metrics(registry.loads)
-    bounds = limits or Limits()
+    bounds = Limits(max_body, max_audio, body_seconds)
     routes = [Route(each.path, Answer(each, registry, metrics, bounds), methods=["POST"]) for each in ENDPOINTS]
     routes += system.routes(registry, metrics, bounds, ENDPOINTS, is_admin=bool(api_keys))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import get_args
+from typing import cast, get_args
 
+from txport.errors import quoted
 from txport.models.facts import Pooled
 from txport.models.options import DEFAULTS, needing
+from txport.serving.service.errors import InvalidRequestError
 from txport.serving.service.schema import (
     ID,
     MAX_ROWS,
@@ -16,6 +18,7 @@ from txport.serving.service.schema import (
     Body,
     Field,
     either,
+    fits,
     listed,
     number,
     options_of,
@@ -27,6 +30,7 @@ from txport.serving.service.schema import (
 from txport.text.base import Unknown
 
 MAX_WAIT = 86_400  # seconds of a deadline
+MAX_DIGITS = 18  # of a token id
 TEXTS = either(text(), listed(text(), 1))
 OBJECT: Mapping[str, object] = {"type": "object"}
 
@@ -204,13 +208,16 @@ def search_options(values: Mapping[str, object], body: Body) -> dict[str, object
     if samples and temperature != 0:
         found.setdefault("do_sample", True)
     if isinstance(bias := found.get("sequence_bias"), Mapping):
-        found["sequence_bias"] = [[_token(name), value] for name, value in bias.items()]
+        found["sequence_bias"] = [([_token(name)], value) for name, value in bias.items() if fits(value, NUMBER)]
+        if len(bias) != len(cast("list[object]", found["sequence_bias"])):
+            raise InvalidRequestError("logit_bias must give numbers to token ids", param="logit_bias")
     return found
 
 
-def _token(name: object) -> list[object]:
-    text_of = str(name)
-    return [int(text_of) if text_of.isdecimal() and len(text_of) < 12 else text_of]
+def _token(name: str) -> int:
+    if not name.isascii() or not name.isdecimal() or len(name) > MAX_DIGITS:
+        raise InvalidRequestError(f"logit_bias must have token ids as names, got {quoted(name)}", param="logit_bias")
+    return int(name)
 
 
 assert all(not each.sets or each.sets in DEFAULTS for body in (COMPLETIONS, CHAT) for each in body.fields)

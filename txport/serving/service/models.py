@@ -29,9 +29,9 @@ TEXTS = 32  # texts of an encoder that run together
 class Sizes:
     """Sizes of the engine of each model: `slots` run together, `queue` wait, `budget` prompt tokens enter a step."""
 
-    slots: int = 32
-    queue: int = 1024
-    budget: int = 512
+    slots: int
+    queue: int
+    budget: int
 
 
 @dataclass(frozen=True)

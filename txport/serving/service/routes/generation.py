@@ -23,6 +23,7 @@ REASONS = {"end": "stop", "stop": "stop", "length": "length", None: "stop"}
 CHATTING = {"chat_template_kwargs": "template_options", "continue_final_message": "continue_final_message"}
 QUEUING = ("priority", "deadline")
 READING = ("unknown", "special")
+NOTHING = Hypothesis("", 0.0, [], [])  # the output of a text of which `unknown` leaves nothing
 LANGUAGES = ("prefix", "source_language", "target_language")
 
 
@@ -86,8 +87,18 @@ async def _submit(served: Served, request: Mapping[str, object]) -> Handle:
     text = request.get("text")
     rest = {name: value for name, value in request.items() if name != "text"}
     if "messages" in request or (isinstance(text, str) and len(text) > LONG):
-        return await asyncio.to_thread(engine.submit, text, **rest)  # type: ignore[arg-type]
+        submitting = asyncio.ensure_future(asyncio.to_thread(engine.submit, text, **rest))  # type: ignore[arg-type]
+        try:
+            return await asyncio.shield(submitting)
+        except asyncio.CancelledError:  # the thread goes on
+            submitting.add_done_callback(_cancel)
+            raise
     return engine.submit(text, **rest)  # type: ignore[arg-type]
+
+
+def _cancel(submitted: asyncio.Future[Handle]) -> None:
+    if not submitted.cancelled() and submitted.exception() is None:
+        submitted.result().cancel()
 
 
 @dataclass(frozen=True)
@@ -140,7 +151,7 @@ async def _answer(
     async with submitted(served, inputs, options) as handles:
         found = [await each for each in handles]
         usage = _usage(call, served, handles, found)
-    hypotheses = [each for result in found for each in result.hypotheses]
+    hypotheses = [each for result in found for each in result.hypotheses or [NOTHING]]
     is_scored = "logprobs" in call.values and call.values["logprobs"] is not False
     names = [served.model.tokenizer.tokens(each.tokens) if is_scored else None for each in hypotheses]
     choices = [shape.choice(at, each, tokens) for at, (each, tokens) in enumerate(zip(hypotheses, names, strict=True))]
@@ -178,8 +189,8 @@ async def _events(
             if text:
                 yield {**chunk, "choices": [shape.part(at, text)]}
             else:
-                (best, *_) = (await handles[at]).hypotheses
-                yield {**chunk, "choices": [shape.part(at, "", REASONS[best.finish])]}
+                reason = REASONS[(await handles[at]).finish]
+                yield {**chunk, "choices": [shape.part(at, "", reason)]}
         usage = _usage(call, served, handles, [await each for each in handles])
     if cast("Mapping[str, object]", call.values.get("stream_options", {})).get("include_usage"):
         yield {**chunk, "choices": [], "usage": usage}
