@@ -17,6 +17,7 @@ from txport.errors import UnsupportedError
 from txport.models.options import DEFAULTS, GenerationOptions
 from txport.models.options import options as declared
 from txport.serving.service.asgi import ENDPOINTS, Service, app
+from txport.serving.service.fields import CHAT as CHATS
 from txport.serving.service.fields import COMPLETIONS, TRANSLATE
 from txport.serving.service.schema import Field, fits
 
@@ -181,8 +182,10 @@ def test_the_description_is_that_of_the_checks(http: httpx.Client) -> None:
 
 def test_every_option_of_a_search_is_a_field() -> None:
     assert {each.name for each in TRANSLATE.fields} >= DEFAULTS.keys()
-    sets = {each.sets or each.name for each in COMPLETIONS.fields}
-    assert DEFAULTS.keys() - sets == {"alignment"}  # a causal model has no source
+    for body in (COMPLETIONS, CHATS):
+        sets = {each.sets or each.name for each in body.fields}
+        assert DEFAULTS.keys() - sets == {"alignment"}  # a causal model has no source
+        assert {each.sets for each in body.fields} - {""} <= DEFAULTS.keys()
 
 
 SCALARS = ("whole", "number", "switch")

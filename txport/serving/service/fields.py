@@ -7,7 +7,7 @@ from typing import cast, get_args
 
 from txport.errors import quoted
 from txport.models.facts import Pooled
-from txport.models.options import DEFAULTS, needing
+from txport.models.options import needing
 from txport.serving.service.errors import InvalidRequestError
 from txport.serving.service.schema import (
     ID,
@@ -218,6 +218,3 @@ def _token(name: str) -> int:
     if not name.isascii() or not name.isdecimal() or len(name) > MAX_DIGITS:
         raise InvalidRequestError(f"logit_bias must have token ids as names, got {quoted(name)}", param="logit_bias")
     return int(name)
-
-
-assert all(not each.sets or each.sets in DEFAULTS for body in (COMPLETIONS, CHAT) for each in body.fields)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from txport.errors import quoted
 from txport.models.options import DEFAULTS, MAX_ID, GenerationOptions, Option
@@ -82,7 +83,7 @@ class Field:
 class Body:
     """The fields of a body, by name."""
 
-    fields: Sequence[Field] = field(default_factory=tuple)
+    fields: tuple[Field, ...]
 
     def read(self, values: object) -> dict[str, object]:
         """Return the values that are given, without those that are null.
@@ -190,6 +191,7 @@ def _bounds(schema: Schema) -> Iterable[str]:
 
 
 ID: Schema = whole(0)
+IN_FLAGS = re.compile(r"  \[.*?\]")  # what a help says of the command line alone
 MAX_ROWS = 64  # of one request, so that no caller takes all memory
 LIMITED = {"beams": MAX_ROWS, "nbest": MAX_ROWS}
 KINDS: Mapping[str, Schema] = {
@@ -209,7 +211,11 @@ KINDS: Mapping[str, Schema] = {
 def search_fields(*without: str) -> tuple[Field, ...]:
     """Return a field for each option of a search, under its own name, derived from its declaration."""
     found = declared_options(GenerationOptions)
-    return tuple(Field(name, _schema_of(name, each), each.help) for name, each in found.items() if name not in without)
+    return tuple(
+        Field(name, _schema_of(name, each), IN_FLAGS.sub("", each.help))
+        for name, each in found.items()
+        if name not in without
+    )
 
 
 def _schema_of(name: str, option: Option) -> Schema:
