@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import struct
+import threading
 from typing import Any
 
 import httpx
@@ -18,6 +19,8 @@ import soundfile
 import txport
 from tests.audio.noise import RATE, noise
 from tests.serving.service.served import PATIENCE
+from txport.errors import QueueFullError
+from txport.serving.service.recordings import TOGETHER, Recordings
 
 TEXTS = ["a b c", "d", "h g f e"]
 QUERY = "a b"
@@ -174,3 +177,35 @@ def test_what_is_no_audio_is_refused(http: httpx.Client) -> None:
         answer = http.post("/v1/audio/transcriptions", **request)
         assert answer.status_code == 400
         assert message in answer.json()["error"]["message"]
+
+
+def test_recordings_together_are_heard_as_alone(url: str, models: dict[str, txport.Model]) -> None:
+    contents = [recording(name) for name in ("short", "whole", "long", "longer")] * 4
+    wanted = [each.text for each in models["hear"].transcribe(contents[:4], task="transcribe")] * 4
+
+    async def ask() -> list[str]:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as http:
+            asked = (
+                http.post("/v1/audio/transcriptions", data={"model": "hear"}, files={"file": ("a.wav", content)})
+                for content in contents
+            )
+            return [answer.json()["text"] for answer in await asyncio.gather(*asked)]
+
+    assert asyncio.run(ask()) == wanted
+
+
+def test_recordings_that_wait_are_bounded(models: dict[str, txport.Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    with models["hear"].engine() as engine:
+        monkeypatch.setattr(engine, "transcribe", lambda content, **_: gate.wait(PATIENCE) and [content])
+        recordings = Recordings(engine, 2)
+        futures = [recordings.submit(bytes([number]), {}) for number in range(TOGETHER + 2)]
+        assert recordings.waiting == 2
+        with pytest.raises(QueueFullError, match="the queue is full, with 2 recordings"):
+            recordings.submit(b"", {})
+        assert futures.pop().cancel()
+        futures.append(recordings.submit(b"last", {}))
+        gate.set()
+        assert [each.result(PATIENCE) for each in futures][-1] == [b"last"]
+        recordings.close()
+        assert recordings.waiting == 0

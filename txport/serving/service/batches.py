@@ -1,4 +1,4 @@
-"""Requests of encoder-only and speech models: one thread runs what waits together as one batch.
+"""Requests of encoder-only models: one thread runs what waits together as one batch.
 
 The other items of a batch do not change a result, so that each is that of its request alone.
 """

@@ -49,7 +49,7 @@ class Call:
         items: Sequence[object],
         options: Mapping[str, object],
     ) -> list[Item]:
-        """Return the results of items of an encoder-only or speech model; a caller that goes away removes them."""
+        """Return the results of items of an encoder-only model; a caller that goes away removes them."""
         assert served.batches is not None
         return cast("list[Item]", await asyncio.wrap_future(served.batches.submit(work, items, options)))
 

@@ -19,9 +19,9 @@ from txport.serving.engine import Engine
 from txport.serving.service.batches import Batches
 from txport.serving.service.errors import InvalidRequestError
 from txport.serving.service.metrics import Load
+from txport.serving.service.recordings import Recordings
 
 logger = logging.getLogger("txport.serving")
-WINDOWS = 8  # recordings that are transcribed together
 TEXTS = 32  # texts of an encoder that run together
 
 
@@ -57,7 +57,10 @@ class Source:
 
 @dataclass
 class Served:
-    """A model that runs. Generating models have an `engine`, others `batches`; `users` are the requests it has now."""
+    """A model that runs; `users` are the requests it has now.
+
+    Generating models have an `engine`, of speech with `recordings`, and encoder-only models `batches`.
+    """
 
     name: str
     model: Model
@@ -68,18 +71,22 @@ class Served:
     is_replaced: bool = False
     engine: Engine | None = None
     batches: Batches | None = None
+    recordings: Recordings | None = None
 
     def start(self) -> None:
         """Start the thread that runs requests; raise `UnsupportedError` for a bundle that can't be served."""
         sizes = self.sizes
-        if self.use not in ("continue", "translate"):
-            size = WINDOWS if isinstance(self.model.facts.reads, Features) else TEXTS
-            self.batches = Batches(size, sizes.queue + size)
-        else:
-            self.engine = self.model.engine(slots=sizes.slots, queue=sizes.queue, budget=sizes.budget)
+        if self.model.facts.ability:
+            self.batches = Batches(TEXTS, sizes.queue + TEXTS)
+            return
+        self.engine = self.model.engine(slots=sizes.slots, queue=sizes.queue, budget=sizes.budget)
+        if isinstance(self.model.facts.reads, Features):
+            self.recordings = Recordings(self.engine, sizes.queue)
 
     def close(self) -> None:
         """End the thread; a model that was loaded here releases its memory."""
+        if self.recordings is not None:
+            self.recordings.close()
         if self.engine is not None:
             self.engine.close()
         if self.batches is not None:
@@ -105,7 +112,7 @@ class Served:
         """The work that the model has now."""
         if self.engine is not None:
             stats = self.engine.stats()
-            return Load(self.name, stats.running, stats.waiting)
+            return Load(self.name, stats.running, stats.waiting + (self.recordings.waiting if self.recordings else 0))
         assert self.batches is not None
         return Load(self.name, self.batches.running, self.batches.waiting)
 

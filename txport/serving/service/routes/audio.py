@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
+import asyncio
+from collections.abc import Mapping
 
-from txport.api.model import Model, Transcribing
 from txport.api.transcription import Transcript
 from txport.serving.service.bodies import FORM
 from txport.serving.service.calls import Call, Endpoint, Raw, Result, require
@@ -15,17 +13,6 @@ from txport.serving.service.fields import TRANSCRIPTION
 from txport.serving.service.models import Served
 
 TIMES = "timestamp_granularities[]"
-
-
-@dataclass(frozen=True)
-class Transcriber:
-    """Transcribes the contents of audio files."""
-
-    model: Model
-
-    def __call__(self, recordings: Sequence[bytes], **options: object) -> list[Transcript]:
-        """Transcribe a batch, with the options of `Model.transcribe`."""
-        return self.model.transcribe(recordings, **cast(Transcribing, options))
 
 
 async def transcriptions(call: Call, served: Served) -> Result:
@@ -50,7 +37,8 @@ async def _answer(call: Call, served: Served, task: str, *, is_needed: bool) -> 
     options = call.given("language", "fallback", "no_speech_threshold", "beams") | {"timestamps": is_timed}
     if has_tasks or is_needed:
         options["task"] = task
-    (found,) = await call.batched(served, Transcriber(served.model), [call.binary], options)
+    assert served.recordings is not None
+    (found,) = await asyncio.wrap_future(served.recordings.submit(call.binary, options))
     call.finish(served.name, 0, len(found.tokens))
     if shape == "text":
         return Raw((found.text + "\n").encode(), "text/plain; charset=utf-8")
