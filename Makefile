@@ -17,7 +17,7 @@ WORDS := transformer attention onnx pronunciation
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test quick check docs dist format agreement bench bench-peers peers examples hostile gpu clean no-npm
+.PHONY: run test serve-test quick check docs dist format agreement bench bench-peers peers examples hostile gpu clean no-npm
 
 run: $(INSTALLED)
 	$(BIN)/txport run g2p-en $(WORDS)
@@ -31,6 +31,10 @@ NPM := $(if $(shell command -v npm),$(foreach each,$(JS) $(PACKAGE) examples/nod
 test: $(INSTALLED) $(HF)/.installed $(PEERS)/.installed $(HEADERS)/.installed $(NPM)
 	$(BIN)/pytest --numprocesses logical --dist worksteal
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(HF)/bin/python -m pytest --numprocesses logical --dist worksteal --confcutdir tests/hugging_face tests/hugging_face
+
+# The live engine and the HTTP service on loopback: public clients, faults, signals, and the examples of the page.
+serve-test: $(INSTALLED)
+	$(BIN)/pytest --numprocesses logical --dist worksteal tests/serving
 
 # What one runs before a commit, in under a minute: the checks without tests, and the tests of files that are fast.
 quick: $(INSTALLED)

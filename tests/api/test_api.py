@@ -334,7 +334,11 @@ def test_cache_entry_that_another_process_made_meanwhile_is_used(
 
 
 def test_cache_entry_changes_with_precision_and_checkpoint() -> None:
-    keys = {locate._key(name, precision) for name in ("preset:tiny", "preset:base") for precision in ("fp32", "fp16")}
+    keys = {
+        locate._key(name, "portable", precision)
+        for name in ("preset:tiny", "preset:base")
+        for precision in ("fp32", "fp16")
+    }
     assert len(keys) == 4
     assert not any(set(key) & set(':/\\"*?<>|') for key in keys)
 

@@ -214,7 +214,8 @@ def test_what_killed_exports_left_in_the_cache_is_removed(
         shutil.copytree(bundle.path, out)
         return load_bundle(out)
 
-    left = tmp_path / "txport" / "bundles" / f".{locate._key('preset:tiny', 'fp32')}.partial-0123456789abcdef"
+    key = locate._key("preset:tiny", "portable", "fp32")
+    left = tmp_path / "txport" / "bundles" / f".{key}.partial-0123456789abcdef"
     (left / "onnx").mkdir(parents=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(locate, "export", export)

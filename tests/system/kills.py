@@ -82,7 +82,7 @@ def writers(old: Path, new: Path) -> list[Writer]:
         shutil.copytree(old, folder / entry)
         (folder / entry / "txport.json").unlink()
 
-    entry = Path("cache", "txport", "bundles", locate._key("preset:tiny", "fp32"))
+    entry = Path("cache", "txport", "bundles", locate._key("preset:tiny", "portable", "fp32"))
     return [
         Writer("export", export, _ignore, again=replace),
         Writer("export --force", replace, find, copy_old),

@@ -37,17 +37,23 @@ EXPORTING = (
 
 
 def find_bundle(
-    name: str, *, precision: str | None = None, variant: str | None = None, progress: Progress = logged
+    name: str,
+    *,
+    precision: str | None = None,
+    variant: str | None = None,
+    target: str = "portable",
+    progress: Progress = logged,
 ) -> Bundle:
     """Return a bundle by path, or by the name of an included checkpoint or of a preset.
 
-    `precision` is that of the export for a name (default: fp32); an existing bundle must have this precision. `variant`
-    selects the graphs of a folder that was exported by other tools. Raises `BundleError` if there is no bundle, or its
-    files differ from its manifest, `UnsupportedError` for another precision or a variant of a txport bundle.
+    `precision` and `target` are those of the export for a name (default: portable fp32); an existing bundle must have
+    this precision. `variant` selects the graphs of a folder that was exported by other tools. Raises `BundleError` if
+    there is no bundle, or its files differ from its manifest, `UnsupportedError` for another precision or a variant of
+    a txport bundle.
     """
     if is_on_demand(name):
         require_no_variant(name, variant)
-        return _from_cache(name, precision or "fp32", progress)
+        return _from_cache(name, target, precision or "fp32", progress)
     bundle = open_bundle(_folder(name, progress), variant)
     if precision not in (None, bundle.manifest.precision):
         raise UnsupportedError(f"{name} was exported in {bundle.manifest.precision}; export it again for {precision}")
@@ -117,10 +123,10 @@ def checkpoint_of(bundle: Bundle, command: str = "") -> str:
     raise UnsupportedError(f"{what}; {fix}")
 
 
-def _from_cache(name: str, precision: str, progress: Progress) -> Bundle:
+def _from_cache(name: str, target: str, precision: str, progress: Progress) -> Bundle:
     import platformdirs
 
-    path = platformdirs.user_cache_path("txport") / "bundles" / _key(name, precision)
+    path = platformdirs.user_cache_path("txport") / "bundles" / _key(name, target, precision)
     recover(path, progress)
     with contextlib.suppress(BundleError):
         return load_bundle(path)
@@ -131,7 +137,7 @@ def _from_cache(name: str, precision: str, progress: Progress) -> Bundle:
             progress(f"exporting {name} to {path} (once; some seconds)")
             to_its_end(partial(shutil.rmtree, path, ignore_errors=True))  # a damaged bundle, if any
         try:
-            return export(name, path, precision=precision)
+            return export(name, path, target=target, precision=precision)
         except OutputError:
             if path.is_dir():  # without locks, another process was faster
                 return load_bundle(path)
@@ -152,10 +158,10 @@ def _alone(folder: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _key(name: str, precision: str) -> str:
+def _key(name: str, target: str, precision: str) -> str:
     """Return a folder name that depends on the checkpoint and on the code that exports it."""
     code = hashlib.sha256()
     for room in EXPORTING:
         for file in sorted((SHIPPED.parent / room).rglob("*.*")):
             code.update(file.read_bytes() if file.suffix in CODE else b"")
-    return f"{name.replace(':', '-')}-portable-{precision}-{__version__}-{digest(name)[:8]}-{code.hexdigest()[:8]}"
+    return f"{name.replace(':', '-')}-{target}-{precision}-{__version__}-{digest(name)[:8]}-{code.hexdigest()[:8]}"

@@ -113,6 +113,11 @@ class Model(Encoder):
         """The runtime, which raises an error for scores that are NaN."""
         return numbers_only(self.runtime)
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._chat is not None
+
     def between(self, source_language: str | None = None, target_language: str | None = None) -> Model:
         """Return this model with source and target languages set, by the tokenizer's names (`eng_Latn`).
 
@@ -353,7 +358,7 @@ class Model(Encoder):
         batch_size: int = WINDOWS,
         **options: Unpack[Searching],
     ) -> Iterator[Transcript]:
-        """Transcribe audio: files by path, or samples in [-1, 1] at the model's sampling rate, one or many.
+        """Transcribe audio: files by path or as bytes, or samples in [-1, 1] at the model's sampling rate, one or many.
 
         `language` is a code or a name; by default the checkpoint's language, otherwise it is detected. `task` is
         "transcribe" or "translate" (to English). With `timestamps`, and for audio longer than the model's window, the

@@ -31,7 +31,7 @@ from txport.system.arrays import Array
 from txport.system.numbers import number, switch
 from txport.text.base import Tokenizer
 
-Audio = str | PathLike[str] | Array
+Audio = str | PathLike[str] | bytes | Array  # a path, the content of a file, or samples
 Requests = list[tuple[Floats, list[int]]]  # features (M, F), and the prefix of the target
 # Section 4.5 of the paper: a window is decoded again, by sampling with rising temperature, if the compression ratio of
 # its text is too high (repetition), or the mean log-probability of its tokens too low.
@@ -176,10 +176,10 @@ class Transcriber:
             name = "audio"
             blocks = in_blocks(checked(audio))
         else:
-            if not isinstance(audio, str | PathLike):
+            if not isinstance(audio, str | PathLike | bytes):
                 raise AudioError(f"audio must be a path or samples, got {quoted(audio)}")
-            name = str(audio)
-            blocks = read_audio(Path(audio), self.reads)
+            name = "audio" if isinstance(audio, bytes) else str(audio)
+            blocks = read_audio(audio if isinstance(audio, bytes) else Path(audio), self.reads)
         features = log_mel(blocks, self.reads)
         is_long = features.shape[1] > self.reads.frames
         if is_long and self.speech.first_timestamp is None:
@@ -357,7 +357,7 @@ def require_one(options: SearchOptions) -> None:
 
 def pieces(audio: Audio | Iterable[Audio]) -> Iterable[Audio]:
     """Return the inputs as an iterable; a path or an array is one input. Raises `AudioError` for other values."""
-    if isinstance(audio, str | PathLike | np.ndarray):
+    if isinstance(audio, str | PathLike | bytes | np.ndarray):
         return [audio]
     try:
         return iter(audio)

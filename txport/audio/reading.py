@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,38 +36,41 @@ def is_audio(name: str) -> bool:
         return False
 
 
-def read_audio(path: Path, features: Features) -> Iterator[Floats]:
+def read_audio(source: Path | bytes, features: Features) -> Iterator[Floats]:
     """Yield the samples of a file in blocks (T,): the mean of its channels, at the model's sampling rate.
+
+    The file is given by its path, or by its content.
 
     Raises `AudioError` for a file that is not audio, is empty, is too long or has NaN or infinity; `OutOfMemoryError`
     if its features would not fit; `UnavailableError` if `soundfile`, or `soxr` for another rate, is not installed.
     """
     with needed(INSTALL, "an audio file"):
         import soundfile
-    if not path.is_file():
-        raise AudioError(f"there is no file {path}; this model reads audio files, such as talk.wav")
+    if isinstance(source, Path) and not source.is_file():
+        raise AudioError(f"there is no file {source}; this model reads audio files, such as talk.wav")
+    name = "audio" if isinstance(source, bytes) else str(source)
     with contextlib.ExitStack() as stack:
-        with _reading(path):
-            file = stack.enter_context(soundfile.SoundFile(path))
+        with _reading(name):
+            file = stack.enter_context(soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else source))
             rate = int(file.samplerate)
-            _require_size(path, rate, int(file.frames), int(file.channels), features)
-        yield from resampled(_blocks(file, path), rate, features)
+            _require_size(name, rate, int(file.frames), int(file.channels), features)
+        yield from resampled(_blocks(file, name), rate, features)
 
 
-def _blocks(file: Any, path: Path) -> Iterator[Floats]:
+def _blocks(file: Any, name: str) -> Iterator[Floats]:
     """Yield the mean of the channels of an open file, in blocks."""
     samples = [None]
     while len(samples):
-        with _reading(path):
+        with _reading(name):
             samples = file.read(max(1, BLOCK // file.channels), dtype="float32", always_2d=True)
         with np.errstate(invalid="ignore", over="ignore"):  # infinity is refused later
             mean = samples.mean(axis=1, dtype=np.float32)
         if len(samples) or not file.tell():
-            yield checked(mean, str(path))
+            yield checked(mean, name)
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading(name: str) -> Iterator[None]:
     """Raise `AudioError` for an error of libsndfile, and keep what it prints."""
     try:
         with native_stderr_held():
@@ -74,17 +78,17 @@ def _reading(path: Path) -> Iterator[None]:
     except TxportError:
         raise
     except (OSError, RuntimeError, ValueError, TypeError) as error:  # libsndfile raises RuntimeError
-        raise AudioError(f"{path} can't be read as audio: {brief(error)}") from error
+        raise AudioError(f"{name} can't be read as audio: {brief(error)}") from error
 
 
-def _require_size(path: Path, rate: int, frames: int, channels: int, features: Features) -> None:
+def _require_size(name: str, rate: int, frames: int, channels: int, features: Features) -> None:
     if not SLOWEST <= rate <= FASTEST:
-        raise AudioError(f"{path} has {rate} samples a second, expected {SLOWEST} to {FASTEST}")
+        raise AudioError(f"{name} has {rate} samples a second, expected {SLOWEST} to {FASTEST}")
     if frames > LONGEST * rate or frames * channels > MOST_SAMPLES:
         hours = f"{frames / max(rate, 1) / 3600:.0f} hours"
-        raise AudioError(f"{path} has {hours} of audio, the most that is read is {LONGEST // 3600}; split it")
+        raise AudioError(f"{name} has {hours} of audio, the most that is read is {LONGEST // 3600}; split it")
     size = 4 * features.size * frames * features.sampling_rate // (rate * features.hop_length)
-    memory.require(size, f"{path}, with {frames / rate / 3600:.1f} hours of audio,", "split it")
+    memory.require(size, f"{name}, with {frames / rate / 3600:.1f} hours of audio,", "split it")
 
 
 def checked(samples: object, name: str = "audio") -> Floats:

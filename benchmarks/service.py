@@ -1,0 +1,129 @@
+"""Callers over HTTP compared with callers of the live engine, and with bulk, on words of a pronunciation dictionary.
+
+    python -m benchmarks.service BUNDLE DICTIONARY [--callers 64] [--words 3000]
+
+Rounds alternate. Prints one JSON object: medians of requests a second, of the processor time of a request in ms, the
+client's own apart, and of the time of an answer; and the number of words for which the results differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+import numpy as np
+
+from txport.api import model as api
+
+Figures = dict[str, list[float]]
+HEAD = "POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("dictionary", type=click.Path(path_type=Path))
+@click.option("--callers", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--words", type=click.IntRange(1), default=3000, show_default=True, help="Drawn with a fixed seed.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+def main(bundle: Path, dictionary: Path, callers: int, words: int, rounds: int) -> None:
+    """Time BUNDLE on the first words of the lines of DICTIONARY, in one thread."""
+    every = sorted({line.split()[0] for line in dictionary.read_text(encoding="utf-8").splitlines() if line.strip()})
+    texts = np.random.default_rng(0).permutation(every)[:words].tolist()
+    model = api.load(bundle, threads=1)
+    command = [sys.executable, "-c", "from txport.cli import main; main()", "serve", f"model={bundle}"]
+    options = ["--port", "0", "--threads", "1", "--slots", str(callers)]
+    server = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    port = int(next(found[1] for line in server.stderr if (found := re.search(r" at http://\S+:(\d+)$", line))))
+    threading.Thread(target=server.stderr.read, daemon=True).start()  # its log
+    figures: dict[str, Figures] = {}
+    outputs: dict[str, list[str]] = {}
+    ways: dict[str, Callable[[Figures], list[str]]] = {
+        "bulk": lambda found: _bulk(model, texts, callers, found),
+        "engine": lambda found: asyncio.run(_engine(model, texts, callers, found)),
+        "http": lambda found: asyncio.run(_http(port, server.pid, texts, callers, found)),
+    }
+    for _ in range(1 + rounds):  # the first warms up
+        for name, run in ways.items():
+            outputs[name] = run(figures.setdefault(name, {}))
+    server.terminate()
+    server.wait()
+    medians = {name: {key: round(float(np.median(each[1:])), 3) for key, each in found.items()}
+               for name, found in figures.items()}  # fmt: skip
+    differing = sum(len(set(each)) > 1 for each in zip(*outputs.values(), strict=True))
+    click.echo(json.dumps({**medians, "words that differ": differing}))
+
+
+def _bulk(model: api.Model, texts: Sequence[str], callers: int, figures: Figures) -> list[str]:
+    begin, processor = time.perf_counter(), time.process_time()
+    found = [each.output for each in model.generate_iter(texts, continuous=True, batch_size=callers)]
+    _add(figures, len(texts), time.perf_counter() - begin, time.process_time() - processor)
+    return found
+
+
+async def _engine(model: api.Model, texts: Sequence[str], callers: int, figures: Figures) -> list[str]:
+    found: dict[int, str] = {}
+    waiting = list(enumerate(texts))[::-1]
+    begin, processor = time.perf_counter(), time.process_time()
+    with model.engine(slots=callers) as engine:
+
+        async def call() -> None:
+            while waiting:
+                at, text = waiting.pop()
+                found[at] = (await engine.submit(text)).output
+
+        await asyncio.gather(*(call() for _ in range(callers)))
+    _add(figures, len(texts), time.perf_counter() - begin, time.process_time() - processor)
+    return [found[at] for at in range(len(texts))]
+
+
+async def _http(port: int, process: int, texts: Sequence[str], callers: int, figures: Figures) -> list[str]:
+    found: dict[int, str] = {}
+    seconds: list[float] = []
+    waiting = list(enumerate(texts))[::-1]
+
+    async def call() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        while waiting:
+            at, text = waiting.pop()
+            body = json.dumps({"model": "model", "text": text}).encode()
+            asked = time.perf_counter()
+            writer.write(f"{HEAD}{len(body)}\r\n\r\n".encode() + body)
+            head = await reader.readuntil(b"\r\n\r\n")
+            size = re.search(rb"content-length: (\d+)", head)
+            assert size is not None
+            found[at] = json.loads(await reader.readexactly(int(size[1])))["translations"][0]["output"]
+            seconds.append(time.perf_counter() - asked)
+        writer.close()
+
+    begin, processor, own = time.perf_counter(), _processor_time(process), time.process_time()
+    await asyncio.gather(*(call() for _ in range(callers)))
+    _add(figures, len(texts), time.perf_counter() - begin, _processor_time(process) - processor)
+    figures.setdefault("client, ms", []).append(1000 * (time.process_time() - own) / len(texts))
+    for name, share in (("answer, p50 ms", 50), ("answer, p99 ms", 99)):
+        figures.setdefault(name, []).append(1000 * float(np.percentile(seconds, share)))
+    return [found[at] for at in range(len(texts))]
+
+
+def _add(figures: Figures, count: int, seconds: float, processor: float) -> None:
+    figures.setdefault("requests a second", []).append(count / seconds)
+    figures.setdefault("processor time, ms", []).append(1000 * processor / count)
+
+
+def _processor_time(process: int) -> float:
+    """Return the processor time of another process in seconds (Linux)."""
+    values = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""The life of a service: callers that go away, full queues, slow callers, new bundles, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+import txport
+from tests.cli.processes import assert_one_line, run, start, without
+from tests.serving.service.served import PATIENCE, client, metric, running, wait_for
+from txport.serving.service.asgi import app
+from txport.serving.service.models import Source
+from txport.serving.service.server import listening
+
+KEY = "a-key-of-some-length"
+BODY = {"model": "chat", "prompt": "Hello", "max_tokens": 300, "eos_token_id": 7}
+
+
+class Gate:
+    """Steps of a model's runtime wait until it is opened, or lets some pass."""
+
+    def __init__(self, model: txport.Model) -> None:
+        self.steps = threading.Semaphore(0)
+        self.reached = threading.Event()
+        runtime: Any = model.runtime
+        step = runtime.step
+
+        def gated(*arguments: Any, **options: Any) -> Any:
+            self.reached.set()
+            assert self.steps.acquire(timeout=PATIENCE)
+            return step(*arguments, **options)
+
+        runtime.step = gated
+
+    def open(self) -> None:
+        self.steps.release(1 << 20)
+
+
+@pytest.fixture
+def gated(bundles: dict[str, Path]) -> Iterator[tuple[txport.Model, Gate]]:
+    """A model of its own whose steps wait."""
+    model = txport.load(bundles["chat"], threads=1)
+    gate = Gate(model)
+    yield model, gate
+    gate.open()
+
+
+def test_a_stream_tells_tokens_before_the_last_one_is_there(
+    gated: tuple[txport.Model, Gate], models: dict[str, txport.Model]
+) -> None:
+    model, gate = gated
+    outputs = [models["chat"].generate("Hello", max_new_tokens=count)[0].output for count in range(1, 30)]
+    whole = outputs[-1]
+    few = next(
+        at for at, text in enumerate(outputs, 1) if text and whole.startswith(text)
+    )  # it ends in no part of a letter
+    gate.steps.release(few + 1)
+    body = BODY | {"max_tokens": 29, "stream": True, "eos_token_id": None}
+    with (
+        running(app({"chat": model})) as url,
+        client(url) as http,
+        http.stream("POST", "/v1/completions", json=body) as answer,
+    ):
+        lines = (line for line in answer.iter_lines() if line)
+        first = json.loads(next(lines).removeprefix("data: "))["choices"][0]["text"]
+        gate.open()
+        rest = [json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in list(lines)[:-1]]
+    assert "".join([first, *rest]) == whole
+    assert first in outputs[: few + 1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_caller_that_goes_away_cancels_its_request(stream: bool, gated: tuple[txport.Model, Gate]) -> None:
+    model, gate = gated
+    with running(app({"chat": model})) as url, client(url) as http:
+        content = json.dumps(BODY | {"stream": stream}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+        with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port)) as caller:
+            caller.sendall(f"{head}{len(content)}\r\n\r\n".encode() + content)
+            wait_for(lambda: metric(http, "txport:num_requests_running") == 1)
+            assert gate.reached.wait(PATIENCE)
+        wait_for(lambda: metric(http, "txport:request_cancelled_total", model_name="chat") == 1)
+        gate.open()
+        wait_for(lambda: metric(http, "txport:num_requests_running") == 0)
+        assert metric(http, "txport:generation_tokens_total") == 0
+        assert http.post("/v1/completions", json=BODY | {"max_tokens": 2}).status_code == 200
+
+
+def test_a_full_queue_is_told_with_the_time_to_wait(gated: tuple[txport.Model, Gate]) -> None:
+    model, gate = gated
+    service = app({"chat": model}, slots=1, queue=2)
+    with running(service) as url:
+
+        async def ask() -> list[httpx.Response]:
+            async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as http:
+                first = [asyncio.create_task(http.post("/v1/completions", json=BODY | {"max_tokens": 2}))]
+                await asyncio.to_thread(gate.reached.wait, PATIENCE)
+                first += [
+                    asyncio.create_task(http.post("/v1/completions", json=BODY | {"max_tokens": 2})) for _ in "ab"
+                ]
+                while sum(load.waiting for load in service.models.loads()) < 2:
+                    await asyncio.sleep(0.01)
+                refused = await http.post("/v1/completions", json=BODY)
+                gate.open()
+                return [refused, *await asyncio.gather(*first)]
+
+        refused, *others = asyncio.run(ask())
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert [each.status_code for each in others] == [200] * 3
+
+
+def test_a_slow_caller_gets_408(models: dict[str, txport.Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a body, and for headers, that do not arrive."""
+    monkeypatch.setattr("txport.serving.service.server.HEADER_SECONDS", 0.2)
+    with running(app({"spell": models["spell"]}, body_seconds=0.2)) as url:
+        begins = ("POST /translate HTTP/1.1\r\nHost: x\r\n", "GET / HTTP/1.1\r\nHost", "")
+        rests = ("Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{", "", "")
+        for begin, rest in zip(begins, rests, strict=True):
+            with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=PATIENCE) as caller:
+                caller.sendall((begin + rest).encode())
+                answer = b"".join(iter(lambda caller=caller: caller.recv(4096), b""))  # type: ignore[misc]
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert b"connection: close" in answer.lower()
+
+
+def test_answers_are_not_held_back() -> None:
+    """asyncio switches Nagle's algorithm off only on sockets that name their protocol."""
+    with listening("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_headers_without_end_are_refused(url: str) -> None:
+    with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=PATIENCE) as caller:
+        caller.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * (1 << 17))
+        assert caller.recv(64).startswith(b"HTTP/1.1 400 ")
+
+
+def test_ids_of_requests_are_echoed_or_made(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    assert http.get("/health", headers={"X-Request-Id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    for strange in ("a b", "x" * 200, '"'):
+        assert re.fullmatch(
+            "[0-9a-f]{32}", http.get("/health", headers={"X-Request-Id": strange}).headers["x-request-id"]
+        )
+
+
+def test_a_new_bundle_replaces_the_old_one_without_a_dropped_request(
+    bundles: dict[str, Path], models: dict[str, txport.Model], tmp_path: Path
+) -> None:
+    """Callers ask all the time; a bundle that is damaged, or computes something else, is refused."""
+    path = tmp_path / "spell"
+    shutil.copytree(bundles["spell"], path)
+    body = {"model": "spell", "text": "chief"}
+    wanted = models["spell"].generate("chief")[0].output
+    service = app({"spell": Source(str(path), threads=1)}, api_keys=[KEY])
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with running(service) as url, client(url, headers=headers) as http:
+
+        async def ask(done: asyncio.Event) -> int:
+            count = 0
+            async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False, headers=headers) as own:
+                while not done.is_set() or count < 3:
+                    answer = await own.post("/translate", json=body)
+                    assert answer.status_code == 200, answer.text
+                    assert answer.json()["translations"][0]["output"] == wanted
+                    count += 1
+            return count
+
+        async def run() -> tuple[list[int], list[httpx.Response]]:
+            done = asyncio.Event()
+            callers = [asyncio.create_task(ask(done)) for _ in range(4)]
+            answers = [await asyncio.to_thread(http.post, "/admin/reload") for _ in range(3)]
+            answers.append(await asyncio.to_thread(http.post, "/admin/reload", json={"model": "other"}))
+            with next(path.glob("onnx/*.onnx")).open("ab") as file:
+                file.write(b"x")
+            answers.append(await asyncio.to_thread(http.post, "/admin/reload", json={"model": "spell"}))
+            done.set()
+            return await asyncio.gather(*callers), answers
+
+        before = service.models.get("spell")
+        counts, answers = asyncio.run(run())
+        after = service.models.get("spell")
+    assert min(counts) >= 3
+    assert [each.status_code for each in answers] == [200, 200, 200, 404, 409]
+    assert answers[0].json() == {"reloaded": ["spell"]}
+    assert "onnx/" in answers[-1].json()["error"]["message"]
+    assert after is not before
+    with pytest.raises(txport.TxportError, match="this model is closed"):
+        _ = before.model.runtime
+
+
+def serving(*arguments: object) -> tuple[subprocess.Popen[str], str]:
+    """Start the command; return its process and its address."""
+    process = start("serve", *arguments, "--port", "0", "--threads", "1")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.fullmatch(r"serving .* at (http://\S+)\n", line):
+            return process, found[1]
+    raise AssertionError(f"it ended with {process.wait()}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_when_its_requests_have_ended(number: int, bundles: dict[str, Path]) -> None:
+    """And its log is lines of JSON."""
+    process, url = serving(bundles["chat"])
+    with client(url) as http, http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        process.send_signal(number)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    told = [json.loads(line) for line in process.communicate()[1].splitlines()]
+    assert process.returncode == 0
+    (request,) = [each for each in told if each["message"] == "request"]
+    assert (request["status"], request["model"], request["generation_tokens"]) == (200, "chat", 300)
+
+
+def test_a_hangup_loads_bundles_again_and_curl_can_ask(bundles: dict[str, Path], tmp_path: Path) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text(f"# ours\n\n{KEY}\n", encoding="utf-8")
+    process, url = serving(f"words={bundles['spell']}", "--api-key-file", keys)
+    try:
+        process.send_signal(signal.SIGHUP)
+        assert process.stderr is not None
+        told = next(found for line in process.stderr if "models" in (found := json.loads(line)))
+        assert (told["message"], told["models"]) == ("reloaded", ["words"])
+        if curl := shutil.which("curl"):
+            how = ["-H", "Content-Type: application/json", "-H", f"Authorization: Bearer {KEY}", "--noproxy", "*"]
+            body = json.dumps({"model": "words", "text": "bad"})
+            done = subprocess.run([curl, "-s", f"{url}/translate", *how, "-d", body], capture_output=True, check=True)
+            wanted = txport.load(bundles["spell"], threads=1).generate("bad")[0]
+            assert json.loads(done.stdout)["translations"][0]["output"] == wanted.output
+    finally:
+        process.terminate()
+        process.communicate()
+    assert process.returncode == 0
+
+
+def test_a_service_that_can_not_start_says_why_in_one_line(bundles: dict[str, Path], call: Any, tmp_path: Path) -> None:
+    spell = bundles["spell"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert call("serve", spell, "--port", port)[0] == 3
+    (tmp_path / "keys.txt").write_text("short\n", encoding="utf-8")
+    for arguments, message in (
+        ((tmp_path / "none",), f"there is no bundle {tmp_path / 'none'}"),
+        ((spell, f"spell={spell}"), "each model needs a name of its own"),
+        ((spell, "--api-key-file", tmp_path / "keys.txt"), "must have at least 16 visible ASCII characters"),
+        ((spell, "--api-key-file", tmp_path / "no.txt"), "the API keys can't be read"),
+    ):
+        code, _, err = call("serve", *arguments, "--port", 0)
+        assert code == 2
+        assert message in err.splitlines()[-1]
+
+
+def test_without_the_extra_the_error_names_what_to_install(bundles: dict[str, Path]) -> None:
+    done = run("serve", bundles["spell"], before=without("starlette", "torch"))
+    assert_one_line(done, "a service needs starlette, which is not installed: pip install 'txport[serve]'", 3)
+
+
+def test_a_portable_bundle_that_generates_is_refused(bundle: Any) -> None:
+    with pytest.raises(txport.TxportError, match="a live engine needs a cpu or cuda bundle"):
+        asyncio.run(app({"toy": txport.load(bundle.path)}).models.start())

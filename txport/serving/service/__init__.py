@@ -1,0 +1,1 @@
+"""The HTTP service: an ASGI application on Starlette, and its server."""

@@ -1,0 +1,208 @@
+"""The service on uvicorn: its socket, its signals, slow callers, and its log as lines of JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from txport.errors import TxportError, UnavailableError
+from txport.serving.service.asgi import Service
+
+logger = logging.getLogger("txport.serving")
+HEADER_SECONDS = 10.0  # until the headers of a request have arrived
+MAX_HEADERS = 1 << 16  # bytes
+TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class Lines(logging.Formatter):
+    """Formats a record as one line of JSON, with the `fields` of the record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        told: dict[str, object] = {"time": f"{stamp}.{record.msecs:03.0f}Z", "level": record.levelname.lower()}
+        told |= {"message": record.getMessage(), **getattr(record, "fields", {})}
+        if record.exc_info:
+            told["error"] = self.formatException(record.exc_info)
+        return json.dumps(told, ensure_ascii=False)
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[None]:
+    """Write the log of the service to stderr, and uvicorn's warnings."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Lines())
+    levels = {"txport": logging.INFO, "uvicorn.error": logging.WARNING}
+    before = {name: (logging.getLogger(name).level, logging.getLogger(name).propagate) for name in levels}
+    for name, level in levels.items():
+        logging.getLogger(name).addHandler(handler)
+        logging.getLogger(name).setLevel(level)
+        logging.getLogger(name).propagate = False
+    try:
+        yield
+    finally:
+        for name, (level, propagates) in before.items():
+            logging.getLogger(name).removeHandler(handler)
+            logging.getLogger(name).setLevel(level)
+            logging.getLogger(name).propagate = propagates
+
+
+class Patient(H11Protocol):
+    """HTTP/1.1 that answers 408 to a caller whose headers take more than `HEADER_SECONDS`."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for headers."""
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Wait for headers unless a request runs."""
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            self._wait()
+        else:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEADER_SECONDS, self._expire)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(TIMEOUT)
+            self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server: it calls `on_start` when it listens, and `on_hangup` at SIGHUP.
+
+    SIGINT and SIGTERM end it when its requests have ended.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None], on_hangup: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._on_start = on_start
+        self._on_hangup = on_hangup
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and call `on_start`."""
+        await super().startup(sockets)
+        self._on_start()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals in the event loop, and do not raise them again: an end that was asked for is no error."""
+        loop = asyncio.get_running_loop()
+        handlers: dict[int, Callable[[], object]] = {
+            number: functools.partial(self.handle_exit, number, None) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        if hasattr(signal, "SIGHUP"):
+            handlers[signal.SIGHUP] = self._on_hangup
+        try:
+            for number, handler in handlers.items():
+                loop.add_signal_handler(number, handler)
+        except NotImplementedError:  # an event loop of Windows
+            with super().capture_signals():
+                yield
+            return
+        try:
+            yield
+        finally:
+            for number in handlers:
+                loop.remove_signal_handler(number)
+
+
+def serve(service: Service, *, host: str, port: int, drain: float, told: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM, then up to `drain` seconds for the requests that run.
+
+    `told` gets the address when all models are loaded. Raises `UnavailableError` if the port can't be opened, and the
+    errors of loading the models.
+    """
+    with logged(), contextlib.closing(listening(host, port)) as listener:
+        asyncio.run(_serve(service, listener, drain, told))
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address; port 0 is any free one.
+
+    It names its protocol, unlike that of `socket.create_server`: otherwise asyncio leaves Nagle's algorithm on, and an
+    answer, of two writes, waits 40 ms for an acknowledgement.
+    """
+    try:
+        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP)
+        listener = socket.socket(family, kind, protocol)
+        try:
+            if os.name == "posix":
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen()
+        except OSError:
+            listener.close()
+            raise
+        return listener
+    except OSError as error:
+        raise UnavailableError(f"can't listen on {host} port {port}: {error.strerror or error}") from error
+
+
+def config_of(service: Service, drain: float) -> uvicorn.Config:
+    """Return uvicorn's configuration."""
+    options: dict[str, Any] = {
+        "http": Patient, "ws": "none", "lifespan": "on", "loop": "asyncio", "log_config": None, "access_log": False,
+        "server_header": False, "h11_max_incomplete_event_size": MAX_HEADERS, "timeout_graceful_shutdown": int(drain),
+    }  # fmt: skip
+    return uvicorn.Config(service, **options)
+
+
+async def _serve(service: Service, listener: socket.socket, drain: float, told: Callable[[str], None]) -> None:
+    tasks: set[asyncio.Task[None]] = set()
+
+    def reload() -> None:
+        task = asyncio.ensure_future(_reload(service))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    host, port = listener.getsockname()[:2]
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    server = Server(config_of(service, drain), lambda: told(address), reload)
+    try:
+        await service.models.start()  # here, so that their errors are those of the caller
+    except BaseException:
+        await service.models.close()
+        raise
+    await server.serve(sockets=[listener])
+
+
+async def _reload(service: Service) -> None:
+    try:
+        names = await service.models.reload()
+    except TxportError as error:
+        logger.error("not reloaded", extra={"fields": {"reason": str(error)}})
+    except Exception:
+        logger.exception("not reloaded")
+    else:
+        logger.info("reloaded", extra={"fields": {"models": names}})
