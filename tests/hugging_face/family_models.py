@@ -177,6 +177,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
         "Qwen3ForCausalLM",
         {**LLAMA, "head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 1e6},
     ),
+    "qwen3-hidden": ("Qwen3Model", {**LLAMA, "head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2}),
+    "mistral-hidden": ("MistralModel", {**LLAMA, "sliding_window": WINDOW}),
+    "sentences-last": ("Qwen3ForCausalLM", {**LLAMA, "head_dim": 16, "tie_word_embeddings": True}),
+    "gemma2-hidden": ("Gemma2Model", {**GEMMA2, "attn_logit_softcapping": 2.0}),
     "gemma": ("GemmaForCausalLM", {**LLAMA, "num_key_value_heads": 1, "head_dim": 16}),
     "gemma2": ("Gemma2ForCausalLM", {**GEMMA2, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma2-plain": (

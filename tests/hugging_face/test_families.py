@@ -30,6 +30,7 @@ NEW, GIVEN = 8, 5
 SENTENCES: dict[str, dict[str, Any]] = {  # folder -> its files, as sentence-transformers writes them
     "sentences-mean": {"mode": "mean_tokens", "normalize": True, "longest": 12},
     "sentences-first": {"mode": "cls_token", "normalize": False, "longest": 4 * LONGEST},
+    "sentences-last": {"mode": "lasttoken", "normalize": True, "longest": LONGEST},
     "sentences-mpnet": {"mode": "mean_tokens", "normalize": True, "longest": LONGEST},
 }
 SEARCHES: dict[str, dict[str, Any]] = {
@@ -137,9 +138,10 @@ def of_texts(model: Any) -> dict[str, Any]:
 def vectors(model: Any, mode: str, normalize: bool) -> np.ndarray:
     """What a Pooling and perhaps a Normalize make of the last hidden states of each text: (texts, D)."""
     found = []
+    whole = getattr(model, "model", model)  # without the head of text
     for text in TEXTS:
-        hidden = model(input_ids=torch.tensor([text])).last_hidden_state[0]  # (T, D)
-        vector = hidden[0] if mode == "cls_token" else hidden.sum(0) / len(text)
+        hidden = whole(input_ids=torch.tensor([text])).last_hidden_state[0]  # (T, D)
+        vector = {"cls_token": hidden[0], "lasttoken": hidden[-1]}.get(mode, hidden.sum(0) / len(text))
         found.append(vector / vector.square().sum().sqrt() if normalize else vector)
     return torch.stack(found).numpy()
 

@@ -1,4 +1,4 @@
-"""Base classes of encoder-decoder and decoder-only models: stacks of layers, built by an architecture's factories."""
+"""Base classes of models that are stacks of layers, built by an architecture's factories."""
 
 from __future__ import annotations
 
@@ -142,6 +142,45 @@ class DecoderOnly(Model):
     def logits(self, states: Tensor) -> Tensor:
         """See `Model.logits`."""
         return cast(Tensor, self.logit_cap(self.projection(states)))
+
+
+class TextEncoder(Model):
+    """The layers of a decoder-only model over whole texts, without cache: it gives their hidden states.
+
+    The tensors have the names of `DecoderOnly`. The layers' windows hide later tokens.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        facts: Facts,
+        *,
+        embedding: Embedding,
+        layer: Callable[[], Layer],
+        layers: int,
+        final_norm: nn.Module,
+    ) -> None:
+        super().__init__(config, facts)
+        self.target_embedding = embedding
+        self.decoder = nn.ModuleList(layer() for _ in range(layers))
+        self.decoder_norm = final_norm
+        self.initialise()
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """See `Model.stacks`."""
+        return (Stack("encoder", self.target_embedding, self.decoder, self.decoder_norm),)
+
+    def encoder_states(self, source: Tensor, ops: Ops) -> Tensor:
+        """See `Model.encoder_states`."""
+        x = self.target_embedding(source, ops)
+        for number, layer in enumerate(self.decoder):
+            x = layer(x, ops, number)
+        return cast(Tensor, self.decoder_norm(x))
+
+    def outputs(self, states: Tensor, ops: Ops) -> tuple[Tensor, ...]:
+        """See `Model.outputs`."""
+        return (ops.whole(states),)
 
 
 def seq2seq_facts(

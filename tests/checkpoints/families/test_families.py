@@ -42,9 +42,11 @@ OF_GRAPHS = (
     "bert-tokens",
     "gemma3-capped",
     "llama-yarn",
+    "mistral-hidden",
     "mistral-window",
     "opt-post-narrow",
     "phi3-longrope",
+    "sentences-last",
     "sentences-mean",
     "t5",
     "transformers-5/flan-t5-tied",
@@ -326,9 +328,9 @@ def test_an_attention_factor_counts_only_where_transformers_reads_it(kind: str, 
 
 
 def test_encoders_of_sentences_are_encoders(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(FAMILIES / "qwen3", tmp_path / "x"))
+    folder = Path(shutil.copytree(FAMILIES / "gpt2", tmp_path / "x"))
     (folder / "modules.json").write_text(json.dumps([FIRST, SECOND]))
-    with pytest.raises(ConfigError, match=r"model_type 'qwen3' is not supported with modules\.json"):
+    with pytest.raises(ConfigError, match=r"model_type 'gpt2' is not supported with modules\.json"):
         load_checkpoint(str(folder))
 
 

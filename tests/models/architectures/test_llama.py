@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.runtimes.driven import ENGINES
-from tests.seeded import bundle_of
+from tests.seeded import bundle_of, proven, saved, seeded_model
 from tests.tiny import unproven
 from txport import runtimes
 from txport.api import release
@@ -20,7 +20,10 @@ from txport.bundles.bundle import Bundle
 from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.errors import ConfigError, UnsupportedError
 from txport.exporters.check import operators
+from txport.models import architecture
 from txport.models.architectures.llama import PRESETS, Llama, LlamaConfig, hugging_face
+from txport.models.ops import PlainOps
+from txport.models.parts import additive
 from txport.proof.parity.check import check
 from txport.runtimes.base import ContinuousRuntime
 from txport.runtimes.pytorch import TorchRuntime
@@ -104,6 +107,10 @@ def test_parts_become_the_fused_operators(head_norm: bool, tmp_path: Path) -> No
             "rotary_low is for rotary_scaling",
         ),
         ({"rotary_scaling": "linear", "rotary_original_length": 9}, "got 9 for 'linear'"),
+        ({"both_ways": True}, "both_ways is for other heads than 'text', got True"),
+        ({"text_length": 9}, "text_length is for other heads than 'text', got 9"),
+        ({"head": "hidden", "tied": True}, "tied is for other heads than 'hidden', got True"),
+        ({"head": "hidden", "text_length": 99}, "text_length must be at most max_length 32, got 99"),
         ({"activation": "swish"}, "activation must be one of silu, gelu, gelu_tanh, relu, relu2"),
     ],
 )
@@ -227,6 +234,47 @@ def test_searches_beyond_a_window_find_what_pytorch_finds(target: str, tmp_path:
             ways.append(Scheduler(runtime, [(each, []) for each in prompts], facts, options, 2).run())
         for found in ways:
             assert [[each.tokens for each in row] for row in found] == [[each.tokens for each in row] for row in alone]
+
+
+ENCODING: dict[str, Any] = {**WINDOWED, "key_heads": 2, "head": "hidden"}
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "changes"),
+    [
+        ("portable", "fp32", {"both_ways": True}),
+        ("portable", "fp16", {}),
+        ("cpu", "fp32", {"both_ways": True, "attention_cap": 2.0}),
+        ("cpu", "int8", {"attention_cap": 2.0}),
+        ("cpu", "int8", {"both_ways": True, "head_norm": True}),
+        ("cpu", "int4", {"head_norm": True}),
+    ],
+)
+def test_whole_texts_are_encoded_as_pytorch_does(
+    target: str, precision: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    report = proven(LlamaConfig(**{**ENCODING, **changes}), tmp_path, target, precision)
+    assert report.passed, report.failures()
+
+
+def test_a_text_is_encoded_as_the_decoder_reads_it(tmp_path: Path) -> None:
+    """Each token's state is that of a prompt that ends with it, at any length of a batch."""
+    model = seeded_model(LlamaConfig(**{**ENCODING, "head": "text"})).double()
+    config = LlamaConfig(**ENCODING)
+    encoder = architecture.of(config).build(config).double().eval()
+    encoder.load_state_dict(model.state_dict(), strict=False)
+    ids = torch.arange(3, 20)[None]
+    with torch.no_grad():
+        (found,) = encoder.infer(torch.cat([ids, ids[:, :12]], 1), torch.arange(29)[None] < 17)
+        ops = PlainOps(torch.arange(17), additive(torch.ones(17, 17).tril().bool(), torch.float64))
+        expected = model.decoder_states(ids, ops)
+    torch.testing.assert_close(found[:, :17], expected, rtol=0, atol=1e-12)
+
+
+def test_the_cuda_target_refuses_a_decoder_that_encodes(tmp_path: Path) -> None:
+    saved(LlamaConfig(**ENCODING), tmp_path / "checkpoint")
+    with pytest.raises(UnsupportedError, match="the cuda target has no form of attention with a causal mask in an enc"):
+        unproven(tmp_path / "checkpoint", tmp_path / "bundle", target="cuda", precision="fp16")
 
 
 def test_interleaved_pairs_are_halves_in_another_order() -> None:

@@ -53,7 +53,7 @@ from txport.errors import ParityError
 from txport.exporters.export import export_graphs
 from txport.models import architecture
 from txport.models.architectures.bert import PRESETS, Bert
-from txport.models.architectures.llama import Llama, LlamaConfig
+from txport.models.architectures.llama import Llama, LlamaConfig, LlamaEncoder
 from txport.models.facts import StateTensor
 from txport.models.parts import FeedForward, Rotary, SoftCap, Window, bucket_table
 from txport.models.parts.positions import speeds
@@ -379,7 +379,7 @@ def test_a_wrong_turn_of_a_part_of_each_head_is_named(kin: Checkpoint, tmp_path:
 
 
 def neighbourhood(size: int | None, *, both_ways: bool = True) -> Plant:
-    return part("encoder.1.attention", window=size and Window(size, both_ways=both_ways))
+    return part("encoder.1.attention", window=size and Window(size, both_ways=both_ways, causal=not both_ways))
 
 
 BOTH_WAYS = "the model's layer less than 3 tokens to each side"
@@ -397,6 +397,27 @@ def test_a_wrong_window_of_an_encoder_is_named(name: str, tmp_path: Path) -> Non
     target, plant, words = NEIGHBOURHOODS[name]
     config = dataclasses.replace(PRESETS["modernbert-tiny"], windows=(0, 3, 0), max_length=24)
     checkpoint = Checkpoint("neighbourhoods", seeded_model(Bert, config), "0" * 64)
+    culprit = bisect(made(faulty(checkpoint, plant), tmp_path / "out", target), checkpoint)
+    assert (culprit is None) == (not words)
+    if culprit is not None:
+        assert (culprit.where, culprit.kind) == ("encoder layer 1, self-attention", "window"), culprit.what
+        assert words in culprit.what
+
+
+OF_TEXTS: dict[str, tuple[str, int | None, str]] = {
+    "later tokens too": ("cpu", None, "it sees all tokens, the model's layer the last 24 tokens"),
+    "a window": ("portable", 3, "it sees the last 3 tokens, the model's layer the last 24 tokens"),
+    "right": ("cpu", 24, ""),
+}
+
+
+@pytest.mark.parametrize("name", OF_TEXTS)
+def test_attention_of_a_decoder_that_encodes_is_causal(name: str, tmp_path: Path) -> None:
+    target, size, words = OF_TEXTS[name]
+    sizes: dict[str, Any] = {"vocab_size": 20, "d_model": 32, "heads": 2, "feed_forward": 8, "max_length": 24}
+    config = LlamaConfig(**sizes, decoder_layers=3, windows=(0, 0, 3), head="hidden")
+    checkpoint = Checkpoint("texts", seeded_model(LlamaEncoder, config), "0" * 64)
+    plant = part("decoder.1.attention", window=size and Window(size, causal=True))
     culprit = bisect(made(faulty(checkpoint, plant), tmp_path / "out", target), checkpoint)
     assert (culprit is None) == (not words)
     if culprit is not None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from txport.checkpoints.family import ACTIVATIONS, BARE, Family, Published
 from txport.checkpoints.keys import NOTHING
 from txport.errors import ConfigError, quoted
 from txport.models.config import MOST_LAYERS
-from txport.models.rules import Drop, Rename, Rule, Split
+from txport.models.rules import Drop, Rename, Rule, Spare, Split
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 32000,
@@ -81,11 +83,28 @@ DEFAULTS = {
     "smollm3": SMOL,
 }
 CLASSES = rf"ForCausalLM|{BARE}"
+OF_TEXT = ("logit_cap", "tied", "projection_bias", "logit_scale")  # values that only classes that write text have
+TEXT = "text"
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
 
+def of_class(config: Callable[[Published], dict[str, Any]]) -> Callable[[Published], dict[str, Any]]:
+    """Return a function that gives the values of `LlamaConfig` for the class that a checkpoint was saved from.
+
+    `config` gives those of classes that write text.
+    """
+
+    def found(values: Published) -> dict[str, Any]:
+        made = config(values)
+        if not any(re.search(rf"({BARE})$", name) for name in values.classes[:1]):
+            return made
+        return {name: value for name, value in made.items() if name not in OF_TEXT} | {"head": "hidden"}
+
+    return found
+
+
 def config(values: Published) -> dict[str, Any]:
-    """Return the values of `LlamaConfig`."""
+    """Return the values of `LlamaConfig` for classes that write text."""
     kind = values.type
     heads = values.get("num_attention_heads")
     biased = kind == "qwen2" or values.get("attention_bias", False)
@@ -327,6 +346,20 @@ WEIGHTS: tuple[Rule, ...] = (
     Rename(r"\.input_layernorm\.", ".attention_residual.norm."),
     Rename(r"\.post_attention_layernorm\.", ".feed_forward_residual.norm."),
 )
+UNWRITTEN = (Spare(r"projection\."),)  # the head of text is unused in models that write none
+
+
+def of_head(
+    kinds: Iterable[str], own: Mapping[str, Callable[[Any], tuple[Rule, ...]]] | None = None
+) -> dict[str, Callable[[Any], tuple[Rule, ...]]]:
+    """Return rules per `model_type`, given the config: those of `own`, and those of the model's head."""
+
+    def rules(config: Any, first: Callable[[Any], tuple[Rule, ...]]) -> tuple[Rule, ...]:
+        return (*first(config), *(() if config.head == TEXT else UNWRITTEN))
+
+    return {kind: partial(rules, first=(own or {}).get(kind, lambda _: ())) for kind in kinds}
+
+
 UNUSED = {
     "attention_bias": "the classes of Qwen 2 always have biases of queries, keys and values",
     "pretraining_tp": "it computes the same products in parts",
@@ -338,8 +371,9 @@ FAMILY = Family(
     defaults=DEFAULTS,
     architecture="llama",
     classes=CLASSES,
-    config=config,
+    config=of_class(config),
     weights=WEIGHTS,
+    own_weights=of_head(DEFAULTS),
     unused=UNUSED,
     off=OFF,
 )

@@ -30,7 +30,8 @@ from txport.text.convert import added_tokens, companions_of
 from txport.text.settings import Settings
 
 logger = logging.getLogger(__name__)
-ENCODER, HEADLESS = "bert", "Model"  # architecture of encoder-only models, and the class of one without a head
+ENCODERS = ("bert", "llama")  # architectures with a head that gives hidden states
+HEADLESS = "Model"  # the class of one
 GENERATED = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
@@ -77,7 +78,7 @@ def config_as(folder: Path, values: Mapping[str, object]) -> Config:
         kind = family.find(values[family.TYPE])
         layout = read_layout(folder, values)
         values = {name: value for name, value in values.items() if name != CONFIG_KEY}
-        if of_sentences and kind.architecture != ENCODER:
+        if of_sentences and kind.architecture not in ENCODERS:
             raise ConfigError(f"{family.TYPE} {quoted(values[family.TYPE])} is not supported with {MODULES}")
         if of_sentences:
             values = {**values, "architectures": [HEADLESS]}  # regardless of the class that saved the weights

@@ -134,6 +134,7 @@ class EncoderOps(FusedOps):
         super().__init__(batch, length)
         self.lengths = lengths
         self._blocks: dict[Window, Blocks] = {}
+        self._masks: dict[Window, Tensor] = {}
 
     def mean(self, x: Tensor) -> Tensor:
         """See `Ops`."""
@@ -144,9 +145,11 @@ class EncoderOps(FusedOps):
         query, key, value = (self.whole(each(x)) for each in (part.query, part.key, part.value))
         places = torch.arange(self.length)
         distances = places[None, :] - places[:, None] if part.uses_distances else None
+        mask = self._mask_of(part, x.dtype)
+        lengths = self.lengths if mask is None else None
         if is_multi_head(part) and part.rotary is None and not in_blocks(part):
             self.count(Kind(MULTI_HEAD))
-            return multi_head_attention(part, query, key, value, self.lengths, distances).flatten(0, 1)
+            return multi_head_attention(part, query, key, value, lengths, distances, mask=mask).flatten(0, 1)
         heads = part.queries(query, places), part.keys(key, places), part.split(value)
         if part.core.has_operator and cap_of(part) is None:
             self.count(Kind(MULTI_HEAD))
@@ -154,8 +157,24 @@ class EncoderOps(FusedOps):
             if in_blocks(part):
                 return self._through_window(part, query, *heads[1:])
             key, value = (repeated(each, part.core.heads) for each in heads[1:])
-            return multi_head_attention(part, query, key, value, self.lengths, distances).flatten(0, 1)
-        return self.plain(part, *heads, source_mask(self.lengths, self.length, x.dtype), distances)[0]
+            return multi_head_attention(part, query, key, value, lengths, distances, mask=mask).flatten(0, 1)
+        if mask is None:
+            mask = source_mask(self.lengths, self.length, x.dtype)
+        return self.plain(part, *heads, mask, distances)[0]
+
+    def _mask_of(self, part: Attention, dtype: torch.dtype) -> Tensor | None:
+        """Return the additive mask of a window that is not computed in blocks, once for all its layers: (B, 1, S, S).
+
+        None: the lengths are the mask, or the blocks have their own.
+        """
+        window = part.window
+        if window is None or (in_blocks(part) and part.core.has_operator and cap_of(part) is None):
+            return None
+        if window not in self._masks:
+            places = torch.arange(self.length)
+            mask = source_mask(self.lengths, self.length, dtype)
+            self._masks[window] = window(mask, places[None, :] - places[:, None])
+        return self._masks[window]
 
     def _through_window(self, part: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attention, in blocks of a graph: queries (B, S, N x H), keys and values (B, G, S, H) -> (B x S, N x H)."""

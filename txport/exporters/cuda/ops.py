@@ -38,8 +38,9 @@ def require_device(model: Model) -> None:
         if not part.core.has_operator and (model.facts.is_causal or part.window is not None):
             what = "for prompts" if part.window is None else "with a window"
             raise UnsupportedError(f"the cuda target has no form of this attention {what}; {INSTEAD}")
-        if in_blocks(part):
-            raise UnsupportedError(f"the cuda target has no form of attention with a window to both sides; {INSTEAD}")
+        if part.window is not None and part.window.of_encoder:
+            which = "a window to both sides" if in_blocks(part) else "a causal mask in an encoder"
+            raise UnsupportedError(f"the cuda target has no form of attention with {which}; {INSTEAD}")
 
 
 class DeviceOps(Counted):

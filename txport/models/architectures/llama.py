@@ -1,4 +1,7 @@
-"""The decoder-only Transformer of Touvron et al. 2023, "LLaMA", and of Llama 2 and 3, Qwen, Mistral and Gemma."""
+"""The decoder-only Transformer of Touvron et al. 2023, "LLaMA", and of Llama 2 and 3, Qwen, Mistral and Gemma.
+
+With another head than text, its layers encode whole texts, as in Qwen3-Embedding.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from torch import nn
 from txport.errors import quoted
 from txport.models.architecture import Architecture
 from txport.models.config import LARGEST, LONGEST, Config, choice, layers, real, require_token, size
-from txport.models.facts import Facts, Tokens
+from txport.models.facts import HIDDEN, LENGTH, Facts, Output, Tokens
+from txport.models.model import Model
 from txport.models.parts import (
     NORMS,
     Attention,
@@ -33,7 +37,7 @@ from txport.models.parts import (
     kept_by_yarn,
     speeds,
 )
-from txport.models.stacks import DecoderOnly, causal_facts
+from txport.models.stacks import DecoderOnly, TextEncoder, causal_facts
 
 Floats = NDArray[np.float64]
 SCALED = ("linear", "llama3", "yarn")  # kinds that need rotary_factor >= 1
@@ -46,6 +50,9 @@ READ_BY = {  # fields of rotary_scaling -> the kinds that read them
     "rotary_fast": ("yarn",),
     "rotary_slow": ("yarn",),
 }
+TEXT = "text"  # the head that writes text
+OF_TEXT = ("logit_cap", "tied", "projection_bias", "logit_scale")  # fields of this head
+OF_OTHERS = ("both_ways", "text_length")  # fields of the others
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -69,11 +76,16 @@ class LlamaConfig(Config):
     or key are normalised at once. `gated`: feed-forwards have a gate. `projection_bias`: the projection has a bias.
     Only the first `rotary_size` elements of a head are rotated; 0 means all. `embedding_scale`, `residual_scale` and
     `logit_scale` multiply embeddings, the outputs of sublayers, and the states before the projection.
+
+    `head` is "text" (logits of the next token) or "hidden": whole texts become their last hidden states, without a
+    cache. Then texts have up to `max_length` tokens, or up to `text_length` if it is not 0, and with `both_ways` tokens
+    attend to later ones too, through windows as to earlier ones.
     """
 
     RARE = frozenset(
         {"unturned_layers", "windows", "norm", "parallel", "shared_norm", "input_norm", "joint_norms", "gated"}
         | {"projection_bias", "rotary_size", "embedding_scale", "residual_scale", "logit_scale"}
+        | {"head", "both_ways", "text_length"}
     )
     vocab_size: int = size()
     d_model: int = size(4096)
@@ -125,6 +137,9 @@ class LlamaConfig(Config):
     bos_id: int = 1
     eos_ids: tuple[int, ...] = (2,)
     add_bos: bool = True
+    head: str = choice(TEXT, "hidden")
+    both_ways: bool = False
+    text_length: int = size(0, least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,6 +165,7 @@ class LlamaConfig(Config):
         if self.key_heads and self.heads % self.key_heads:
             yield f"key_heads must divide heads, got {self.key_heads} for {self.heads}"
         yield from _rotary_problems(self)
+        yield from _head_problems(self)
         fitting = [each for each in self.windows if 0 <= each <= LONGEST]
         if self.windows and not len(fitting) == len(self.windows) == self.decoder_layers:
             need = f"none, or {self.decoder_layers} numbers from 0 to {LONGEST}, one a layer"
@@ -160,6 +176,16 @@ class LlamaConfig(Config):
             yield "eos_ids must name at least one token"
         for name, token in tokens.items():
             yield from require_token(name, token, "model's", self.vocab_size)
+
+
+def _head_problems(config: LlamaConfig) -> Iterator[str]:
+    """Yield a message for each field that another head than the config's has."""
+    others = OF_OTHERS if config.head == TEXT else OF_TEXT
+    for name in others:
+        if (value := getattr(config, name)) != getattr(LlamaConfig, name):
+            yield f"{name} is for other heads than {config.head!r}, got {value}"
+    if config.text_length > config.max_length:
+        yield f"text_length must be at most max_length {config.max_length}, got {config.text_length}"
 
 
 def _rotary_problems(config: LlamaConfig) -> Iterator[str]:
@@ -234,51 +260,83 @@ def frequencies(config: LlamaConfig) -> tuple[Floats, float]:
 
 def facts(config: LlamaConfig) -> Facts:
     """Return the facts about a model of this config."""
-    target = Tokens(
+    tokens = Tokens(
         size=config.vocab_size,
-        longest=config.max_length,
+        longest=config.text_length or config.max_length,
         pad=config.pad_id,
         ends=config.eos_ids,
         before=(config.bos_id,) if config.add_bos else (),
     )
+    windows = tuple(sorted({each for each in config.windows if each}))
+    if config.head != TEXT:
+        hidden = Output(HIDDEN, (LENGTH, config.d_model))
+        return Facts(task="encode", width=config.d_model, source=tokens, outputs=(hidden,), windows=windows)
     return causal_facts(
         width=config.d_model,
-        target=target,
+        target=tokens,
         layers=config.decoder_layers,
         key_heads=config.key_heads,
         head_size=config.head_size,
         has_plain_logits=not (config.logit_cap or config.projection_bias),
-        windows=tuple(sorted({each for each in config.windows if each})),
+        windows=windows,
     )
 
 
 class Llama(DecoderOnly):
-    """The complete model."""
+    """The model that writes text."""
 
     config: LlamaConfig
 
     def __init__(self, config: LlamaConfig) -> None:
-        pairing = cast(Pairing, config.rotary_pairing)
-        turns, scale = frequencies(config)
-        rotary = Rotary(turns, config.max_length, pairing, scale)
-        local = Rotary(speeds(config.rotary_local_base, 2 * len(turns)), config.max_length, pairing)
-        others = dict.fromkeys(config.rotary_local_layers, local) | dict.fromkeys(config.unturned_layers)
-        windows = {size: Window(size) for size in config.windows if size}
-        sizes = config.windows or (0,) * config.decoder_layers
-        kinds = iter([(others.get(number, rotary), windows.get(size)) for number, size in enumerate(sizes)])
-        factor = math.sqrt(config.d_model) if config.scale_embedding else config.embedding_scale
         super().__init__(
             config,
             facts(config),
-            embedding=Embedding(config.vocab_size, config.d_model, scale=factor),
-            layer=lambda: _layer(config, *next(kinds)),
-            layers=config.decoder_layers,
-            final_norm=NORMS[config.norm](config.d_model, config.norm_epsilon),
+            **_stack(config),
             tied=config.tied,
             scale=config.logit_scale,
             output_bias=config.projection_bias,
             logit_cap=_cap(config.logit_cap),
         )
+
+
+class LlamaEncoder(TextEncoder):
+    """The model that encodes whole texts."""
+
+    config: LlamaConfig
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config, facts(config), **_stack(config))
+
+
+def build(config: LlamaConfig) -> Model:
+    """Build a model of this config."""
+    return Llama(config) if config.head == TEXT else LlamaEncoder(config)
+
+
+def _stack(config: LlamaConfig) -> dict[str, Any]:
+    """Return the embedding, the layers and the last norm, as `DecoderOnly` and `TextEncoder` take them."""
+    pairing = cast(Pairing, config.rotary_pairing)
+    turns, scale = frequencies(config)
+    rotary = Rotary(turns, config.max_length, pairing, scale)
+    local = Rotary(speeds(config.rotary_local_base, 2 * len(turns)), config.max_length, pairing)
+    others = dict.fromkeys(config.rotary_local_layers, local) | dict.fromkeys(config.unturned_layers)
+    windows = _windows(config)
+    sizes = config.windows or (0,) * config.decoder_layers
+    kinds = iter([(others.get(number, rotary), windows.get(size)) for number, size in enumerate(sizes)])
+    factor = math.sqrt(config.d_model) if config.scale_embedding else config.embedding_scale
+    return {
+        "embedding": Embedding(config.vocab_size, config.d_model, scale=factor),
+        "layer": lambda: _layer(config, *next(kinds)),
+        "layers": config.decoder_layers,
+        "final_norm": NORMS[config.norm](config.d_model, config.norm_epsilon),
+    }
+
+
+def _windows(config: LlamaConfig) -> dict[int, Window]:
+    """Return the window for each size in the config; 0 stands for all tokens, before or to both sides."""
+    causal = config.head != TEXT and not config.both_ways
+    windows = {size: Window(size, both_ways=config.both_ways, causal=causal) for size in config.windows if size}
+    return windows | ({0: Window(config.max_length, causal=True)} if causal else {})
 
 
 def _cap(limit: float) -> SoftCap | None:
@@ -343,7 +401,7 @@ def hugging_face(config: LlamaConfig) -> dict[str, Any]:
         some = {"sliding_window": some["sliding_window"]}  # all layers of a Mistral are the same
     return {
         "model_type": kind,
-        "architectures": [f"{name}ForCausalLM"],
+        "architectures": [f"{name}{SUFFIXES[config.head]}"],
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
         "intermediate_size": config.feed_forward,
@@ -359,9 +417,11 @@ def hugging_face(config: LlamaConfig) -> dict[str, Any]:
         "attention_bias": config.attention_bias,
         "mlp_bias": config.feed_forward_bias,
         **some,
+        **({"use_bidirectional_attention": True} if config.both_ways else {}),
     }
 
 
+SUFFIXES = {TEXT: "ForCausalLM", "hidden": "Model"}  # head -> end of the name of a class in transformers
 # By head_norm and result_norm. Gemma 2 is not used: Optimum assumes that its caches have as many heads as its queries.
 PUBLISHED = {
     (False, False): ("llama", "Llama"),
@@ -373,9 +433,10 @@ PUBLISHED = {
 
 def draw(rng: np.random.Generator) -> LlamaConfig:
     """Return a small random config of any variant."""
-    values: dict[str, Any] = {name: str(rng.choice(allowed)) for name, allowed in LlamaConfig.choices().items()}
+    choices = {name: allowed for name, allowed in LlamaConfig.choices().items() if name != "head"}
+    values: dict[str, Any] = {name: str(rng.choice(allowed)) for name, allowed in choices.items()}
     for name in (each.name for each in dataclasses.fields(LlamaConfig) if each.type == "bool"):
-        values[name] = bool(rng.integers(2))
+        values[name] = name != "both_ways" and bool(rng.integers(2))
     for name, some in {"attention_scale": (0.1, 0.5), "attention_cap": (2.0, 50.0), "logit_cap": (3.0, 30.0)}.items():
         values[name] = float(rng.choice([0.0, *some]))
     key_heads = int(rng.choice([1, 2]))
@@ -397,7 +458,7 @@ def draw(rng: np.random.Generator) -> LlamaConfig:
         values["rotary_divisors"] = tuple(
             float(each) for each in rng.uniform(1, 4, (values["rotary_size"] or head_size) // 2)
         )
-    return LlamaConfig(
+    config = LlamaConfig(
         **values,
         vocab_size=int(rng.integers(8, 60)),
         d_model=int(rng.choice([16, 24, 32])),
@@ -410,6 +471,13 @@ def draw(rng: np.random.Generator) -> LlamaConfig:
         rotary_local_base=float(rng.choice([100.0, 1e4])),
         **_draw_layers(rng, layers),
     )
+    return config if rng.integers(4) else _encoding(config, both_ways=bool(rng.integers(2)))
+
+
+def _encoding(config: LlamaConfig, *, both_ways: bool) -> LlamaConfig:
+    """Return a config of the same layers, for whole texts."""
+    usual = {name: getattr(LlamaConfig, name) for name in OF_TEXT}
+    return dataclasses.replace(config, **usual, head="hidden", both_ways=both_ways)
 
 
 def _draw_layers(rng: np.random.Generator, layers: int) -> dict[str, Any]:
@@ -452,4 +520,4 @@ PRESETS = {
         tied=True,
     ),
 }
-ARCHITECTURE = Architecture(config=LlamaConfig, build=Llama, presets=PRESETS, hugging_face=hugging_face, draw=draw)
+ARCHITECTURE = Architecture(config=LlamaConfig, build=build, presets=PRESETS, hugging_face=hugging_face, draw=draw)

@@ -83,19 +83,23 @@ class DotProduct(nn.Module):
 class Window(nn.Module):
     """Sliding window (Beltagy et al. 2020, "Longformer"): a token attends to itself and `size` - 1 tokens before.
 
-    With `both_ways`, it attends to as many tokens after it too; a padding token also to itself, or all its keys would
+    In a decoder, its mask hides later tokens. In an encoder, the window does: with `both_ways`, a token attends to as
+    many tokens after it, with `causal` to none. There a padding token also attends to itself, or all its keys would
     be masked.
     """
 
-    def __init__(self, size: int, *, both_ways: bool = False) -> None:
+    def __init__(self, size: int, *, both_ways: bool = False, causal: bool = False) -> None:
         super().__init__()
         self.size = size
         self.both_ways = both_ways
+        self.causal = causal
 
     def sees(self, distances: Tensor) -> Tensor:
         """Return a mask that is True at relative positions key - query within the window."""
         seen = distances > -self.size
-        return seen & (distances < self.size) if self.both_ways else seen
+        if not self.of_encoder:
+            return seen
+        return seen & (distances < (self.size if self.both_ways else 1))
 
     def forward(self, mask: Tensor, distances: Tensor) -> Tensor:
         """Return the additive mask (..., T, S) that combines a mask with the window.
@@ -103,7 +107,12 @@ class Window(nn.Module):
         `distances` (..., T, S) are relative positions key - query.
         """
         found = mask + additive(self.sees(distances), mask.dtype)
-        return found.masked_fill(distances == 0, 0.0) if self.both_ways else found
+        return found.masked_fill(distances == 0, 0.0) if self.of_encoder else found
+
+    @property
+    def of_encoder(self) -> bool:
+        """True if the window itself decides about later tokens, not the mask of a decoder."""
+        return self.both_ways or self.causal
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

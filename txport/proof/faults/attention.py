@@ -111,6 +111,7 @@ def other_window(evidence: Evidence) -> Iterator[Hypothesis]:
     own = part.window
     windows = {each.part: each for some in evidence.record.values() for each in some if isinstance(each.part, Window)}
     both_ways = any(each.both_ways for each in windows)
+    causal = any(each.causal for each in windows)
     where = "less than {} tokens to each side" if both_ways else "the last {} tokens"
     layer = f"the model's layer {'all' if own is None else where.format(own.size)}"
 
@@ -123,11 +124,11 @@ def other_window(evidence: Evidence) -> Iterator[Hypothesis]:
         assert distances is not None
         sizes = {each.size + by for each in windows for by in (0, 1, -1)} - {own.size if own else 0, 0}
         if own is not None:
-            yield sees("all tokens" if both_ways else "all tokens before it", mask)
+            yield sees("all tokens" if own.of_encoder else "all tokens before it", mask)
         for size in sorted(sizes):
-            yield sees(where.format(size), Window(size, both_ways=both_ways)(mask, distances))
+            yield sees(where.format(size), Window(size, both_ways=both_ways, causal=causal)(mask, distances))
         if own is not None and both_ways:
-            yield sees(f"the last {own.size} tokens", Window(own.size)(mask, distances))
+            yield sees(f"the last {own.size} tokens", Window(own.size, causal=True)(mask, distances))
     behind = given.seen.int().flip(-1).cumsum(-1).flip(-1)  # number of visible positions from this one on
     for size in range(_longest(evidence, given), 0, -1):
         yield sees(f"the last {size} tokens", additive(given.seen & (behind <= size), given.mask.dtype))
