@@ -181,6 +181,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "mistral-hidden": ("MistralModel", {**LLAMA, "sliding_window": WINDOW}),
     "sentences-last": ("Qwen3ForCausalLM", {**LLAMA, "head_dim": 16, "tie_word_embeddings": True}),
     "gemma2-hidden": ("Gemma2Model", {**GEMMA2, "attn_logit_softcapping": 2.0}),
+    "qwen2-labels": ("Qwen2ForSequenceClassification", {**LLAMA, "num_labels": 3}),
+    "mistral-labels": ("MistralForSequenceClassification", {**LLAMA, "sliding_window": WINDOW, "num_labels": 1}),
     "gemma": ("GemmaForCausalLM", {**LLAMA, "num_key_value_heads": 1, "head_dim": 16}),
     "gemma2": ("Gemma2ForCausalLM", {**GEMMA2, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma2-plain": (

@@ -339,9 +339,10 @@ def _problems_of_labels(facts: Facts) -> Iterator[str]:
         yield "function_to_apply of labels of tokens must be softmax or sigmoid, got 'none'"
 
 
+EXCLUSIVE, MULTI_LABEL, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 FUNCTIONS: dict[str, Function] = {  # by the `problem_type` of a config of transformers, which few configs set
-    "multi_label_classification": "sigmoid",
-    "regression": "none",
+    MULTI_LABEL: "sigmoid",
+    REGRESSION: "none",
 }
 
 

@@ -39,6 +39,10 @@ class Ops(Protocol):
         """Return the mean of the activations of each source's tokens, without padding: (..., D) -> (B, D)."""
         ...
 
+    def last_token(self, x: Tensor, counted: Tensor) -> Tensor:
+        """Return the activations of each source's last token that `counted` (B, T) has: (..., D) -> (B, D)."""
+        ...
+
     def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
         """Add row `position + offset` of a table (longest + offset, D) to the activations of each token."""
         ...
@@ -93,6 +97,11 @@ class PlainOps:
     def mean(self, x: Tensor) -> Tensor:
         """See `Ops`."""
         return x.mean(1) if self.mask is None else mean_of(x, (self.mask == 0).flatten(1))
+
+    def last_token(self, x: Tensor, counted: Tensor) -> Tensor:
+        """See `Ops`."""
+        seen = counted if self.mask is None else counted & (self.mask == 0).flatten(1)
+        return last_of(x, seen, torch.arange(x.shape[1], device=x.device))
 
     def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
         """See `Ops`."""
@@ -192,6 +201,11 @@ def mean_of(x: Tensor, seen: Tensor) -> Tensor:
     """Return the mean of activations (B, S, D) where a mask (B, S) is True: (B, D)."""
     shares = seen.to(x.dtype)[:, :, None]
     return (x * shares).sum(1) / shares.sum(1)
+
+
+def last_of(x: Tensor, seen: Tensor, places: Tensor) -> Tensor:
+    """Return activations (B, S, D) at the last of the `places` (S,) where a mask (B, S) is True, else at 0: (B, D)."""
+    return mean_of(x, places == (places * seen.long()).amax(1, keepdim=True))
 
 
 def in_blocks(part: Attention) -> bool:

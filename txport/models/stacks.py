@@ -145,9 +145,11 @@ class DecoderOnly(Model):
 
 
 class TextEncoder(Model):
-    """The layers of a decoder-only model over whole texts, without cache: it gives their hidden states.
+    """The layers of a decoder-only model over whole texts, without a cache.
 
-    The tensors have the names of `DecoderOnly`. The layers' windows hide later tokens.
+    It gives their hidden states or, if the facts have labels, logits over these for the last token that is not the
+    padding token, as in transformers. The tensors have the names of `DecoderOnly`. The layers' windows hide later
+    tokens.
     """
 
     def __init__(
@@ -164,6 +166,8 @@ class TextEncoder(Model):
         self.target_embedding = embedding
         self.decoder = nn.ModuleList(layer() for _ in range(layers))
         self.decoder_norm = final_norm
+        if facts.labels:
+            self.classifier = Linear(facts.width, len(facts.labels), bias=False, tag="classifier")
         self.initialise()
 
     @property
@@ -172,15 +176,16 @@ class TextEncoder(Model):
         return (Stack("encoder", self.target_embedding, self.decoder, self.decoder_norm),)
 
     def encoder_states(self, source: Tensor, ops: Ops) -> Tensor:
-        """See `Model.encoder_states`."""
+        """See `Model.encoder_states`; with labels, those of the last tokens: (B, D)."""
         x = self.target_embedding(source, ops)
         for number, layer in enumerate(self.decoder):
             x = layer(x, ops, number)
-        return cast(Tensor, self.decoder_norm(x))
+        x = self.decoder_norm(x)
+        return ops.last_token(x, source != self.facts.vocabulary.pad) if self.facts.labels else cast(Tensor, x)
 
     def outputs(self, states: Tensor, ops: Ops) -> tuple[Tensor, ...]:
         """See `Model.outputs`."""
-        return (ops.whole(states),)
+        return (self.classifier(states),) if self.facts.labels else (ops.whole(states),)
 
 
 def seq2seq_facts(

@@ -46,6 +46,7 @@ OF_GRAPHS = (
     "mistral-window",
     "opt-post-narrow",
     "phi3-longrope",
+    "qwen2-labels",
     "sentences-last",
     "sentences-mean",
     "t5",
@@ -331,6 +332,23 @@ def test_encoders_of_sentences_are_encoders(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(FAMILIES / "gpt2", tmp_path / "x"))
     (folder / "modules.json").write_text(json.dumps([FIRST, SECOND]))
     with pytest.raises(ConfigError, match=r"model_type 'gpt2' is not supported with modules\.json"):
+        load_checkpoint(str(folder))
+
+
+def test_a_classifier_reads_the_last_token_that_is_no_padding_as_transformers_does(tmp_path: Path) -> None:
+    """A text that ends with the padding token has the logits of the text before it."""
+    bundle = bundle_of(load_checkpoint(str(FAMILIES / "qwen2-labels")), tmp_path / "bundle", "cpu")
+    runtime = txport.load(bundle.path).runtime
+    ids, lengths = batch([TEXTS[0], [*TEXTS[0], 0, 0], TEXTS[2]], bundle.manifest.facts)
+    logits = runtime.infer(ids, lengths)["logits"]  # type: ignore[attr-defined]
+    np.testing.assert_allclose(logits[1], logits[0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(logits[0], said("qwen2-labels")["logits.0"], rtol=0, atol=1e-4)
+
+
+def test_a_classifier_without_a_padding_token_is_refused(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FAMILIES / "qwen2-labels", tmp_path / "x"))
+    rewrite(folder / CONFIG, pad_token_id=None)
+    with pytest.raises(ConfigError, match="a class with labels needs the pad_token_id"):
         load_checkpoint(str(folder))
 
 

@@ -111,6 +111,9 @@ def test_parts_become_the_fused_operators(head_norm: bool, tmp_path: Path) -> No
         ({"text_length": 9}, "text_length is for other heads than 'text', got 9"),
         ({"head": "hidden", "tied": True}, "tied is for other heads than 'hidden', got True"),
         ({"head": "hidden", "text_length": 99}, "text_length must be at most max_length 32, got 99"),
+        ({"labels": ("a",)}, "labels is for other heads than 'text'"),
+        ({"head": "labels"}, "the head 'labels' needs labels that differ from each other"),
+        ({"head": "labels", "labels": ("a", "a")}, "the head 'labels' needs labels that differ from each other"),
         ({"activation": "swish"}, "activation must be one of silu, gelu, gelu_tanh, relu, relu2"),
     ],
 )
@@ -248,6 +251,8 @@ ENCODING: dict[str, Any] = {**WINDOWED, "key_heads": 2, "head": "hidden"}
         ("cpu", "int8", {"attention_cap": 2.0}),
         ("cpu", "int8", {"both_ways": True, "head_norm": True}),
         ("cpu", "int4", {"head_norm": True}),
+        ("portable", "fp32", {"head": "labels", "labels": ("a", "b")}),
+        ("cpu", "int8", {"head": "labels", "labels": ("a",)}),
     ],
 )
 def test_whole_texts_are_encoded_as_pytorch_does(

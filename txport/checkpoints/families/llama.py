@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from txport.checkpoints.families.bert import PROBLEM_TYPES, labels_of, problem_of
 from txport.checkpoints.family import ACTIVATIONS, BARE, Family, Published
 from txport.checkpoints.keys import NOTHING
 from txport.errors import ConfigError, quoted
@@ -82,7 +83,8 @@ DEFAULTS = {
     "phi3": PHI,
     "smollm3": SMOL,
 }
-CLASSES = rf"ForCausalLM|{BARE}"
+CLASSES = rf"ForCausalLM|ForSequenceClassification|{BARE}"
+HEADS = {"ForSequenceClassification": "labels", BARE: "hidden"}  # of classes that write no text
 OF_TEXT = ("logit_cap", "tied", "projection_bias", "logit_scale")  # values that only classes that write text have
 TEXT = "text"
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
@@ -96,11 +98,24 @@ def of_class(config: Callable[[Published], dict[str, Any]]) -> Callable[[Publish
 
     def found(values: Published) -> dict[str, Any]:
         made = config(values)
-        if not any(re.search(rf"({BARE})$", name) for name in values.classes[:1]):
+        name = next(iter(values.classes), "")
+        head = next((head for end, head in HEADS.items() if re.search(f"{end}$", name)), TEXT)
+        if head == TEXT:
             return made
-        return {name: value for name, value in made.items() if name not in OF_TEXT} | {"head": "hidden"}
+        made = {name: value for name, value in made.items() if name not in OF_TEXT} | {"head": head}
+        return made | (_labels(values) if head == "labels" else {})
 
     return found
+
+
+def _labels(values: Published) -> dict[str, Any]:
+    """Return the labels and their problem type; raise `ConfigError` without a padding token."""
+    if values.get("pad_token_id") is None:
+        why = "by it transformers finds the last token of each text"
+        raise ConfigError(f"a class with labels needs the pad_token_id, {why}; name it in config.json")
+    labels = labels_of(values)
+    values.require("problem_type", *PROBLEM_TYPES)
+    return {"labels": labels, "problem_type": problem_of(values, labels)}
 
 
 def config(values: Published) -> dict[str, Any]:
@@ -331,6 +346,7 @@ WEIGHTS: tuple[Rule, ...] = (
     Rename(r"^embed_tokens\.", "target_embedding.tokens."),
     Rename(r"^norm\.", "decoder_norm."),
     Rename(r"^lm_head\.", "projection."),
+    Rename(r"^score\.", "classifier."),
     Rename(r"^layers\.", "decoder."),
     Split(r"\.self_attn\.qkv_proj\.", (".attention.query.", ".attention.key.", ".attention.value.")),  # of Phi-3
     Split(r"\.mlp\.gate_up_proj\.", (".feed_forward.gate.", ".feed_forward.inner.")),

@@ -26,7 +26,7 @@ from txport.exporters.cpu.operators import (
 from txport.exporters.fused.parts import PACKED, Counted, cap_of
 from txport.models.facts import Owner
 from txport.models.model import Model
-from txport.models.ops import Blocks, State, in_blocks, mean_of, padding_mask
+from txport.models.ops import Blocks, State, in_blocks, last_of, mean_of, padding_mask
 from txport.models.parts import Attention, Linear, Window
 
 HEAD_SIZE_STEP, ROTARY_STEP = 8, 16  # GroupQueryAttention requires multiples of these: without and with rotary
@@ -81,6 +81,10 @@ class FusedOps(Counted):
         return x.view(self.batch, self.length, -1)
 
     def mean(self, x: Tensor) -> Tensor:
+        """See `Ops`; only encoders have it."""
+        raise NotImplementedError
+
+    def last_token(self, x: Tensor, counted: Tensor) -> Tensor:
         """See `Ops`; only encoders have it."""
         raise NotImplementedError
 
@@ -139,6 +143,11 @@ class EncoderOps(FusedOps):
     def mean(self, x: Tensor) -> Tensor:
         """See `Ops`."""
         return mean_of(self.whole(x), padding_mask(self.lengths, self.length))
+
+    def last_token(self, x: Tensor, counted: Tensor) -> Tensor:
+        """See `Ops`."""
+        seen = counted & padding_mask(self.lengths, self.length)
+        return last_of(self.whole(x), seen, torch.arange(self.length))
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         """See `Ops`."""

@@ -21,7 +21,7 @@ from txport.exporters.cuda.positions import by_source, mean_of_heads, positions_
 from txport.exporters.fused.parts import PACKED, Counted
 from txport.models.facts import Owner
 from txport.models.model import Model
-from txport.models.ops import State, in_blocks, mean_of
+from txport.models.ops import State, in_blocks, last_of, mean_of
 from txport.models.parts import Attention, Linear, additive
 
 HEAD_SIZE_STEP, LARGEST_HEAD = 8, 256  # required by the fast attention kernels
@@ -67,6 +67,10 @@ class DeviceOps(Counted):
         return x
 
     def mean(self, x: Tensor) -> Tensor:
+        """See `Ops`; only encoders have it."""
+        raise NotImplementedError
+
+    def last_token(self, x: Tensor, counted: Tensor) -> Tensor:
         """See `Ops`; only encoders have it."""
         raise NotImplementedError
 
@@ -127,6 +131,10 @@ class EncoderOps(DeviceOps):
     def mean(self, x: Tensor) -> Tensor:
         """See `Ops`."""
         return mean_of(x, self.places < self.lengths[:, None])
+
+    def last_token(self, x: Tensor, counted: Tensor) -> Tensor:
+        """See `Ops`."""
+        return last_of(x, counted & (self.places < self.lengths[:, None]), self.places)
 
     def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
         """See `Ops`."""

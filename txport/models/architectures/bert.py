@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from txport.errors import quoted
 from txport.models.architecture import Architecture
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
-from txport.models.facts import LENGTH, Facts, Output, Tokens, function_of
+from txport.models.facts import EXCLUSIVE, LENGTH, MULTI_LABEL, REGRESSION, Facts, Output, Tokens, function_of
 from txport.models.model import Model, Stack
 from txport.models.ops import Ops
 from txport.models.parts import (
@@ -34,7 +34,6 @@ from txport.models.parts import (
 )
 
 LABELLED = ("labels", "token_labels", "replaced")
-EXCLUSIVE, MULTI_LABEL, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

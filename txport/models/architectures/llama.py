@@ -19,7 +19,18 @@ from torch import nn
 from txport.errors import quoted
 from txport.models.architecture import Architecture
 from txport.models.config import LARGEST, LONGEST, Config, choice, layers, real, require_token, size
-from txport.models.facts import HIDDEN, LENGTH, Facts, Output, Tokens
+from txport.models.facts import (
+    EXCLUSIVE,
+    HIDDEN,
+    LENGTH,
+    LOGITS,
+    MULTI_LABEL,
+    REGRESSION,
+    Facts,
+    Output,
+    Tokens,
+    function_of,
+)
 from txport.models.model import Model
 from txport.models.parts import (
     NORMS,
@@ -52,7 +63,9 @@ READ_BY = {  # fields of rotary_scaling -> the kinds that read them
 }
 TEXT = "text"  # the head that writes text
 OF_TEXT = ("logit_cap", "tied", "projection_bias", "logit_scale")  # fields of this head
-OF_OTHERS = ("both_ways", "text_length")  # fields of the others
+LABELS = "labels"  # the head of classifiers
+OF_LABELS = ("labels", "problem_type")
+OF_OTHERS = ("both_ways", "text_length", *OF_LABELS)  # fields of heads that read whole texts
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -77,15 +90,17 @@ class LlamaConfig(Config):
     Only the first `rotary_size` elements of a head are rotated; 0 means all. `embedding_scale`, `residual_scale` and
     `logit_scale` multiply embeddings, the outputs of sublayers, and the states before the projection.
 
-    `head` is "text" (logits of the next token) or "hidden": whole texts become their last hidden states, without a
-    cache. Then texts have up to `max_length` tokens, or up to `text_length` if it is not 0, and with `both_ways` tokens
-    attend to later ones too, through windows as to earlier ones.
+    `head` is "text" (logits of the next token), or whole texts are read without a cache: "hidden" gives their last
+    hidden states, "labels" logits over `labels` for the last token that is not `pad_id`. `problem_type` is that of
+    labels: exclusive ("single_label_classification"), independent ("multi_label_classification") or numbers
+    ("regression"). Texts have up to `max_length` tokens, or up to `text_length` if it is not 0, and with `both_ways`
+    tokens attend to later ones too, through windows as to earlier ones.
     """
 
     RARE = frozenset(
         {"unturned_layers", "windows", "norm", "parallel", "shared_norm", "input_norm", "joint_norms", "gated"}
         | {"projection_bias", "rotary_size", "embedding_scale", "residual_scale", "logit_scale"}
-        | {"head", "both_ways", "text_length"}
+        | {"head", "both_ways", "text_length", "labels", "problem_type"}
     )
     vocab_size: int = size()
     d_model: int = size(4096)
@@ -137,7 +152,9 @@ class LlamaConfig(Config):
     bos_id: int = 1
     eos_ids: tuple[int, ...] = (2,)
     add_bos: bool = True
-    head: str = choice(TEXT, "hidden")
+    head: str = choice(TEXT, "hidden", LABELS)
+    labels: tuple[str, ...] = ()
+    problem_type: str = choice(EXCLUSIVE, MULTI_LABEL, REGRESSION)
     both_ways: bool = False
     text_length: int = size(0, least=0)
 
@@ -180,10 +197,12 @@ class LlamaConfig(Config):
 
 def _head_problems(config: LlamaConfig) -> Iterator[str]:
     """Yield a message for each field that another head than the config's has."""
-    others = OF_OTHERS if config.head == TEXT else OF_TEXT
+    others = {TEXT: OF_OTHERS, LABELS: OF_TEXT}.get(config.head, (*OF_TEXT, *OF_LABELS))
     for name in others:
         if (value := getattr(config, name)) != getattr(LlamaConfig, name):
             yield f"{name} is for other heads than {config.head!r}, got {value}"
+    if config.head == LABELS and not 0 < len(set(config.labels)) == len(config.labels):
+        yield "the head 'labels' needs labels that differ from each other"
     if config.text_length > config.max_length:
         yield f"text_length must be at most max_length {config.max_length}, got {config.text_length}"
 
@@ -269,8 +288,17 @@ def facts(config: LlamaConfig) -> Facts:
     )
     windows = tuple(sorted({each for each in config.windows if each}))
     if config.head != TEXT:
+        is_labelled = config.head == LABELS
         hidden = Output(HIDDEN, (LENGTH, config.d_model))
-        return Facts(task="encode", width=config.d_model, source=tokens, outputs=(hidden,), windows=windows)
+        return Facts(
+            task="encode",
+            width=config.d_model,
+            source=tokens,
+            outputs=(Output(LOGITS, (len(config.labels),)) if is_labelled else hidden,),
+            labels=config.labels,
+            function_to_apply=function_of(config.problem_type, config.labels),
+            windows=windows,
+        )
     return causal_facts(
         width=config.d_model,
         target=tokens,
@@ -399,9 +427,10 @@ def hugging_face(config: LlamaConfig) -> dict[str, Any]:
         some.pop("no_rope_layers", None)
     if kind == "mistral":
         some = {"sliding_window": some["sliding_window"]}  # all layers of a Mistral are the same
+    of_texts = "Text" if kind == "gemma3_text" and config.head != TEXT else ""
     return {
         "model_type": kind,
-        "architectures": [f"{name}{SUFFIXES[config.head]}"],
+        "architectures": [f"{name}{of_texts}{SUFFIXES[config.head]}"],
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
         "intermediate_size": config.feed_forward,
@@ -421,7 +450,11 @@ def hugging_face(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
-SUFFIXES = {TEXT: "ForCausalLM", "hidden": "Model"}  # head -> end of the name of a class in transformers
+SUFFIXES = {
+    TEXT: "ForCausalLM",
+    "hidden": "Model",
+    LABELS: "ForSequenceClassification",
+}  # head -> end of the name of a class in transformers
 # By head_norm and result_norm. Gemma 2 is not used: Optimum assumes that its caches have as many heads as its queries.
 PUBLISHED = {
     (False, False): ("llama", "Llama"),
@@ -433,7 +466,7 @@ PUBLISHED = {
 
 def draw(rng: np.random.Generator) -> LlamaConfig:
     """Return a small random config of any variant."""
-    choices = {name: allowed for name, allowed in LlamaConfig.choices().items() if name != "head"}
+    choices = {name: allowed for name, allowed in LlamaConfig.choices().items() if name not in ("head", *OF_LABELS)}
     values: dict[str, Any] = {name: str(rng.choice(allowed)) for name, allowed in choices.items()}
     for name in (each.name for each in dataclasses.fields(LlamaConfig) if each.type == "bool"):
         values[name] = name != "both_ways" and bool(rng.integers(2))
@@ -471,13 +504,15 @@ def draw(rng: np.random.Generator) -> LlamaConfig:
         rotary_local_base=float(rng.choice([100.0, 1e4])),
         **_draw_layers(rng, layers),
     )
-    return config if rng.integers(4) else _encoding(config, both_ways=bool(rng.integers(2)))
+    return config if rng.integers(4) else _encoding(config, rng)
 
 
-def _encoding(config: LlamaConfig, *, both_ways: bool) -> LlamaConfig:
+def _encoding(config: LlamaConfig, rng: np.random.Generator) -> LlamaConfig:
     """Return a config of the same layers, for whole texts."""
     usual = {name: getattr(LlamaConfig, name) for name in OF_TEXT}
-    return dataclasses.replace(config, **usual, head="hidden", both_ways=both_ways)
+    labels = tuple(f"label {number}" for number in range(rng.integers(4)))
+    head = LABELS if labels else "hidden"
+    return dataclasses.replace(config, **usual, head=head, labels=labels, both_ways=bool(rng.integers(2)))
 
 
 def _draw_layers(rng: np.random.Generator, layers: int) -> dict[str, Any]:
