@@ -203,6 +203,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
         "Gemma3ForCausalLM",
         {**GEMMA2, "final_logit_softcapping": 2.5, "layer_types": ["full_attention", "sliding_attention"]},
     ),
+    "gemma3-both-ways": (
+        "Gemma3TextModel",
+        {**GEMMA2, "num_hidden_layers": 3, "sliding_window_pattern": 3, "use_bidirectional_attention": True},
+    ),
     "gemma3-images": ("Gemma3ForConditionalGeneration", {"text_config": GEMMA2, "vision_config": VISION, **IDS}),
     "phi3": ("Phi3ForCausalLM", {**LLAMA, "sliding_window": None}),
     "phi3-window": ("Phi3ForCausalLM", {**LLAMA, "sliding_window": WINDOW - 1}),

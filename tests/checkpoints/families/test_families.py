@@ -50,6 +50,7 @@ OF_GRAPHS = (
     "sentences-last",
     "sentences-mean",
     "t5",
+    "transformers-5/gemma3-both-ways",
     "transformers-5/flan-t5-tied",
     "transformers-5/mt5-tied",
 )
@@ -349,6 +350,14 @@ def test_a_classifier_without_a_padding_token_is_refused(tmp_path: Path) -> None
     folder = Path(shutil.copytree(FAMILIES / "qwen2-labels", tmp_path / "x"))
     rewrite(folder / CONFIG, pad_token_id=None)
     with pytest.raises(ConfigError, match="a class with labels needs the pad_token_id"):
+        load_checkpoint(str(folder))
+
+
+def test_attention_to_later_tokens_is_refused_in_a_class_that_writes_text(tmp_path: Path) -> None:
+    folder = whole("transformers-5/gemma3-both-ways", tmp_path / "x")
+    assert load_checkpoint(str(folder)).config.windows == (3, 3, 0)  # type: ignore[attr-defined]
+    rewrite(folder / CONFIG, architectures=["Gemma3ForCausalLM"])
+    with pytest.raises(ConfigError, match="use_bidirectional_attention is not supported in a class that writes text"):
         load_checkpoint(str(folder))
 
 

@@ -43,6 +43,7 @@ def config(values: Published) -> dict[str, Any]:
     """Return the values of `LlamaConfig`."""
     if values.type == "gemma3":
         values = _of_texts(values)
+        values.require("use_bidirectional_attention", False, None)
     pattern = 2 if values.type == "gemma2" else values.get("sliding_window_pattern", 6)
     kinds = llama.layer_kinds(values, lambda number: (number + 1) % pattern)
     values = values.changed(layer_types=kinds, hidden_act=values.get("hidden_activation"))
@@ -77,10 +78,15 @@ def _capped(values: Published, _: Sequence[str]) -> tuple[Published, dict[str, A
 
 
 def _local_positions(values: Published, kinds: Sequence[str]) -> tuple[Published, dict[str, Any]]:
-    """Return `values` and the values of `LlamaConfig` of Gemma 3 alone: norms of heads, local rotary positions."""
+    """Return `values` and the values of `LlamaConfig` of Gemma 3 alone: norms of heads, local positions, both ways."""
     values.require("attn_logit_softcapping", None)  # transformers' attention ignores it
+    both_ways = bool(values.get("use_bidirectional_attention", False))
+    if both_ways and llama.head_of(values) == llama.TEXT:
+        raise ConfigError("use_bidirectional_attention is not supported in a class that writes text")
+    if both_ways and values.get("sliding_window"):
+        values = values.changed(sliding_window=values.get("sliding_window") // 2 + 1)  # to each side
     values, local = llama.local_positions(values, kinds, values.get("rope_local_base_freq"))
-    return values, {"head_norm": True, **local}
+    return values, {"head_norm": True, "both_ways": both_ways, **local}
 
 
 WEIGHTS: tuple[Rule, ...] = (

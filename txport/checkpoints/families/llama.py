@@ -98,14 +98,18 @@ def of_class(config: Callable[[Published], dict[str, Any]]) -> Callable[[Publish
 
     def found(values: Published) -> dict[str, Any]:
         made = config(values)
-        name = next(iter(values.classes), "")
-        head = next((head for end, head in HEADS.items() if re.search(f"{end}$", name)), TEXT)
-        if head == TEXT:
+        if (head := head_of(values)) == TEXT:
             return made
         made = {name: value for name, value in made.items() if name not in OF_TEXT} | {"head": head}
         return made | (_labels(values) if head == "labels" else {})
 
     return found
+
+
+def head_of(values: Published) -> str:
+    """Return the head of the class that a checkpoint was saved from: "text" if no class is named."""
+    name = next(iter(values.classes), "")
+    return next((head for end, head in HEADS.items() if re.search(f"{end}$", name)), TEXT)
 
 
 def _labels(values: Published) -> dict[str, Any]:

@@ -415,7 +415,9 @@ def hugging_face(config: LlamaConfig) -> dict[str, Any]:
     some: dict[str, Any] = {}
     if any(config.windows):
         kinds = ["sliding_attention" if each else "full_attention" for each in config.windows]
-        some = {"sliding_window": max(config.windows), "use_sliding_window": True, "layer_types": kinds}
+        largest = max(config.windows)
+        size = 2 * (largest - 1) if config.both_ways else largest  # transformers halves it
+        some = {"sliding_window": size, "use_sliding_window": True, "layer_types": kinds}
     if kind == "llama" and config.unturned_layers:
         kind = "smollm3"
         name = "SmolLM3"

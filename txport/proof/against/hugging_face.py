@@ -189,7 +189,7 @@ def _class(transformers: Any, folder: Path, facts: Facts) -> Any:
     values = read_config(folder / CONFIG)
     named = values.get("architectures")
     first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
-    is_whole = first.endswith(WHOLE) or (not facts.generates and facts.ability != "embed")
+    is_whole = first.endswith(WHOLE) if facts.generates else facts.ability != "embed"
     if is_whole and first.isidentifier():
         with contextlib.suppress(AttributeError):
             found = getattr(transformers, first)
