@@ -513,7 +513,7 @@ def _encoding(config: LlamaConfig, rng: np.random.Generator) -> LlamaConfig:
     """Return a config of the same layers, for whole texts."""
     usual = {name: getattr(LlamaConfig, name) for name in OF_TEXT}
     labels = tuple(f"label {number}" for number in range(rng.integers(4)))
-    own = {"head": "hidden"}
+    own: dict[str, Any] = {"head": "hidden"}
     if labels:
         own = {"head": LABELS, "problem_type": str(rng.choice(LlamaConfig.choices()["problem_type"]))}
     return dataclasses.replace(config, **usual, **own, labels=labels, both_ways=bool(rng.integers(2)))

@@ -20,7 +20,7 @@ from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, runn
 from txport.runtimes.inputs import outputs_of
 from txport.runtimes.ort.caches import FusedState, Hold, Pool, Rows, Source, move, pick_sources
 from txport.runtimes.ort.onnx_runtime import ort
-from txport.runtimes.ort.parts import TOGETHER, Parts
+from txport.runtimes.ort.parts import LONGEST, TOGETHER, Parts
 from txport.runtimes.ort.placement import placement
 from txport.runtimes.ort.sessions import Sessions, may_saturate, session_ports
 from txport.runtimes.slots import seat
@@ -199,7 +199,7 @@ class FusedRuntime:
             for name, array in outputs_of(self.facts, found, count, length, length).items():
                 outputs[name][rows][tuple(map(slice, array.shape))] = array
 
-        if self._parts is not None and batch > 1:
+        if self._parts is not None and batch > 1 and size <= LONGEST:
             self._parts.run(compute, source_lengths)
         else:
             count = max(1, ENCODED_TOGETHER // size)
