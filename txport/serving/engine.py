@@ -277,6 +277,11 @@ class Engine:
         """Return the statistics now."""
         return self._worker.stats
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the engine takes requests: it is not closed, and has not failed."""
+        return self._worker.is_open
+
     def close(self, *, cancel: bool = False) -> None:
         """Take no more requests, and wait until the others have ended; with `cancel`, cancel them."""
         self._worker.close(cancel=cancel)

@@ -97,6 +97,8 @@ class Ticket:
 
     def end(self, outcome: Outcome) -> bool:
         """Set the result or the error; return False if the request has ended before."""
+        if self.future.done():
+            return False
         self.times.ended = time.monotonic()
         try:
             if isinstance(outcome, Exception):

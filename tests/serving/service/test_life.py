@@ -99,6 +99,25 @@ def test_a_caller_that_goes_away_cancels_its_request(stream: bool, gated: tuple[
         assert http.post("/v1/completions", json=BODY | {"max_tokens": 2}).status_code == 200
 
 
+def test_an_engine_that_has_failed_is_not_ready(models: dict[str, txport.Model]) -> None:
+    """And callers are not told of the machine."""
+    service = app({"chat": models["chat"]})
+    with running(service) as url, client(url) as http:
+        assert http.get("/ready").status_code == 200
+        engine: Any = service.models.get("chat").engine
+
+        def die() -> None:
+            raise SystemExit("a fault of ours")
+
+        engine._worker._admit = die
+        for _ in range(2):
+            answer = http.post("/v1/completions", json=BODY)
+            told = answer.json()["error"]["message"]
+            assert (answer.status_code, told) == (503, "the engine has failed; the log has the reason")
+        for path in ("/ready", "/v2/health/ready", "/v2/models/chat/ready"):
+            assert (http.get(path).status_code, http.get(path).json()["ready"]) == (503, False)
+
+
 def test_a_full_queue_is_told_with_the_time_to_wait(gated: tuple[txport.Model, Gate]) -> None:
     model, gate = gated
     service = app({"chat": model}, slots=1, queue=2)

@@ -98,6 +98,12 @@ class Served:
     def use(self) -> str:
         """What the model does: embed, classify, tag, fill, transcribe, continue or translate."""
         facts = self.model.facts
+    @property
+    def is_open(self) -> bool:
+        """Whether the thread takes requests; False if it has failed."""
+        runner = self.engine or self.batches
+        return runner is not None and runner.is_open
+
         if isinstance(facts.reads, Features):
             return "transcribe"
         return facts.ability or ("continue" if facts.is_causal else "translate")
@@ -126,7 +132,12 @@ class Models:
         self._served: dict[str, Served] = {}
         self._reloading = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()  # of models that were replaced
-        self.is_ready = False
+        self._is_started = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all models are loaded, and none has failed."""
+        return self._is_started and all(each.is_open for each in self)
 
     def __iter__(self) -> Iterator[Served]:
         return iter(list(self._served.values()))
@@ -155,13 +166,13 @@ class Models:
 
     async def start(self) -> None:
         """Load and start all models, unless that was done."""
-        for name, given in self._given.items() if not self.is_ready else ():
+        for name, given in self._given.items() if not self._is_started else ():
             self._served[name] = await asyncio.to_thread(self._open, name, given)
-        self.is_ready = True
+        self._is_started = True
 
     async def close(self) -> None:
         """Close all models; their requests have ended."""
-        self.is_ready = False
+        self._is_started = False
         for served in self:
             self._close_soon(served)
         self._served.clear()
