@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from txport.errors import UnsupportedError
+from txport.errors import EngineError, UnsupportedError
 from txport.serving.service.errors import Failure, InvalidRequestError, failure_of
 from txport.serving.service.metrics import Metrics
 from txport.system.documents import DocumentError, read_lines
@@ -81,9 +81,10 @@ class Guards:
                 await self._app(scope, receive, watched)
             else:
                 await refuse(watched, scope, failure_of(UNKNOWN_KEY), {"WWW-Authenticate": "Bearer"})
-        except asyncio.CancelledError:
-            watched.status = watched.status or 499
-            raise
+        except asyncio.CancelledError:  # the service ends, and waits no longer
+            if watched.status:
+                raise
+            await refuse(watched, scope, failure_of(EngineError("the service ends; send the request again")))
         finally:
             self._tell(scope, watched.status or 499, time.perf_counter() - begin)
 

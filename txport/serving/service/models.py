@@ -27,11 +27,15 @@ TEXTS = 32  # texts of an encoder that run together
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Sizes of the engine of each model: `slots` run together, `queue` wait, `budget` prompt tokens enter a step."""
+    """Sizes of the engine of each model: `slots` run together, `queue` wait, `budget` prompt tokens enter a step.
+
+    Recordings that run or wait hold up to `audio` bytes.
+    """
 
     slots: int
     queue: int
     budget: int
+    audio: int
 
 
 @dataclass(frozen=True)
@@ -81,29 +85,29 @@ class Served:
             return
         self.engine = self.model.engine(slots=sizes.slots, queue=sizes.queue, budget=sizes.budget)
         if isinstance(self.model.facts.reads, Features):
-            self.recordings = Recordings(self.engine, sizes.queue)
+            self.recordings = Recordings(self.engine, sizes.slots, sizes.queue, sizes.audio)
 
     def close(self) -> None:
-        """End the thread; a model that was loaded here releases its memory."""
+        """End the thread, and cancel what nobody waits for; a model that was loaded here releases its memory."""
         if self.recordings is not None:
             self.recordings.close()
         if self.engine is not None:
-            self.engine.close()
+            self.engine.close(cancel=True)
         if self.batches is not None:
             self.batches.close()
         if self.source is not None:
             self.model.close()
 
     @property
-    def use(self) -> str:
-        """What the model does: embed, classify, tag, fill, transcribe, continue or translate."""
-        facts = self.model.facts
-    @property
     def is_open(self) -> bool:
         """Whether the thread takes requests; False if it has failed."""
         runner = self.engine or self.batches
         return runner is not None and runner.is_open
 
+    @property
+    def use(self) -> str:
+        """What the model does: embed, classify, tag, fill, transcribe, continue or translate."""
+        facts = self.model.facts
         if isinstance(facts.reads, Features):
             return "transcribe"
         return facts.ability or ("continue" if facts.is_causal else "translate")
