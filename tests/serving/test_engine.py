@@ -283,7 +283,7 @@ def test_nobody_waits_for_a_dead_engine(model: txport.Model, gate: Gate) -> None
     engine._worker._admit = die  # type: ignore[method-assign]
     gate.opened.set()
     for handle in (running, waiting):
-        with pytest.raises(EngineError, match="the engine has failed: SystemExit"):
+        with pytest.raises(EngineError, match="the engine has failed; the log has the reason"):
             handle.result(60)
     with pytest.raises(EngineError, match="the engine has failed"):
         engine.submit("5")
@@ -320,6 +320,21 @@ def test_a_deadline_ends_a_request_that_waits_or_runs(model: txport.Model, gate:
             running.result(60)
         assert patient.result(60).hypotheses
     assert engine.stats().expired == engine.stats().failed == 2
+
+
+def test_a_request_has_ended_once(model: txport.Model, gate: Gate) -> None:
+    """Also if its deadline passes later, or its caller gives it up."""
+    with model.engine(slots=1) as engine:
+        done = engine.submit("5")
+        done.result(60)
+        ended = done.times.ended
+        assert not done._ticket.end(DeadlineError("it passed"))
+        assert done.times.ended == ended is not None
+        shut(engine, gate)
+        waiting = engine.submit("5")
+        waiting.cancel()
+        assert waiting.times.ended is not None
+        gate.opened.set()
 
 
 def test_a_high_priority_comes_first_and_age_counts(model: txport.Model, gate: Gate) -> None:

@@ -19,7 +19,7 @@ from txport.api.transcription import Audio, Requests, Transcribing, Transcript
 from txport.errors import UnsupportedError
 from txport.runtimes.base import ContinuousRuntime
 from txport.search.options import Found, Searching, SearchOptions
-from txport.serving.tickets import Stats, Ticket, Times
+from txport.serving.tickets import Cancellation, Stats, Ticket, Times
 from txport.serving.worker import Worker
 from txport.system.numbers import number, whole
 from txport.text.base import Unknown
@@ -227,17 +227,21 @@ class Engine:
         *,
         priority: int = 0,
         deadline: float | None = None,
+        cancellation: Cancellation | None = None,
         **options: Unpack[Transcribing],
     ) -> list[Transcript]:
         """Transcribe audio as `Model.transcribe`, in the calling thread; its windows are requests of the engine.
 
         `priority` and `deadline` are those of `submit`; the deadline is that of each window. Raises `QueueFullError` if
-        too many requests wait, and the errors of `Model.transcribe`.
+        too many requests wait, the errors of `Model.transcribe`, and `concurrent.futures.CancelledError` once the
+        `cancellation` is set, in the window that runs or after the audio is read.
         """
         priority, seconds = entering(priority, deadline)
 
         def find(requests: Requests, how: SearchOptions) -> list[list[Found]]:
             tickets = [Ticket(*request, how, self.model.facts, priority, seconds) for request in requests]
+            if cancellation is not None:
+                cancellation.watch(tickets)
             self._worker.submit(tickets)
             try:
                 return [ticket.future.result() for ticket in tickets]
@@ -272,6 +276,11 @@ class Engine:
         if source_language is not None or target_language is not None:
             model = model.between(source_language, target_language)
         return model, model._options(options, [], self.submit)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the engine takes requests: it is not closed, and has not failed."""
+        return self._worker.is_open
 
     def stats(self) -> Stats:
         """Return the statistics now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass, field
 
 from txport.models.audio import Features
@@ -97,6 +97,8 @@ class Ticket:
 
     def end(self, outcome: Outcome) -> bool:
         """Set the result or the error; return False if the request has ended before."""
+        if self.future.done():
+            return False
         self.times.ended = time.monotonic()
         try:
             if isinstance(outcome, Exception):
@@ -106,3 +108,23 @@ class Ticket:
         except InvalidStateError:
             return False
         return True
+
+
+class Cancellation:
+    """Cancels the requests of a transcription, from any thread: those that it has now, and all later ones."""
+
+    def __init__(self) -> None:
+        self._tickets: Sequence[Ticket] = ()
+        self._is_set = False
+
+    def set(self) -> None:
+        """Cancel the requests."""
+        self._is_set = True
+        for ticket in self._tickets:
+            ticket.future.cancel()
+
+    def watch(self, tickets: Sequence[Ticket]) -> None:
+        """Take the next requests; raise `CancelledError` if they are not wanted any more."""
+        self._tickets = tickets
+        if self._is_set:
+            raise CancelledError

@@ -69,6 +69,11 @@ class Worker:
         self._thread.start()
 
     @property
+    def is_open(self) -> bool:
+        """Whether requests are taken."""
+        return self._closed is None
+
+    @property
     def stats(self) -> Stats:
         """The statistics now."""
         with self._changed:
@@ -113,6 +118,8 @@ class Worker:
         is_cancelled = future.cancelled()
         has_failed = not is_cancelled and future.exception() is not None
         stats = self._stats
+        if ticket.times.ended is None:  # it was cancelled
+            ticket.times.ended = time.monotonic()
         with self._changed:
             self._live.discard(ticket)
             stats.cancelled += is_cancelled
@@ -139,7 +146,7 @@ class Worker:
                 self._round = time.monotonic() - started
         except BaseException as error:
             with self._changed:
-                self._closed = f"the engine has failed: {error!r}"
+                self._closed = "the engine has failed; the log has the reason"
                 tickets = list(self._live)
             logger.error("the live engine has failed", exc_info=error)
             problem = EngineError(self._closed)

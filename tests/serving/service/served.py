@@ -43,9 +43,9 @@ def make_bundles(folder: Path, checkpoint: Path) -> dict[str, Path]:
 
 
 @contextlib.contextmanager
-def running(service: Service) -> Iterator[str]:
-    """Serve in a thread; yield the address. The end waits for the requests that run."""
-    server = uvicorn.Server(config_of(service, PATIENCE))
+def running(service: Service, drain: float = PATIENCE) -> Iterator[str]:
+    """Serve in a thread; yield the address. The end waits up to `drain` seconds for the requests that run."""
+    server = uvicorn.Server(config_of(service, drain))
     listener = listening("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

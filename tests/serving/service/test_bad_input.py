@@ -124,6 +124,14 @@ def test_a_body_beyond_the_limit_gets_413(models: dict[str, txport.Model]) -> No
         assert http.post("/translate", json={"model": "spell", "text": "bad"}).status_code == 200
 
 
+def test_a_page_of_another_site_gets_403_without_keys(models: dict[str, txport.Model]) -> None:
+    with running(app({"spell": models["spell"]})) as url, client(url) as http:
+        for origin, status in (("http://elsewhere.example", 403), ("null", 403), (url, 200)):
+            answer = http.get("/v1/models", headers={"Origin": origin})
+            assert answer.status_code == status, origin
+            assert status == 200 or answer.json()["error"]["code"] == "another_site"
+
+
 def test_requests_need_a_key_where_there_are_keys(models: dict[str, txport.Model]) -> None:
     with running(app({"spell": models["spell"]}, api_keys=[KEY, "b" * 20])) as url, client(url) as http:
         for key in ("", "Bearer", f"Basic {KEY}", f"Bearer {KEY[:-1]}", f"Bearer {KEY}x", "Bearer \xe9"):

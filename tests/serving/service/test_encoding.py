@@ -194,18 +194,31 @@ def test_recordings_together_are_heard_as_alone(url: str, models: dict[str, txpo
     assert asyncio.run(ask()) == wanted
 
 
+def test_recordings_that_run_have_a_slot_each(models: dict[str, txport.Model]) -> None:
+    with models["hear"].engine(slots=2, queue=0) as engine:
+        recordings = Recordings(engine, 2, 6, 1 << 30)
+        asked = [recordings.submit(recording(), {}) for _ in range(8)]
+        assert all(each.future.result(PATIENCE) for each in asked)
+        recordings.close()
+
+
 def test_recordings_that_wait_are_bounded(models: dict[str, txport.Model], monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
     with models["hear"].engine() as engine:
         monkeypatch.setattr(engine, "transcribe", lambda content, **_: gate.wait(PATIENCE) and [content])
-        recordings = Recordings(engine, 2)
-        futures = [recordings.submit(bytes([number]), {}) for number in range(TOGETHER + 2)]
+        recordings = Recordings(engine, 2 * TOGETHER, 2, 2 * TOGETHER)
+        asked = [recordings.submit(bytes([number]), {}) for number in range(TOGETHER + 2)]
         assert recordings.waiting == 2
         with pytest.raises(QueueFullError, match="the queue is full, with 2 recordings"):
             recordings.submit(b"", {})
-        assert futures.pop().cancel()
-        futures.append(recordings.submit(b"last", {}))
+        waits = asked.pop()
+        waits.cancel()
+        assert waits.future.cancelled()
+        assert not waits.content
+        with pytest.raises(QueueFullError, match=f"and {TOGETHER + 1} bytes with those that run"):
+            recordings.submit(bytes(TOGETHER), {})
+        asked.append(recordings.submit(b"last", {}))
         gate.set()
-        assert [each.result(PATIENCE) for each in futures][-1] == [b"last"]
+        assert [each.future.result(PATIENCE) for each in asked][-1] == [b"last"]
         recordings.close()
         assert recordings.waiting == 0

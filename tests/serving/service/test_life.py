@@ -11,6 +11,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,8 +22,9 @@ import pytest
 import txport
 from tests.cli.processes import assert_one_line, run, start, without
 from tests.serving.service.served import PATIENCE, client, metric, running, wait_for
+from tests.serving.service.test_encoding import recording
 from txport.serving.service.asgi import app
-from txport.serving.service.models import Source
+from txport.serving.service.models import Served, Sizes, Source
 from txport.serving.service.server import listening
 
 KEY = "a-key-of-some-length"
@@ -47,6 +49,15 @@ class Gate:
 
     def open(self) -> None:
         self.steps.release(1 << 20)
+
+
+@pytest.fixture
+def hearing(bundles: dict[str, Path]) -> Iterator[tuple[txport.Model, Gate]]:
+    """A model of speech whose steps wait."""
+    model = txport.load(bundles["hear"], threads=1)
+    gate = Gate(model)
+    yield model, gate
+    gate.open()
 
 
 @pytest.fixture
@@ -97,6 +108,82 @@ def test_a_caller_that_goes_away_cancels_its_request(stream: bool, gated: tuple[
         wait_for(lambda: metric(http, "txport:num_requests_running") == 0)
         assert metric(http, "txport:generation_tokens_total") == 0
         assert http.post("/v1/completions", json=BODY | {"max_tokens": 2}).status_code == 200
+
+
+def test_a_recording_ends_when_its_caller_goes_away(hearing: tuple[txport.Model, Gate]) -> None:
+    model, gate = hearing
+    service = app({"hear": model})
+    with running(service) as url, client(url) as http:
+        files = {"file": ("a.wav", recording())}
+        request = http.build_request("POST", f"{url}/v1/audio/transcriptions", data={"model": "hear"}, files=files)
+        head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+        with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port)) as caller:
+            caller.sendall(f"POST /v1/audio/transcriptions HTTP/1.1\r\n{head}\r\n".encode() + request.read())
+            assert gate.reached.wait(PATIENCE)
+        wait_for(lambda: metric(http, "txport:request_cancelled_total", model_name="hear") == 1)
+        gate.open()
+        served = service.models.get("hear")
+        assert served.recordings is not None
+        assert served.engine is not None
+        wait_for(lambda: served.recordings._count == 0)  # type: ignore[union-attr]
+        assert (served.engine.stats().cancelled, served.engine.stats().finished) == (1, 0)
+
+
+def test_a_recording_that_runs_is_cut_after_the_drain(hearing: tuple[txport.Model, Gate]) -> None:
+    """And its caller is told so."""
+    model, gate = hearing
+    answers: list[httpx.Response] = []
+
+    def ask(url: str) -> None:
+        files = {"file": ("a.wav", recording())}
+        with client(url) as http:
+            answers.append(http.post("/v1/audio/transcriptions", data={"model": "hear"}, files=files))
+        gate.open()
+
+    service = app({"hear": model})
+    with running(service, drain=1) as url:
+        caller = threading.Thread(target=ask, args=(url,))
+        caller.start()
+        assert gate.reached.wait(PATIENCE)
+        engine = service.models.get("hear").engine
+    caller.join()
+    assert answers[0].status_code == 503
+    assert answers[0].json()["error"]["message"] == "the service ends; send the request again"
+    assert engine is not None
+    assert engine.stats().finished == 0
+
+
+def test_a_model_that_is_closed_cancels_its_recordings(hearing: tuple[txport.Model, Gate]) -> None:
+    model, gate = hearing
+    served = Served("hear", model, Sizes(slots=1, queue=1, budget=1, audio=1 << 30))
+    served.start()
+    assert served.recordings is not None
+    asked = [served.recordings.submit(recording(), {}) for _ in range(2)]
+    assert gate.reached.wait(PATIENCE)
+    threading.Timer(0.1, gate.open).start()
+    served.close()
+    for each in asked:
+        with pytest.raises(CancelledError):
+            each.future.result(PATIENCE)
+
+
+def test_an_engine_that_has_failed_is_not_ready(models: dict[str, txport.Model]) -> None:
+    """And callers are not told of the machine."""
+    service = app({"chat": models["chat"]})
+    with running(service) as url, client(url) as http:
+        assert http.get("/ready").status_code == 200
+        engine: Any = service.models.get("chat").engine
+
+        def die() -> None:
+            raise SystemExit("a fault of ours")
+
+        engine._worker._admit = die
+        for _ in range(2):
+            answer = http.post("/v1/completions", json=BODY)
+            told = answer.json()["error"]["message"]
+            assert (answer.status_code, told) == (503, "the engine has failed; the log has the reason")
+        for path in ("/ready", "/v2/health/ready", "/v2/models/chat/ready"):
+            assert (http.get(path).status_code, http.get(path).json()["ready"]) == (503, False)
 
 
 def test_a_full_queue_is_told_with_the_time_to_wait(gated: tuple[txport.Model, Gate]) -> None:

@@ -27,6 +27,7 @@ from txport.serving.service.models import Models, Served, Sizes, Source
 from txport.serving.service.routes import audio, encoding, generation, inference, system
 
 logger = logging.getLogger("txport.serving")
+HELD = 4  # the largest recordings that a model of speech holds
 ENDPOINTS: tuple[Endpoint, ...] = (
     *generation.ENDPOINTS,
     *encoding.ENDPOINTS,
@@ -68,7 +69,7 @@ def app(
     """
     require_keys(api_keys, "api_keys")
     given = {name: Source(fspath(each)) if isinstance(each, str | PathLike) else each for name, each in models.items()}
-    registry = Models(given, Sizes(slots=slots, queue=queue, budget=budget))
+    registry = Models(given, Sizes(slots=slots, queue=queue, budget=budget, audio=HELD * max_audio))
     metrics = Metrics(registry.loads)
     bounds = Limits(max_body, max_audio, body_seconds)
     routes = [Route(each.path, Answer(each, registry, metrics, bounds), methods=["POST"]) for each in ENDPOINTS]

@@ -49,6 +49,11 @@ class Batches:
         self._thread.start()
 
     @property
+    def is_open(self) -> bool:
+        """Whether items are taken."""
+        return not self._is_closed
+
+    @property
     def waiting(self) -> int:
         """The number of items that wait."""
         return self._waiting

@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from txport.errors import UnsupportedError
+from txport.errors import EngineError, UnsupportedError
 from txport.serving.service.errors import Failure, InvalidRequestError, failure_of
 from txport.serving.service.metrics import Metrics
 from txport.system.documents import DocumentError, read_lines
@@ -77,13 +77,16 @@ class Guards:
         watched = Watched(send, request_id)
         begin = time.perf_counter()
         try:
-            if self._is_allowed(scope["path"], headers):
-                await self._app(scope, receive, watched)
-            else:
+            if not self._is_allowed(scope["path"], headers):
                 await refuse(watched, scope, failure_of(UNKNOWN_KEY), {"WWW-Authenticate": "Bearer"})
-        except asyncio.CancelledError:
-            watched.status = watched.status or 499
-            raise
+            elif not self._keys and is_of_another_site(headers):
+                await refuse(watched, scope, failure_of(ANOTHER_SITE))
+            else:
+                await self._app(scope, receive, watched)
+        except asyncio.CancelledError:  # the service ends, and waits no longer
+            if watched.status:
+                raise
+            await refuse(watched, scope, failure_of(EngineError("the service ends; send the request again")))
         finally:
             self._tell(scope, watched.status or 499, time.perf_counter() - begin)
 
@@ -105,6 +108,17 @@ class Guards:
         logger.log(logging.DEBUG if is_quiet else logging.INFO, "request", extra={"fields": told})
 
 
+def is_of_another_site(headers: dict[bytes, bytes]) -> bool:
+    """Return whether a browser sends a request for a page that is not this service's own."""
+    origin = headers.get(b"origin")
+    return origin is not None and origin.partition(b"://")[2] != headers.get(b"host")
+
+
+ANOTHER_SITE = InvalidRequestError(
+    "a page of another site can't use a service without API keys; behind a proxy, pass the header Host on",
+    code="another_site",
+    status=403,
+)
 UNKNOWN_KEY = InvalidRequestError(
     "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key", status=401
 )

@@ -27,11 +27,15 @@ TEXTS = 32  # texts of an encoder that run together
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Sizes of the engine of each model: `slots` run together, `queue` wait, `budget` prompt tokens enter a step."""
+    """Sizes of the engine of each model: `slots` run together, `queue` wait, `budget` prompt tokens enter a step.
+
+    Recordings that run or wait hold up to `audio` bytes.
+    """
 
     slots: int
     queue: int
     budget: int
+    audio: int
 
 
 @dataclass(frozen=True)
@@ -81,18 +85,24 @@ class Served:
             return
         self.engine = self.model.engine(slots=sizes.slots, queue=sizes.queue, budget=sizes.budget)
         if isinstance(self.model.facts.reads, Features):
-            self.recordings = Recordings(self.engine, sizes.queue)
+            self.recordings = Recordings(self.engine, sizes.slots, sizes.queue, sizes.audio)
 
     def close(self) -> None:
-        """End the thread; a model that was loaded here releases its memory."""
+        """End the thread, and cancel what nobody waits for; a model that was loaded here releases its memory."""
         if self.recordings is not None:
             self.recordings.close()
         if self.engine is not None:
-            self.engine.close()
+            self.engine.close(cancel=True)
         if self.batches is not None:
             self.batches.close()
         if self.source is not None:
             self.model.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the thread takes requests; False if it has failed."""
+        runner = self.engine or self.batches
+        return runner is not None and runner.is_open
 
     @property
     def use(self) -> str:
@@ -126,7 +136,12 @@ class Models:
         self._served: dict[str, Served] = {}
         self._reloading = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()  # of models that were replaced
-        self.is_ready = False
+        self._is_started = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all models are loaded, and none has failed."""
+        return self._is_started and all(each.is_open for each in self)
 
     def __iter__(self) -> Iterator[Served]:
         return iter(list(self._served.values()))
@@ -155,13 +170,13 @@ class Models:
 
     async def start(self) -> None:
         """Load and start all models, unless that was done."""
-        for name, given in self._given.items() if not self.is_ready else ():
+        for name, given in self._given.items() if not self._is_started else ():
             self._served[name] = await asyncio.to_thread(self._open, name, given)
-        self.is_ready = True
+        self._is_started = True
 
     async def close(self) -> None:
         """Close all models; their requests have ended."""
-        self.is_ready = False
+        self._is_started = False
         for served in self:
             self._close_soon(served)
         self._served.clear()

@@ -38,7 +38,11 @@ async def _answer(call: Call, served: Served, task: str, *, is_needed: bool) -> 
     if has_tasks or is_needed:
         options["task"] = task
     assert served.recordings is not None
-    (found,) = await asyncio.wrap_future(served.recordings.submit(call.binary, options))
+    recording = served.recordings.submit(call.binary, options)
+    try:
+        (found,) = await asyncio.wrap_future(recording.future)
+    finally:
+        recording.cancel()  # if its caller goes away
     call.finish(served.name, 0, len(found.tokens))
     if shape == "text":
         return Raw((found.text + "\n").encode(), "text/plain; charset=utf-8")

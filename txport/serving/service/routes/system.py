@@ -100,7 +100,8 @@ def _of_models(models: Models) -> dict[str, Show]:
         return JSONResponse(inference.described(models.get(request.path_params["model"])))
 
     async def can_run(request: Request) -> Response:
-        return JSONResponse({"name": models.get(request.path_params["model"]).name, "ready": True})
+        served = models.get(request.path_params["model"])
+        return JSONResponse({"name": served.name, "ready": served.is_open}, 200 if served.is_open else 503)
 
     return {
         "/ready": ready,
