@@ -82,14 +82,20 @@ def test_a_stream_tells_tokens_before_the_last_one_is_there(
     assert first in outputs[: few + 1]
 
 
+def asking(url: str, body: Any) -> socket.socket:
+    """Send a request for a completion, and return its connection."""
+    content = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+    caller = socket.create_connection((urlsplit(url).hostname, urlsplit(url).port))
+    caller.sendall(f"{head}{len(content)}\r\n\r\n".encode() + content)
+    return caller
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_caller_that_goes_away_cancels_its_request(stream: bool, gated: tuple[txport.Model, Gate]) -> None:
     model, gate = gated
     with running(app({"chat": model})) as url, client(url) as http:
-        content = json.dumps(BODY | {"stream": stream}).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
-        with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port)) as caller:
-            caller.sendall(f"{head}{len(content)}\r\n\r\n".encode() + content)
+        with asking(url, BODY | {"stream": stream}):
             wait_for(lambda: metric(http, "txport:num_requests_running") == 1)
             assert gate.reached.wait(PATIENCE)
         wait_for(lambda: metric(http, "txport:request_cancelled_total", model_name="chat") == 1)
@@ -97,6 +103,32 @@ def test_a_caller_that_goes_away_cancels_its_request(stream: bool, gated: tuple[
         wait_for(lambda: metric(http, "txport:num_requests_running") == 0)
         assert metric(http, "txport:generation_tokens_total") == 0
         assert http.post("/v1/completions", json=BODY | {"max_tokens": 2}).status_code == 200
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], "a" * 300])
+def test_others_are_answered_while_prompts_are_read(
+    prompt: Any, gated: tuple[txport.Model, Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is read after its caller went away is cancelled."""
+    model, gate = gated
+    service = app({"chat": model})
+    with running(service) as url, client(url) as http:
+        engine: Any = service.models.get("chat").engine
+        submit, begun, may_go_on = engine.submit, threading.Event(), threading.Event()
+
+        def slow(**request: Any) -> Any:
+            begun.set()
+            assert may_go_on.wait(PATIENCE)
+            return submit(**request)
+
+        monkeypatch.setattr(engine, "submit", slow)
+        with asking(url, BODY | {"prompt": prompt, "max_tokens": 2}):
+            assert begun.wait(PATIENCE)
+            assert http.get("/health").status_code == 200
+        wait_for(lambda: metric(http, "txport:request_cancelled_total", model_name="chat") == 1)
+        may_go_on.set()
+        wait_for(lambda: engine.stats().cancelled == 1)
+        gate.open()
 
 
 def test_a_full_queue_is_told_with_the_time_to_wait(gated: tuple[txport.Model, Gate]) -> None:
@@ -183,7 +215,9 @@ def test_a_new_bundle_replaces_the_old_one_without_a_dropped_request(
             done = asyncio.Event()
             callers = [asyncio.create_task(ask(done)) for _ in range(4)]
             answers = [await asyncio.to_thread(http.post, "/admin/reload") for _ in range(3)]
-            answers.append(await asyncio.to_thread(http.post, "/admin/reload", json={"model": "other"}))
+            for content in (b'{"model": "other"}', iter([b'{"model": "other"}'])):  # with and without its length
+                kind = {"Content-Type": "application/json"}
+                answers.append(await asyncio.to_thread(http.post, "/admin/reload", content=content, headers=kind))
             with next(path.glob("onnx/*.onnx")).open("ab") as file:
                 file.write(b"x")
             answers.append(await asyncio.to_thread(http.post, "/admin/reload", json={"model": "spell"}))
@@ -194,7 +228,7 @@ def test_a_new_bundle_replaces_the_old_one_without_a_dropped_request(
         counts, answers = asyncio.run(run())
         after = service.models.get("spell")
     assert min(counts) >= 3
-    assert [each.status_code for each in answers] == [200, 200, 200, 404, 409]
+    assert [each.status_code for each in answers] == [200, 200, 200, 404, 404, 409]
     assert answers[0].json() == {"reloaded": ["spell"]}
     assert "onnx/" in answers[-1].json()["error"]["message"]
     assert after is not before
