@@ -23,7 +23,7 @@ from tests.cli.processes import assert_one_line, run, start, without
 from tests.serving.service.served import PATIENCE, client, metric, running, wait_for
 from txport.serving.service.asgi import app
 from txport.serving.service.models import Source
-from txport.serving.service.server import listening
+from txport.serving.service.server import bound, serve
 
 KEY = "a-key-of-some-length"
 BODY = {"model": "chat", "prompt": "Hello", "max_tokens": 300, "eos_token_id": 7}
@@ -171,8 +171,32 @@ def test_a_slow_caller_gets_408(models: dict[str, txport.Model], monkeypatch: py
 
 def test_answers_are_not_held_back() -> None:
     """asyncio switches Nagle's algorithm off only on sockets that name their protocol."""
-    with listening("127.0.0.1", 0) as listener:
+    with bound("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_connections_are_refused_until_models_are_loaded(
+    models: dict[str, txport.Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a port that another took meanwhile is told."""
+    service = app({"spell": models["spell"]})
+    listeners: list[socket.socket] = []
+
+    def bind(host: str, port: int) -> socket.socket:
+        listeners.append(bound(host, port))
+        return listeners[0]
+
+    async def load() -> None:
+        address = listeners[0].getsockname()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        listeners.append(socket.create_server(address))
+
+    monkeypatch.setattr("txport.serving.service.server.bound", bind)
+    monkeypatch.setattr(service.models, "start", load)
+    with pytest.raises(txport.TxportError, match=r"can't listen on 127.0.0.1 port \d+: Address already in use"):
+        serve(service, host="127.0.0.1", port=0, drain=0, told=pytest.fail)
+    listeners[1].close()
 
 
 def test_headers_without_end_are_refused(url: str) -> None:
@@ -288,6 +312,8 @@ def test_a_service_that_can_not_start_says_why_in_one_line(bundles: dict[str, Pa
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert call("serve", spell, "--port", port)[0] == 3
+    code, _, err = call("serve", spell, "--host", "a" * 100, "--port", 0)
+    assert (code, err.splitlines()[-1][:30]) == (3, "txport: can't listen on aaaaaa")
     (tmp_path / "keys.txt").write_text("short\n", encoding="utf-8")
     for arguments, message in (
         ((tmp_path / "none",), f"there is no bundle {tmp_path / 'none'}"),
