@@ -21,7 +21,7 @@ from tests.text.test_agreement import tokenizers
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.models.architectures.bert import BertConfig
 from txport.serving.service.asgi import Service
-from txport.serving.service.server import config_of, listening
+from txport.serving.service.server import bound, config_of
 
 TEXTS = ("bad", "chief", "a", "di'ed", "fed")
 PATIENCE = 60  # seconds that a test waits for a state
@@ -46,7 +46,7 @@ def make_bundles(folder: Path, checkpoint: Path) -> dict[str, Path]:
 def running(service: Service, drain: float = PATIENCE) -> Iterator[str]:
     """Serve in a thread; yield the address. The end waits up to `drain` seconds for the requests that run."""
     server = uvicorn.Server(config_of(service, drain))
-    listener = listening("127.0.0.1", 0)
+    listener = bound("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

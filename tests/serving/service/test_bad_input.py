@@ -44,10 +44,15 @@ REFUSED: list[tuple[str, Any, int, str, str | None]] = [  # path, body, status, 
     ("/v1/completions", GOOD | {"n": 2, "temperature": 0}, 400, "nbest can't exceed beams", None),
     ("/v1/completions", GOOD | {"n": 2, "stream": True}, 400, "only one hypothesis can be streamed", None),
     ("/v1/completions", GOOD | {"logit_bias": {"x": 1}}, 400, "token ids as names, got 'x'", "logit_bias"),
+    ("/v1/completions", GOOD | {"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, 400, "most 1024", "logit_bias"),
+    ("/v1/completions", GOOD | {"stop": ["a"] * 65}, 400, "with a length of at most 64", "stop"),
+    ("/v1/completions", GOOD | {"bad_words_ids": [[1]] * 1025}, 400, "of at most 1024", "bad_words_ids"),
+    ("/v1/completions", GOOD | {"prompt": ["a"] * 1057}, 400, "may have 1056 inputs here, got 1057; send", None),
     ("/v1/completions", GOOD | {"prompt": "a " * 500}, 400, "the model takes at most 400", None),
     ("/v1/completions", GOOD | {"prompt": [10**9]}, 400, "token ids must lie in 0 to", None),
     ("/v1/chat/completions", CHAT | {"messages": [{"role": "system", "content": "x"}]}, 400, "Only users", None),
     ("/v1/chat/completions", CHAT | {"messages": ["x"]}, 400, "messages must be a list of items", "messages"),
+    ("/v1/chat/completions", CHAT | {"n": 2, "stream": True}, 400, "only one hypothesis can be streamed", None),
     ("/v1/chat/completions", CHAT | {"tools": [{}]}, 400, "tools is not supported, except []", "tools"),
     ("/v1/chat/completions", CHAT | {"chat_template_kwargs": {"x": 1}}, 400, "does not read 'x'", None),
     ("/translate", SPELL | {"beams": 0}, 400, "beams must be a whole number of", "beams"),
@@ -84,6 +89,8 @@ def test_a_request_that_is_wrong_is_refused_by_name(
         (b"[1]", "the body must be a JSON object, got [1]"),
         (b'{"model": 1e999}', "1e999 is too large"),
         (b'{"model": NaN}', "NaN is no number of JSON"),
+        (b'{"model": "\\ud800"}', "surrogates not allowed"),
+        (b'{"model": "\xed\xa0\x80"}', "the body is not JSON"),
         (b"[" * 200_000, "in one another, too many to be read"),
         (b'{"model": ' + b"9" * 100_000 + b"}", ""),
     ],
@@ -153,8 +160,9 @@ def test_requests_need_a_key_where_there_are_keys(models: dict[str, txport.Model
         app({}, api_keys=["short"])
 
 
+LETTERS = st.characters(exclude_categories=())  # surrogates too
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(LETTERS, max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=4,
 )
@@ -168,7 +176,9 @@ def test_no_body_fails_the_service(data: st.DataObject, http: httpx.Client) -> N
     usual: dict[str, Any] = {"model": data.draw(st.sampled_from(["spell", "chat", "embed", "rerank", "hear"]))}
     usual |= {"prompt": "Hello", "messages": CHAT["messages"], "text": "bad", "input": "a", "query": "a"}
     usual |= {"documents": ["a", "b"], "texts": ["b"], "max_new_tokens": 2}
-    usual["inputs"] = [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}]
+    more = st.dictionaries(st.just("parameters"), VALUES)
+    usual["inputs"] = [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"], **data.draw(more)}]
+    usual["outputs"] = [{"name": "last_hidden_state", **data.draw(more)}]
     names = [each.name for each in endpoint.body.fields]
     drawn = data.draw(st.dictionaries(st.sampled_from(names), VALUES, max_size=3))
     body = {name: value for name, value in usual.items() if name in names} | drawn

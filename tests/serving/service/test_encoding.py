@@ -130,6 +130,8 @@ def test_tensors_may_be_binary(http: httpx.Client, models: dict[str, txport.Mode
         ([{"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [99]}], "token ids must lie in 0 to 12"),
         ([{"name": "input_ids", "datatype": "INT64", "shape": [1, 40], "data": [1] * 40}], "1 to 12 tokens, got 40"),
         ([{"name": "input_ids", "datatype": "INT64", "shape": [1 << 40], "data": []}], "may have 16777216 values"),
+        ([{"name": "input_ids", "datatype": "INT64", "shape": [10**4000] * 2, "data": []}], "its shape has more"),
+        ([{"name": "text", "datatype": "BYTES", "shape": [1], "parameters": "x"}], "parameters must be an object"),
         (
             [{"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 9}}],
             "binary_data_size of text is not that of the body",

@@ -25,7 +25,7 @@ from tests.serving.service.served import PATIENCE, client, metric, running, wait
 from tests.serving.service.test_encoding import recording
 from txport.serving.service.asgi import app
 from txport.serving.service.models import Served, Sizes, Source
-from txport.serving.service.server import listening
+from txport.serving.service.server import bound, serve
 
 KEY = "a-key-of-some-length"
 BODY = {"model": "chat", "prompt": "Hello", "max_tokens": 300, "eos_token_id": 7}
@@ -93,14 +93,20 @@ def test_a_stream_tells_tokens_before_the_last_one_is_there(
     assert first in outputs[: few + 1]
 
 
+def asking(url: str, body: Any) -> socket.socket:
+    """Send a request for a completion, and return its connection."""
+    content = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+    caller = socket.create_connection((urlsplit(url).hostname, urlsplit(url).port))
+    caller.sendall(f"{head}{len(content)}\r\n\r\n".encode() + content)
+    return caller
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_caller_that_goes_away_cancels_its_request(stream: bool, gated: tuple[txport.Model, Gate]) -> None:
     model, gate = gated
     with running(app({"chat": model})) as url, client(url) as http:
-        content = json.dumps(BODY | {"stream": stream}).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
-        with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port)) as caller:
-            caller.sendall(f"{head}{len(content)}\r\n\r\n".encode() + content)
+        with asking(url, BODY | {"stream": stream}):
             wait_for(lambda: metric(http, "txport:num_requests_running") == 1)
             assert gate.reached.wait(PATIENCE)
         wait_for(lambda: metric(http, "txport:request_cancelled_total", model_name="chat") == 1)
@@ -186,6 +192,32 @@ def test_an_engine_that_has_failed_is_not_ready(models: dict[str, txport.Model])
             assert (http.get(path).status_code, http.get(path).json()["ready"]) == (503, False)
 
 
+@pytest.mark.parametrize("prompt", [["a", "b"], "a" * 300])
+def test_others_are_answered_while_prompts_are_read(
+    prompt: Any, gated: tuple[txport.Model, Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is read after its caller went away is cancelled."""
+    model, gate = gated
+    service = app({"chat": model})
+    with running(service) as url, client(url) as http:
+        engine: Any = service.models.get("chat").engine
+        submit, begun, may_go_on = engine.submit, threading.Event(), threading.Event()
+
+        def slow(**request: Any) -> Any:
+            begun.set()
+            assert may_go_on.wait(PATIENCE)
+            return submit(**request)
+
+        monkeypatch.setattr(engine, "submit", slow)
+        with asking(url, BODY | {"prompt": prompt, "max_tokens": 2}):
+            assert begun.wait(PATIENCE)
+            assert http.get("/health").status_code == 200
+        wait_for(lambda: metric(http, "txport:request_cancelled_total", model_name="chat") == 1)
+        may_go_on.set()
+        wait_for(lambda: engine.stats().cancelled == 1)
+        gate.open()
+
+
 def test_a_full_queue_is_told_with_the_time_to_wait(gated: tuple[txport.Model, Gate]) -> None:
     model, gate = gated
     service = app({"chat": model}, slots=1, queue=2)
@@ -226,8 +258,32 @@ def test_a_slow_caller_gets_408(models: dict[str, txport.Model], monkeypatch: py
 
 def test_answers_are_not_held_back() -> None:
     """asyncio switches Nagle's algorithm off only on sockets that name their protocol."""
-    with listening("127.0.0.1", 0) as listener:
+    with bound("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_connections_are_refused_until_models_are_loaded(
+    models: dict[str, txport.Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a port that another took meanwhile is told."""
+    service = app({"spell": models["spell"]})
+    listeners: list[socket.socket] = []
+
+    def bind(host: str, port: int) -> socket.socket:
+        listeners.append(bound(host, port))
+        return listeners[0]
+
+    async def load() -> None:
+        address = listeners[0].getsockname()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        listeners.append(socket.create_server(address))
+
+    monkeypatch.setattr("txport.serving.service.server.bound", bind)
+    monkeypatch.setattr(service.models, "start", load)
+    with pytest.raises(txport.TxportError, match=r"can't listen on 127.0.0.1 port \d+: Address already in use"):
+        serve(service, host="127.0.0.1", port=0, drain=0, told=pytest.fail)
+    listeners[1].close()
 
 
 def test_headers_without_end_are_refused(url: str) -> None:
@@ -270,7 +326,9 @@ def test_a_new_bundle_replaces_the_old_one_without_a_dropped_request(
             done = asyncio.Event()
             callers = [asyncio.create_task(ask(done)) for _ in range(4)]
             answers = [await asyncio.to_thread(http.post, "/admin/reload") for _ in range(3)]
-            answers.append(await asyncio.to_thread(http.post, "/admin/reload", json={"model": "other"}))
+            for content in (b'{"model": "other"}', iter([b'{"model": "other"}'])):  # with and without its length
+                kind = {"Content-Type": "application/json"}
+                answers.append(await asyncio.to_thread(http.post, "/admin/reload", content=content, headers=kind))
             with next(path.glob("onnx/*.onnx")).open("ab") as file:
                 file.write(b"x")
             answers.append(await asyncio.to_thread(http.post, "/admin/reload", json={"model": "spell"}))
@@ -281,7 +339,7 @@ def test_a_new_bundle_replaces_the_old_one_without_a_dropped_request(
         counts, answers = asyncio.run(run())
         after = service.models.get("spell")
     assert min(counts) >= 3
-    assert [each.status_code for each in answers] == [200, 200, 200, 404, 409]
+    assert [each.status_code for each in answers] == [200, 200, 200, 404, 404, 409]
     assert answers[0].json() == {"reloaded": ["spell"]}
     assert "onnx/" in answers[-1].json()["error"]["message"]
     assert after is not before
@@ -341,6 +399,8 @@ def test_a_service_that_can_not_start_says_why_in_one_line(bundles: dict[str, Pa
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert call("serve", spell, "--port", port)[0] == 3
+    code, _, err = call("serve", spell, "--host", "a" * 100, "--port", 0)
+    assert (code, err.splitlines()[-1][:30]) == (3, "txport: can't listen on aaaaaa")
     (tmp_path / "keys.txt").write_text("short\n", encoding="utf-8")
     for arguments, message in (
         ((tmp_path / "none",), f"there is no bundle {tmp_path / 'none'}"),

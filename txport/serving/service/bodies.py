@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import time
 from dataclasses import dataclass
 from typing import cast
@@ -20,6 +21,7 @@ JSON = "application/json"
 FORM = "multipart/form-data"
 TENSORS = "application/octet-stream"
 LENGTH_HEADER = "inference-header-content-length"  # of the Open Inference Protocol: the bytes of JSON before tensors
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # spelled in JSON; alone, it is no character
 EXACT = 2**53  # whole numbers below are exact as floats
 MAX_FIELDS, MAX_FIELD = 32, 1 << 16  # fields of a form, and bytes of one
 DEPTH = "the body has lists or objects in one another, too many to be read"
@@ -34,18 +36,20 @@ class Limits:
     seconds: float = 30.0
 
 
-async def read_body(request: Request, kind: str, limits: Limits) -> tuple[object, bytes]:
-    """Return the values of a body of a type, JSON or a form, and its binary part.
+async def read_body(request: Request, kind: str, limits: Limits, *, may_be_empty: bool = False) -> tuple[object, bytes]:
+    """Return the values of a body of a type, JSON or a form, and its binary part; {} if it `may_be_empty` and is.
 
     Raises `InvalidRequestError`: 415 for another type, 413 and 408 beyond the limits, 400 for what can't be read.
     """
     is_form = kind != JSON
     most = limits.audio if is_form else limits.body
-    require_kind(request, kind)
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > most:
         raise too_large(most)
     bounded = Request(request.scope, within(request.receive, most, limits.seconds))
+    if may_be_empty and not await bounded.body():
+        return {}, b""
+    require_kind(request, kind)
     return await (read_form(bounded) if is_form else read_json(bounded))
 
 
@@ -91,10 +95,13 @@ async def read_json(request: Request) -> tuple[object, bytes]:
     length = request.headers.get(LENGTH_HEADER, "")
     size = int(length) if length.isdecimal() and len(length) < 12 else len(content)
     try:
-        return json.loads(content[:size], parse_constant=_no_number, parse_float=_number), content[size:]
+        values = json.loads(content[:size].decode("utf-8-sig"), parse_constant=_no_number, parse_float=_number)
+        if SURROGATE.search(content):
+            json.dumps(values, ensure_ascii=False).encode()  # raises for what no answer could spell
+        return values, content[size:]
     except RecursionError:
         raise InvalidRequestError(DEPTH, code="invalid_json") from None
-    except ValueError as error:  # also of bytes that are no UTF-8
+    except ValueError as error:  # also of bytes or characters that are no UTF-8
         raise InvalidRequestError(f"the body is not JSON: {error}"[:300], code="invalid_json") from None
 
 

@@ -11,6 +11,7 @@ from txport.models.options import needing
 from txport.serving.service.errors import InvalidRequestError
 from txport.serving.service.schema import (
     ID,
+    MAX_ITEMS,
     MAX_ROWS,
     NUMBER,
     SWITCH,
@@ -33,6 +34,7 @@ MAX_WAIT = 86_400  # seconds of a deadline
 MAX_DIGITS = 18  # of a token id
 TEXTS = either(text(), listed(text(), 1))
 OBJECT: Mapping[str, object] = {"type": "object"}
+BIASES = {**OBJECT, "maxProperties": MAX_ITEMS}
 
 MODEL = Field("model", text(1), "Name of the model, one of `/v1/models`.", is_required=True)
 USER = Field("user", text(), "Accepted for clients that send it; it has no effect.")
@@ -61,7 +63,7 @@ NAMED = (
     Field("max_tokens", whole(1), "Maximum number of new tokens.", sets="max_new_tokens"),
     Field("n", whole(1, MAX_ROWS), "Number of outputs: samples, or with `beams` the best ones.", sets="nbest"),
     Field("temperature", number(0, 1e9), "0: the most probable tokens; above 0: sample with this temperature."),
-    Field("logit_bias", OBJECT, "Token ids, and what is added to the score of each.", sets="sequence_bias"),
+    Field("logit_bias", BIASES, "Token ids, and what is added to the score of each.", sets="sequence_bias"),
 )
 REFUSED = (
     Field("presence_penalty", NUMBER, "Only 0; `repetition_penalty` is supported.", only=(0,)),

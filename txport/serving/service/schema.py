@@ -23,6 +23,7 @@ WORDS = {
     "object": "an object", "array": "a list",
 }  # fmt: skip
 TYPES: Mapping[str, type] = {"string": str, "boolean": bool, "object": Mapping, "array": list}
+SIZES = {"string": "Length", "array": "Items", "object": "Properties"}
 
 
 def text(least: int = 0, **more: object) -> Schema:
@@ -137,7 +138,7 @@ def fits(value: object, schema: Schema) -> bool:
         return False
     if isinstance(chosen := schema.get("enum"), list):
         return value in chosen
-    if isinstance(value, str | list) and not _lies(len(value), schema, "Length" if kind == "string" else "Items"):
+    if isinstance(value, str | list | Mapping) and not _lies(len(value), schema, SIZES[kind]):
         return False
     items = schema.get("items")
     return not isinstance(items, Mapping) or not isinstance(value, list) or all(fits(each, items) for each in value)
@@ -184,6 +185,7 @@ def _bounds(schema: Schema) -> Iterable[str]:
         "minimum": "of at least", "maximum": "of at most", "exclusiveMinimum": "above", "exclusiveMaximum": "below",
         "minItems": "with a length of at least", "maxItems": "with a length of at most",
         "minLength": "with a length of at least", "maxLength": "with a length of at most",
+        "maxProperties": "with a length of at most",
     }  # fmt: skip
     found = [f"{said} {schema[name]}" for name, said in names.items() if name in schema]
     if found:
@@ -191,19 +193,21 @@ def _bounds(schema: Schema) -> Iterable[str]:
 
 
 ID: Schema = whole(0)
+STOP = text(1, maxLength=1024)
 IN_FLAGS = re.compile(r"  \[.*?\]")  # what a help says of the command line alone
 MAX_ROWS = 64  # of one request, so that no caller takes all memory
+MAX_STOPS, MAX_ITEMS = 64, 1024  # strings of `stop`, and items of other lists, which each step looks at
 LIMITED = {"beams": MAX_ROWS, "nbest": MAX_ROWS}
 KINDS: Mapping[str, Schema] = {
     "whole": WHOLE,
     "number": NUMBER,
     "switch": SWITCH,
     "token": ID,
-    "tokens": listed(ID),
-    "sequences": listed(listed(ID, 1)),
-    "ends": either(ID, listed(ID, 1)),
-    "strings": either(text(1), listed(text(1))),
-    "biases": listed({"type": "array"}),
+    "tokens": listed(ID, most=MAX_ITEMS),
+    "sequences": listed(listed(ID, 1, MAX_ITEMS), most=MAX_ITEMS),
+    "ends": either(ID, listed(ID, 1, MAX_ITEMS)),
+    "strings": either(STOP, listed(STOP, most=MAX_STOPS)),
+    "biases": listed({"type": "array"}, most=MAX_ITEMS),
     "decay": {"type": "array", "minItems": 2, "maxItems": 2},
 }
 

@@ -140,33 +140,40 @@ class Server(uvicorn.Server):
 def serve(service: Service, *, host: str, port: int, drain: float, told: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM, then up to `drain` seconds for the requests that run.
 
-    `told` gets the address when all models are loaded. Raises `UnavailableError` if the port can't be opened, and the
-    errors of loading the models.
+    The port is bound first, and refuses connections until all models are loaded; then `told` gets the address. Raises
+    `UnavailableError` if the port can't be opened, and the errors of loading the models.
     """
-    with logged(), contextlib.closing(listening(host, port)) as listener:
+    with logged(), contextlib.closing(bound(host, port)) as listener:
         asyncio.run(_serve(service, listener, drain, told))
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address; port 0 is any free one.
+@contextlib.contextmanager
+def _refused(host: str, port: int) -> Iterator[None]:
+    """Raise `UnavailableError` for an address that can't be had."""
+    try:
+        yield
+    except (OSError, UnicodeError) as error:  # a name of a host may be no name of IDNA
+        why = getattr(error, "strerror", None) or error
+        raise UnavailableError(f"can't listen on {host} port {port}: {why}") from error
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address, and refuses connections until it listens; port 0 is any free one.
 
     It names its protocol, unlike that of `socket.create_server`: otherwise asyncio leaves Nagle's algorithm on, and an
     answer, of two writes, waits 40 ms for an acknowledgement.
     """
-    try:
+    with _refused(host, port):
         (family, kind, protocol, _, address), *_ = socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP)
         listener = socket.socket(family, kind, protocol)
         try:
             if os.name == "posix":
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            listener.listen()
         except OSError:
             listener.close()
             raise
         return listener
-    except OSError as error:
-        raise UnavailableError(f"can't listen on {host} port {port}: {error.strerror or error}") from error
 
 
 def config_of(service: Service, drain: float) -> uvicorn.Config:
@@ -191,6 +198,8 @@ async def _serve(service: Service, listener: socket.socket, drain: float, told: 
     server = Server(config_of(service, drain), lambda: told(address), reload)
     try:
         await service.models.start()  # here, so that their errors are those of the caller
+        with _refused(host, port):  # another may have bound the port too, and listen by now
+            listener.listen()
     except BaseException:
         await service.models.close()
         raise

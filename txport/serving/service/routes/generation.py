@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from txport.serving.service.fields import CHAT, COMPLETIONS, TRANSLATE, search_o
 from txport.serving.service.models import Served
 from txport.serving.service.schema import options_of
 
-LONG = 4096  # characters of a text that is tokenized in a thread, so that other requests go on
+LONG = 256  # characters of one text; more, or several inputs, are read in a thread, so that other requests go on
 REASONS = {"end": "stop", "stop": "stop", "length": "length", None: "stop"}
 CHATTING = {"chat_template_kwargs": "template_options", "continue_final_message": "continue_final_message"}
 QUEUING = ("priority", "deadline")
@@ -69,36 +70,44 @@ def _prompts(prompt: object) -> list[str] | list[list[int]]:
 async def submitted(
     served: Served, inputs: Sequence[Mapping[str, object]], options: Mapping[str, object]
 ) -> AsyncIterator[list[Handle]]:
-    """Submit inputs with options, and cancel those that run at the end: after an error, or if the caller goes away."""
+    """Submit inputs with options, and cancel those that run at the end: after an error, or if the caller goes away.
+
+    Raises `InvalidRequestError` for more inputs than the engine ever has room for.
+    """
+    engine = served.engine
+    assert engine is not None
+    if len(inputs) > (most := served.sizes.slots + served.sizes.queue):
+        raise InvalidRequestError(f"a request may have {most} inputs here, got {len(inputs)}; send several requests")
     handles: list[Handle] = []
-    try:
+    is_over = threading.Event()
+
+    def submit() -> None:
         for each in inputs:
-            handles += [await _submit(served, {**each, **options})]
-        yield handles
-    finally:
+            if is_over.is_set():
+                break
+            handles.append(engine.submit(**each, **options))  # type: ignore[arg-type]
+
+    def cancel() -> None:
         for handle in handles:
             handle.cancel()
 
-
-async def _submit(served: Served, request: Mapping[str, object]) -> Handle:
-    """Submit one input; a long text, and a chat, which a template formats, are read in a thread."""
-    engine = served.engine
-    assert engine is not None
-    text = request.get("text")
-    rest = {name: value for name, value in request.items() if name != "text"}
-    if "messages" in request or (isinstance(text, str) and len(text) > LONG):
-        submitting = asyncio.ensure_future(asyncio.to_thread(engine.submit, text, **rest))  # type: ignore[arg-type]
-        try:
-            return await asyncio.shield(submitting)
-        except asyncio.CancelledError:  # the thread goes on
-            submitting.add_done_callback(_cancel)
-            raise
-    return engine.submit(text, **rest)  # type: ignore[arg-type]
+    try:
+        if _is_short(inputs):
+            submit()
+        else:
+            submitting = asyncio.ensure_future(asyncio.to_thread(submit))
+            submitting.add_done_callback(lambda _: cancel() if is_over.is_set() else None)  # the thread was left alone
+            await asyncio.shield(submitting)
+        yield handles
+    finally:
+        is_over.set()
+        cancel()
 
 
-def _cancel(submitted: asyncio.Future[Handle]) -> None:
-    if not submitted.cancelled() and submitted.exception() is None:
-        submitted.result().cancel()
+def _is_short(inputs: Sequence[Mapping[str, object]]) -> bool:
+    """Return whether inputs are read in no time: one short text, or a few token ids. A template formats a chat."""
+    values = [value for each in inputs for name, value in each.items() if name != "messages"]
+    return len(values) == 1 and isinstance(values[0], str | list) and len(values[0]) <= LONG
 
 
 @dataclass(frozen=True)
@@ -183,9 +192,10 @@ async def _events(
         raise InvalidRequestError("logprobs can't be streamed; leave stream out", param="logprobs")
     chunk = {**about, "object": shape.chunk}
     async with submitted(served, inputs, options) as handles:
+        streams = [_grown(aiter(each)) for each in handles]  # raises for outputs that can't be streamed
         if shape.is_chat:
             yield {**chunk, "choices": [shape.part(0, None)]}
-        async for at, text in _merged([_grown(each) for each in handles]):
+        async for at, text in _merged(streams):
             if text:
                 yield {**chunk, "choices": [shape.part(at, text)]}
             else:
@@ -196,13 +206,13 @@ async def _events(
         yield {**chunk, "choices": [], "usage": usage}
 
 
-async def _grown(handle: Handle) -> AsyncIterator[str]:
-    """Yield what is added to an output, and "" at its end.
+async def _grown(outputs: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Yield what is added to an output that grows, and "" at its end.
 
     What was sent can't be taken back: where a tokenizer spells the end of it anew, that follows.
     """
     shown = ""
-    async for text in handle:
+    async for text in outputs:
         if added := text[_common(shown, text) :]:
             yield added
         shown = text

@@ -81,9 +81,9 @@ def _tensors(given: Sequence[Mapping[str, object]], binary: bytes) -> dict[str, 
             raise InvalidRequestError(f"{what}; got {quoted(name)} ({quoted(kind)})", param="inputs")
         if not isinstance(shape, list) or not all(type(dim) is int and dim >= 1 for dim in shape):
             raise InvalidRequestError(f"the shape of {name} must be a list of dims of at least 1", param="inputs")
-        if (count := math.prod(shape)) > MAX_NUMBERS:
-            raise InvalidRequestError(f"{name} may have {MAX_NUMBERS} values, got {count}", param="inputs")
-        size = (cast("Mapping[str, object]", each.get("parameters") or {})).get("binary_data_size")
+        if (count := math.prod(shape)) > MAX_NUMBERS:  # perhaps too large to be spelled
+            raise InvalidRequestError(f"{name} may have {MAX_NUMBERS} values; its shape has more", param="inputs")
+        size = _parameters(each, "inputs").get("binary_data_size")
         if size is None:
             values = _flat(each.get("data"))
         elif type(size) is int and 0 <= size <= len(binary) - place:
@@ -95,6 +95,14 @@ def _tensors(given: Sequence[Mapping[str, object]], binary: bytes) -> dict[str, 
             raise InvalidRequestError(f"{name} has {len(values)} values, its shape {count}", param="inputs")
         found[name] = Tensor(tuple(shape), values)
     return found
+
+
+def _parameters(tensor: Mapping[str, object], param: str) -> Mapping[str, object]:
+    """Return the parameters of an input or an output."""
+    found = tensor.get("parameters")
+    if found is not None and not isinstance(found, Mapping):
+        raise InvalidRequestError(f"parameters must be an object, got {quoted(found)}", param=param)
+    return found or {}
 
 
 def _flat(values: object) -> list[object]:
@@ -171,8 +179,7 @@ def _wanted(call: Call, names: Sequence[str]) -> dict[str, bool]:
         if (name := each.get("name")) not in names:
             what = f"there is no output {quoted(name)}; outputs: {', '.join(names)}"
             raise InvalidRequestError(what, param="outputs")
-        own = cast("Mapping[str, object]", each.get("parameters") or {})
-        found[str(name)] = bool(own.get("binary_data", usual))
+        found[str(name)] = bool(_parameters(each, "outputs").get("binary_data", usual))
     return found
 
 

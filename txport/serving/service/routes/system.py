@@ -54,9 +54,7 @@ def routes(
         return Response(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4")
 
     async def reload(request: Request) -> Response:
-        values: object = {}
-        if request.headers.get("content-length", "0") != "0":
-            values, _ = await read_body(request, JSON, limits)
+        values, _ = await read_body(request, JSON, limits, may_be_empty=True)
         name = RELOAD.read(values).get("model")
         try:
             return JSONResponse({"reloaded": await models.reload(str(name) if name else None)})
