@@ -14,9 +14,8 @@ from txport.runtimes.base import Ints
 from txport.runtimes.ort.sessions import Sessions
 
 TOKENS = 256  # of a part, padding included
-LONGEST = (
-    512  # tokens; the scores of longer texts, whose memory grows with the square, are not held once for each thread
-)
+# Tokens of the longest text. The memory of scores grows with its square, and each thread would hold those of one.
+LONGEST = 512
 TOGETHER = 4  # attention sums over blocks of so many source positions, and over the rest in another order
 MOST_HELD_TWICE = 128 << 20  # bytes of weights that the kernels of two sessions may hold
 
