@@ -9,6 +9,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.recorded import TOKENIZERS
 from tests.text.corpus import lines
@@ -17,6 +19,7 @@ from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER
 from txport.text.chat import ChatReader, chat_line
 from txport.text.convert import companions_of
 from txport.text.file import FileTokenizer
+from txport.text.token_bytes import BYTE, UNFINISHED, without_last_bytes
 from txport.text.usage import read_usage
 
 NAMES = sorted(path.parent.name for path in TOKENIZERS.glob("*/expected.json"))
@@ -88,3 +91,17 @@ def chat_reader(name: str) -> ChatReader:
     chat = read_usage(TOKENIZERS / TEXT, companions_of(TOKENIZERS / name)[TEXT]).chat
     assert chat is not None
     return ChatReader(tokenizers(name)[0], chat, continues=False)  # as recorded
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.data())
+def test_tokens_that_follow_do_not_change_the_text_before_unfinished_characters(name: str, data: st.DataObject) -> None:
+    """What is streamed is never taken back: byte tokens are decoded together, and a wrong one changes those before."""
+    target = tokenizers(name)[1]
+    names = target.tokens(range(target.size))
+    odd = [id_ for id_, token in enumerate(names) if BYTE.fullmatch(token)] or [0]
+    ids = data.draw(st.lists(st.integers(0, target.size - 1) | st.sampled_from(odd), max_size=12))
+    whole = target.decode(ids)
+    for count in range(len(ids)):
+        text = target.decode(without_last_bytes(ids[:count], target)).rstrip(UNFINISHED)
+        assert whole.startswith(text), (count, ids)

@@ -12,10 +12,8 @@ from txport.errors import UnsupportedError
 from txport.runtimes.inputs import Source
 from txport.search.generate import Steps
 from txport.search.options import Alignment, Found, SearchOptions
-from txport.search.stops import Stops
 
 Finish = Literal["end", "length", "stop"]
-UNFINISHED = "\ufffd"  # shown by decoders for an incomplete character
 
 
 @dataclass(frozen=True)
@@ -84,43 +82,29 @@ class Prepared(NamedTuple):
     prefix: list[int]
     options: SearchOptions
     text_of: Callable[[Sequence[int]], str]  # up to a stop string
+    certain: Callable[[Sequence[int]], str]  # the text of the tokens so far that further tokens can't change
     result: Callable[[list[Found]], Generated]
-
-    @property
-    def stops(self) -> Stops | None:
-        """The stop strings, bound to a tokenizer."""
-        return self.options.stop if isinstance(self.options.stop, Stops) else None
 
     def require_streamed(self) -> None:
         """Raise `UnsupportedError` if there is more than one hypothesis."""
         if self.options.nbest > 1:
             raise UnsupportedError(f"only one hypothesis can be streamed, got nbest {self.options.nbest}")
 
-    def certain(self, tokens: Sequence[int]) -> str:
-        """Return the certain text of the certain tokens."""
-        return certain_text(tokens, self.text_of, self.stops)
-
-
-def certain_text(tokens: Sequence[int], text_of: Callable[[Sequence[int]], str], stops: Stops | None) -> str:
-    """Return the certain text of certain tokens; what may be the beginning of a stop string is not certain."""
-    text = text_of(tokens).rstrip(UNFINISHED)
-    return text if stops is None else stops.settled(text)
-
 
 def grown(
-    steps: Steps, text_of: Callable[[Sequence[int]], str], stops: Stops | None = None
+    steps: Steps, certain: Callable[[Sequence[int]], str], text_of: Callable[[Sequence[int]], str]
 ) -> Generator[str, None, None]:
     """Yield the certain text of a search each time it grows, and finally the complete text."""
     output = ""
     with contextlib.closing(steps):
         while True:
             try:
-                certain = certain_text(next(steps)()[0], text_of, stops)
+                text = certain(next(steps)()[0])
             except StopIteration as end:
                 whole = text_of(end.value[0][0].tokens)
                 if whole != output or not whole:
                     yield whole
                 return
-            if certain != output and certain.startswith(output):
-                output = certain
+            if text != output and text.startswith(output):
+                output = text
                 yield output

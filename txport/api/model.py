@@ -61,6 +61,7 @@ from txport.text.base import Tokenizer, TokenizerPair, Unknown
 from txport.text.chat import ChatReader, chat_line, require_options
 from txport.text.languages import LanguageReader
 from txport.text.load import chat_of, tokenizer_of
+from txport.text.token_bytes import UNFINISHED, without_last_bytes
 
 __all__ = [
     "Engine", "Fill", "Generated", "Handle", "Hypothesis", "Label", "Model", "Ranked", "Segment", "Tag", "Transcript",
@@ -411,7 +412,7 @@ class Model(Encoder):
         if not prepared.source:
             return (each for each in [""])
         steps = search(self._numbers, [prepared.source], self.facts, prepared.options, [prepared.prefix])
-        return grown(steps, prepared.text_of, prepared.stops)
+        return grown(steps, prepared.certain, prepared.text_of)
 
     def engine(self, *, slots: int = SLOTS, queue: int = QUEUE, budget: int = BUDGET) -> Engine:
         """Return a live engine, which takes requests at any time and runs up to `slots` of them together.
@@ -438,7 +439,7 @@ class Model(Encoder):
         result: Callable[[list[Found]], Generated] = lambda found: self._result(  # noqa: E731
             text, source, prefix, found, options, None
         )
-        return Prepared(source, prefix, options, text_of, result)
+        return Prepared(source, prefix, options, text_of, functools.partial(self._certain, source, stops), result)
 
     def search(
         self,
@@ -633,6 +634,14 @@ class Model(Encoder):
         before = source if self.facts.start is None else [self.facts.start]
         cut = None if stops is None else stops.cut(before, tokens, text_of)
         return (text_of(tokens), False) if cut is None else (cut, True)
+
+    def _certain(self, source: Sequence[int], stops: Stops | None, tokens: Sequence[int]) -> str:
+        """Return the text of the tokens so far, without what further tokens may change.
+
+        These are incomplete characters, and what may be the beginning of a stop string.
+        """
+        text = self._until_stop(source, without_last_bytes(tokens, self.tokenizer), stops)[0].rstrip(UNFINISHED)
+        return text if stops is None else stops.settled(text)
 
     def _result(
         self,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from txport.text.base import Tokenizer
 
 BYTE = re.compile("<0x[0-9a-fA-F]{2}>")  # the token of one byte
 # The letters that byte-level tokens are written with: printable ones of Latin-1 are their own byte, and the others
@@ -14,6 +16,7 @@ BYTE = re.compile("<0x[0-9a-fA-F]{2}>")  # the token of one byte
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
+UNFINISHED = "\ufffd"  # shown by decoders for an incomplete character
 CONTEXT = "abcdef"  # before a token, so that it is not decoded as the first of a text
 
 
@@ -42,6 +45,17 @@ class TokenBytes:
     def _joined(self, tokens: list[str]) -> str:
         decoder = self._tokenizer.decoder
         return " ".join(tokens) if decoder is None else str(decoder.decode(tokens))
+
+
+def without_last_bytes(ids: Sequence[int], tokenizer: Tokenizer) -> Sequence[int]:
+    """Return target ids without the byte tokens at their end, and without tokens that have no text there.
+
+    Decoders show consecutive byte tokens as UTF-8, or each as an unknown character if one byte of them is wrong.
+    """
+    end = len(ids)
+    while end and (not tokenizer.decode(last := ids[end - 1 : end]) or BYTE.fullmatch(tokenizer.tokens(last)[0])):
+        end -= 1
+    return ids[:end]
 
 
 def _types(part: Any) -> Iterator[str]:
