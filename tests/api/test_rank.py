@@ -139,6 +139,72 @@ def test_pairs_are_for_classifiers(tmp_path: Path) -> None:
         model.embed([("a", "b")])
 
 
+NLI = ("contradiction", "entailment", "neutral")
+
+
+def inference(folder: Path, labels: tuple[str, ...]) -> Any:
+    """A bundle of a classifier of pairs with its tokenizer, in the folder "out"."""
+    reranker(folder / "folder", labels)
+    return bundle_of(load_checkpoint(str(folder / "folder")), folder / "out")
+
+
+def test_other_labels_are_hypotheses_of_a_model_of_inference(tmp_path: Path) -> None:
+    model = txport.load(inference(tmp_path, NLI).path)
+    texts, labels = ["a b", "h g f e d c b a a a a", "c"], ["d", "e f", "g"]
+    logits = np.stack([found["logits"] for found in model.infer(pairs_of(texts, labels, "a {}"), truncate=True)])
+    logits = logits.reshape(len(texts), len(labels), len(NLI)).astype(np.float64)
+    entailed = np.exp(logits[..., 1])
+    exclusive = entailed / entailed.sum(axis=1, keepdims=True)
+    alone = entailed / (entailed + np.exp(logits[..., 0]))
+    for expected, several in ((exclusive, False), (alone, True)):
+        found = model.classify(iter(texts), labels=labels, template="a {}", multi_label=several)
+        for row, one in zip(expected, found, strict=True):
+            assert {each.label: each.score for each in one} == pytest.approx(dict(zip(labels, row, strict=True)))
+            assert [each.score for each in one] == sorted((each.score for each in one), reverse=True)
+    assert model.classify(texts, labels=["d"], template="a {}")[0][0].score == pytest.approx(alone[0, 0])
+    (first, *_) = model.classify("a b", labels=labels, template="a {}", top=2)
+    assert [each.label for each in first] == [labels[at] for at in np.argsort(-exclusive[0])[:2]]
+    assert model.classify(["\N{SNOWMAN}", "a"], labels=["d"], unknown="skip")[0] == []
+    assert model.classify([], labels=["d"]) == []
+    asked = ["run", str(tmp_path / "out"), "a b", "--label", "d", "--label", "e f", "--template", "a {}"]
+    best = model.classify("a b", labels=["d", "e f"], template="a {}")[0]
+    assert CliRunner().invoke(cli, asked).output == f"{best[0].label}\n"
+    shown = CliRunner().invoke(cli, [*asked, "--multi-label", "--top", "1"]).output.split("\t")
+    assert shown[1].strip() in ("d", "e f")
+    for more, message in ((["--pairs"], "--pairs can't be combined with --label"), (["--template", "a"], "one {}")):
+        refused = CliRunner().invoke(cli, [*asked, *more])
+        assert message in str(refused.exception)
+    refused = CliRunner().invoke(cli, ["run", str(tmp_path / "out"), "a", "--multi-label"])
+    assert "--multi-label needs a --label" in str(refused.exception)
+
+
+def pairs_of(texts: list[str], labels: list[str], template: str) -> list[tuple[str, str]]:
+    return [(text, template.replace("{}", label)) for text in texts for label in labels]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"labels": []}, "labels must be different strings, at least one, got \\[\\]"),
+        ({"labels": ["a", "a"]}, "labels must be different strings"),
+        ({"labels": "a"}, "labels must be a list of strings, got 'a'"),
+        ({"labels": ["a"], "template": "a"}, "template must have one {} for the label, as in 'This example is {}.'"),
+        ({"labels": ["a"], "multi_label": 2}, "multi_label"),
+    ],
+)
+def test_labels_that_are_none_are_refused(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    model = txport.load(inference(tmp_path, NLI).path)
+    with pytest.raises(UnsupportedError, match=message):
+        model.classify("a", **given)
+
+
+@pytest.mark.parametrize(("labels", "several"), [(("good", "bad"), False), (("entailment", "a", "b"), True)])
+def test_other_labels_need_entailment(labels: tuple[str, ...], several: bool, tmp_path: Path) -> None:
+    model = txport.load(inference(tmp_path, labels).path)
+    with pytest.raises(UnsupportedError, match="takes no others: use a model of natural language inference"):
+        model.classify("a", labels=["b", "c"], multi_label=several)
+
+
 WORDS_OF = st.lists(st.sampled_from("abc"), min_size=1, max_size=30).map(" ".join)
 PAIRS_OF = ["[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS] $A [SEP] [SEP] $B [SEP]", "$A $B:1"]
 

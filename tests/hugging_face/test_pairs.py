@@ -74,6 +74,29 @@ def test_scores_of_pairs_are_those_of_transformers(name: str, tmp_path: Path) ->
     assert next(each.score for each in ranked if each.text == "c") == pytest.approx(found[0], abs=1e-6)
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_zero_shot_labels_have_the_scores_of_the_pipeline_of_transformers(several: bool, tmp_path: Path) -> None:
+    sizes = SIZES | {"max_position_embeddings": 32, "id2label": {0: "contradiction", 1: "neutral", 2: "ENTAILMENT"}}
+    sizes |= {"label2id": {"contradiction": 0, "neutral": 1, "ENTAILMENT": 2}}
+    del sizes["num_labels"]
+    _, tokenizer = saved("bert", tmp_path)
+    torch.manual_seed(5)
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes)).eval()
+    model.save_pretrained(tmp_path)
+    checkpoint = load_checkpoint(str(tmp_path))
+    ours = Encoder(TorchRuntime(checkpoint.model), load_tokenizer(tmp_path, checkpoint.facts), checkpoint.facts)
+    pipeline = transformers.pipeline("zero-shot-classification", model=model, tokenizer=tokenizer)
+    tokenizer.model_max_length = 32
+    texts, labels = ["a b", "c d e f " * 20, "h"], ["a", "b c", "d"]
+    for count in (3, 1):
+        asked = {"hypothesis_template": "h {} g", "multi_label": several}
+        expected = pipeline(texts, labels[:count], **asked)
+        found = ours.classify(texts, labels=labels[:count], template="h {} g", multi_label=several)
+        for one, other in zip(found, expected, strict=True):
+            assert [each.label for each in one] == other["labels"]
+            assert [each.score for each in one] == pytest.approx(other["scores"], abs=1e-5)
+
+
 SETTINGS = {
     "config_sentence_transformers.json": {"model_type": "CrossEncoder", "prompts": {}, "default_prompt_name": None},
     "sentence_bert_config.json": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack, get_args, overload
 
 import numpy as np
@@ -27,6 +28,8 @@ Texts = str | Iterable[Text]
 Floats = NDArray[np.float32]
 Result = TypeVar("Result")
 TINY = 1e-12
+TEMPLATE = "This example is {}."  # of hypotheses, as in transformers
+NOTHING: Floats = np.zeros(0, np.float32)
 OTHERWISE = {"replaced": "original"}  # the opposite of a model's only label
 
 
@@ -261,26 +264,58 @@ class Encoder:
         """Return the number of tokens without a special one at their end."""
         return len(ids) - (bool(ids) and ids[-1] in self.facts.vocabulary.special)
 
-    def classify(self, texts: Texts, *, top: int | None = None, **how: Unpack[Batches]) -> list[list[Label]]:
+    def classify(
+        self,
+        texts: Texts,
+        *,
+        top: int | None = None,
+        labels: Sequence[str] | None = None,
+        template: str = TEMPLATE,
+        multi_label: bool = False,
+        **how: Unpack[Batches],
+    ) -> list[list[Label]]:
         """Return the `top` labels of each text (default: all), highest score first; `how` are the options of `infer`.
 
         Scores are softmax probabilities if labels are exclusive, sigmoid probabilities if they are independent, and the
         logits themselves for a regression model (`Facts.function_to_apply`).
-        """
-        return list(self.classify_iter(texts, top=top, **how))
 
-    def classify_iter(self, texts: Texts, *, top: int | None = None, **how: Unpack[Batches]) -> Iterator[list[Label]]:
+        With `labels`, a model of natural language inference says how well each of these labels fits a text (zero-shot
+        classification): the text is the premise, and `template` with the label in place of `{}` the hypothesis. Scores
+        are the softmax over the labels of the logits of entailment; with `multi_label` or for one label, that over
+        entailment and contradiction. `truncate` is then true by default. Raises `UnsupportedError` for another model.
+        """
+        return list(
+            self.classify_iter(texts, top=top, labels=labels, template=template, multi_label=multi_label, **how)
+        )
+
+    def classify_iter(
+        self,
+        texts: Texts,
+        *,
+        top: int | None = None,
+        labels: Sequence[str] | None = None,
+        template: str = TEMPLATE,
+        multi_label: bool = False,
+        **how: Unpack[Batches],
+    ) -> Iterator[list[Label]]:
         """Like `classify`, for an iterable of any length; yield results in order."""
         require_ability(self.facts, "classify")
-        labels = self.facts.labels
-        function = _function(self.facts)
-        count = len(labels) if top is None else whole("top", top, 1)
+        names = self.facts.labels if labels is None else labels_given(labels)
+        count = len(names) if top is None else whole("top", top, 1)
 
-        def finish(_: Sequence[int], outputs: Outputs) -> list[Label]:
-            found = scores(outputs[LOGITS], function)
-            return [Label(labels[at], float(found[at])) for at in best(found, count)]
+        def listed(found: NDArray[np.float64]) -> list[Label]:
+            return [Label(names[at], float(found[at])) for at in best(found, count)]
 
-        return self._each(texts, finish, [], **how)
+        if labels is None:
+            function = _function(self.facts)
+            return self._each(texts, lambda _, outputs: listed(scores(outputs[LOGITS], function)), [], **how)
+        hypotheses = [hypothesis(template, name) for name in names]
+        fit = entailment(self.facts, alone=switch("multi_label", multi_label) or len(names) == 1)
+        how.setdefault("truncate", True)
+        pairs: Iterator[Any] = ((text, each) for text in many("texts", texts) for each in hypotheses)
+        logits = self._each(pairs, lambda _, outputs: outputs[LOGITS], NOTHING, **how)
+        grouped = iter(lambda: list(islice(logits, len(names))), [])
+        return (listed(fit(np.stack(each))) if all(map(len, each)) else [] for each in grouped)
 
     def rank(self, query: str, texts: Iterable[str], *, top: int | None = None, **how: Unpack[Batches]) -> list[Ranked]:
         """Return the `top` texts (default: all) with the highest scores for a query, best first.
@@ -416,6 +451,43 @@ def unit(vectors: Floats) -> Floats:
     length = np.sqrt(np.square(vectors, dtype=np.float64).sum(axis=-1, keepdims=True))
     found: Floats = (vectors / np.maximum(length, TINY)).astype(np.float32)
     return found
+
+
+def labels_given(labels: object) -> list[str]:
+    """Return the labels of a caller; raise `UnsupportedError` unless they are different strings, at least one."""
+    if isinstance(labels, str) or not isinstance(labels, Iterable):
+        raise UnsupportedError(f"labels must be a list of strings, got {quoted(labels)}")
+    found = list(labels)
+    if not found or not all(isinstance(each, str) and each.strip() for each in found) or len(set(found)) < len(found):
+        raise UnsupportedError(f"labels must be different strings, at least one, got {quoted(found)}")
+    return found
+
+
+def hypothesis(template: object, label: str) -> str:
+    """Return a template with a label in place of `{}`; raise `UnsupportedError` unless it has just one `{}`."""
+    if not isinstance(template, str) or template.count("{}") != 1:
+        example = f"one {{}} for the label, as in {quoted(TEMPLATE)}"
+        raise UnsupportedError(f"template must have {example}, got {quoted(template)}")
+    return template.replace("{}", label)
+
+
+def entailment(facts: Facts, *, alone: bool) -> Callable[[Array], NDArray[np.float64]]:
+    """Return a function from the logits of L hypotheses (L, C) to their scores (L,).
+
+    `alone`: each score is that of entailment beside contradiction, else beside the entailment of the other hypotheses.
+    Raises `UnsupportedError` for a model without these labels.
+    """
+    named = [name.lower() for name in facts.labels]
+    entails = next((at for at, name in enumerate(named) if name.startswith("entail")), None)
+    others = [at for at in range(len(named)) if at != entails]
+    against = others if len(others) == 1 else [at for at in others if named[at].startswith("contradict")]
+    if entails is None or (alone and not against):
+        needs = "entailment and contradiction" if alone else "entailment"
+        fix = f"use a model of natural language inference, with {needs} among its labels"
+        raise UnsupportedError(f"this model has the labels {', '.join(facts.labels)}, and takes no others: {fix}")
+    if alone:
+        return lambda logits: scores(logits[:, [against[0], entails]], "softmax")[:, 1]
+    return lambda logits: scores(logits[:, entails], "softmax")
 
 
 def _function(facts: Facts) -> Function:

@@ -19,8 +19,9 @@ from txport.models.facts import Facts, Pooling
 ARRAY = ".npy"
 TRUE = 0.5  # minimum probability of a printed label, if labels are independent
 VECTORS = ("pooling", "normalize", "dimensions", "prompt")
-OF = {"embed": VECTORS, "classify": ("top", "pairs"), "tag": (), "fill": ("top",)}  # a model's options
-FLAGS = {name: f"--{name}" for names in OF.values() for name in names}
+LABELS = ("labels", "template", "multi_label")
+OF = {"embed": VECTORS, "classify": ("top", "pairs", *LABELS), "tag": (), "fill": ("top",)}  # a model's options
+FLAGS = {name: f"--{name}".replace("_", "-") for names in OF.values() for name in names} | {"labels": "--label"}
 Rows = Iterator[tuple[str, ...]]
 
 
@@ -31,7 +32,13 @@ def encoding_options(command: F) -> F:
     pooling = "Vectors: how the vectors of a text's tokens become one; none: they do not." + _otherwise("mean")
     prompt = "Vectors: name of the bundle's prompt to put before each text; '' is none." + _otherwise("''")
     pairs = "A line is two texts separated by a tab, which the model reads as a pair."
+    label = "Zero-shot: any label, for a model of natural language inference.  [repeatable]"
+    template = "Zero-shot: what a text with a --label implies, with {} for it.  [default: This example is {}.]"
+    several = "Zero-shot: a text can have several of the --label, or none."
     for option in (
+        click.option("--multi-label", is_flag=True, help=several),
+        click.option("--template", metavar="TEXT", help=template),
+        click.option("--label", "labels", multiple=True, metavar="LABEL", help=label),
         click.option("--pairs", is_flag=True, help=pairs),
         click.option("--top", type=click.IntRange(1), help=top),
         click.option("--prompt", metavar="NAME", help=prompt),
@@ -130,9 +137,11 @@ def _numbers(array: Any) -> Any:
     return [_numbers(each) for each in array] if array.ndim > 1 else [float(str(each)) for each in array]
 
 
-def _classify(model: Any, texts: Iterable[str], shown: Mapping[str, object], how: Mapping[str, object]) -> Way:
-    function = model.facts.function_to_apply
-    least = TRUE if function == "sigmoid" and len(model.facts.labels) > 1 else -math.inf
+def _classify(model: Any, texts: Iterable[str], shown: Mapping[str, Any], how: Mapping[str, object]) -> Way:
+    others = _other_labels(shown)
+    labels = others.get("labels", model.facts.labels)
+    function = model.facts.function_to_apply if not others else "sigmoid" if others["multi_label"] else "softmax"
+    least = TRUE if function == "sigmoid" and len(labels) > 1 else -math.inf
 
     def rows(text: str, labels: Any, as_json: bool) -> Rows:
         if as_json:
@@ -144,7 +153,18 @@ def _classify(model: Any, texts: Iterable[str], shown: Mapping[str, object], how
         else:
             yield tuple(field for each in labels if each.score >= least for field in _scored(each))
 
-    return model.classify_iter(texts, top=shown["top"], **how), rows
+    return model.classify_iter(texts, top=shown["top"], **{**how, **others}), rows
+
+
+def _other_labels(shown: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `Model.classify` for `--label`; {} without it."""
+    labels = list(shown["labels"])
+    for name in ("pairs",) if labels else ("template", "multi_label"):
+        if shown[name]:
+            problem = "can't be combined with --label" if labels else "needs a --label"
+            raise UnsupportedError(f"{FLAGS[name]} {problem}")
+    template = {} if shown["template"] is None else {"template": shown["template"]}
+    return {"labels": labels, "multi_label": shown["multi_label"], "truncate": True, **template} if labels else {}
 
 
 def _scored(label: Any) -> tuple[str, str]:
