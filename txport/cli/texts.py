@@ -69,7 +69,7 @@ def told(model: Any, options: dict[str, Any]) -> Any:
     return model.writing_special_tokens() if special else model
 
 
-def _template_option(given: str) -> tuple[str, Any]:
+def _template_option(given: str) -> tuple[str, object]:
     """Return name and value of a variable of the template; the value is JSON or a literal of Python, or else a text."""
     name, equals, value = given.partition("=")
     if not equals:
@@ -82,7 +82,7 @@ def _template_option(given: str) -> tuple[str, Any]:
         return name, LITERALS.get(value, value)
 
 
-def between(model: Any, options: dict[str, Any]) -> Any:
+def between(model: Any, options: dict[str, object]) -> Any:
     """Apply the options of languages, and remove them from `options`; return the new model."""
     languages = {name: options.pop(name) for name in LANGUAGES}
     if any(each is not None for each in languages.values()):
@@ -120,7 +120,7 @@ class Watched:
         self.spelled_tokens: dict[str, None] = {}
         self.lacking: dict[int, None] = {}
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._tokenizer, name)
 
     def encode(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:

@@ -73,7 +73,7 @@ class FileTokenizer:
         outside = self._tokenizer.token_to_id(OUTSIDE)
         self._limit = min(each for each in (limit, outside, self.size) if each is not None)
         self._outside = outside
-        self._control: Any = None
+        self._control: object = None
 
     @property
     def content(self) -> str:
@@ -101,7 +101,7 @@ class FileTokenizer:
         return list(dict.fromkeys(self._spellings.findall(text)))
 
     @cached_property
-    def _parser(self) -> Any:
+    def _parser(self) -> object:
         """A copy of the tokenizer that recognises special tokens in texts, as the library does by default."""
         return type(self._tokenizer).from_str(self.content)
 
@@ -137,7 +137,7 @@ class FileTokenizer:
         """Return the added tokens, which are matched as a whole, and for each whether it is special."""
         return {token.content: token.special for token in self._tokenizer.get_added_tokens_decoder().values()}
 
-    def _encode(self, text: str, unknown: Unknown, around: bool, reader: Any) -> list[int]:
+    def _encode(self, text: str, unknown: Unknown, around: bool, reader: object) -> list[int]:
         return self._read((text,), unknown, around=around, reader=reader).ids
 
     def _read(

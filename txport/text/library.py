@@ -46,7 +46,7 @@ def recognising(tokenizer: Any, id_: int) -> Any:
     return tokenizer
 
 
-def controlled(tokenizer: Any, control: Collection[str], mark: str) -> Any:
+def controlled(tokenizer: Any, control: Collection[str], mark: str) -> object:
     """Return a copy of the tokenizer that matches these tokens in the raw text, and then removes the mark."""
     parts = json.loads(tokenizer.to_str())
     if parts["model"]["type"] == "Unigram":
@@ -60,7 +60,7 @@ def controlled(tokenizer: Any, control: Collection[str], mark: str) -> Any:
     return type(tokenizer).from_str(json.dumps(parts))
 
 
-def letter_by_letter(tokenizer: Any, parts: dict[str, Any]) -> Any:
+def letter_by_letter(tokenizer: Any, parts: dict[str, Any]) -> object:
     """Return a copy whose Unigram model can't match special tokens in a text: they are renamed.
 
     The new names begin with a space. Spaces of a text are replaced before the model sees it, so no text matches.
