@@ -153,16 +153,17 @@ class FileTokenizer:
         with refusals(TextError, f"{self._path} can't split {_told(texts)}; fix it, or leave that text out"):
             encoding = reader.encode(*texts, add_special_tokens=around)
         takes = unknown == "token" or (unknown == "auto" and not self._spells)
-        numbers = encoding.sequence_ids
+        numbers, types, offsets = encoding.sequence_ids, encoding.type_ids, encoding.offsets  # each copies all
         kept = range(len(numbers)) if longest is None else fitting(numbers, longest)
-        ids = [self._known_id(encoding.ids[at], encoding.tokens[at], takes) for at in kept]
+        every = list(zip(encoding.ids, encoding.tokens, strict=True))
+        ids = [self._known_id(*every[at], takes) for at in kept]
         places = zip(ids, kept, strict=True)
-        strange = [texts[numbers[at] or 0][slice(*encoding.offsets[at])] for id_, at in places if id_ is None]
+        strange = [texts[numbers[at] or 0][slice(*offsets[at])] for id_, at in places if id_ is None]
         if strange and unknown != "skip":
             found = _listed(list(dict.fromkeys(strange)))
             fix = "unknown='skip' leaves them out"
             raise TextError(f"{_told(texts)} has characters outside the vocabulary: {found}; {fix}")
-        known = [(id_, encoding.type_ids[at]) for id_, at in zip(ids, kept, strict=True) if id_ is not None]
+        known = [(id_, types[at]) for id_, at in zip(ids, kept, strict=True) if id_ is not None]
         read = {numbers[at] for id_, at in zip(ids, kept, strict=True) if id_ is not None}
         if not {*range(len(texts))} <= read:
             raise UnknownTextError(f"{_told(texts)} has no character of the vocabulary")
