@@ -381,7 +381,7 @@ def score(
     variant: str | None,
     as_ids: bool,
     as_json: bool,
-    **options: object,
+    **options: Any,
 ) -> None:
     """How likely TARGET is for TEXT: text as `run` writes it.
 
