@@ -9,6 +9,7 @@ from typing import TypeVar
 
 Plan = tuple[str, str]  # target and precision
 Model = TypeVar("Model")
+Form = TypeVar("Form")
 EVERY = bool(os.environ.get("TXPORT_EVERY_PAIR"))
 
 
@@ -21,7 +22,7 @@ def on_each_target(models: Iterable[Model], plans: Sequence[Plan]) -> list[tuple
     return [(model, own[turn % len(own)]) for turn, model in enumerate(models) for own in of_target]
 
 
-def in_turn(models: Iterable[Model], plans: Sequence[Plan]) -> list[tuple[Model, Plan]]:
+def in_turn(models: Iterable[Model], plans: Sequence[Form]) -> list[tuple[Model, Form]]:
     """Each model with one plan, which take turns."""
     if EVERY:
         return list(itertools.product(models, plans))

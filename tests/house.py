@@ -14,11 +14,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS: dict[str, tuple[int, int]] = {  # figure -> limit, aim
-    "lines in txport/": (68_480, 44_000),
+    "lines in txport/": (68_440, 44_000),
     "files in txport/": (449, 290),
     "lines in tests/": (54_760, 40_000),
     "comparisons of target or task": (11, 15),
-    "Any per 1,000 lines": (18, 10),
+    "Any per 1,000 lines": (10, 10),
     "words in README.md": (900, 900),
     "lines of a function, 90 of 100": (19, 19),
     "lines of the longest function": (60, 60),

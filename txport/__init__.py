@@ -13,14 +13,12 @@ __all__ = [
 
 TYPE_CHECKING = False  # as in typing; importing typing would take most of a command's start time
 if TYPE_CHECKING:
-    from typing import Any
-
     from txport.api.encoding import Fill, Label, Ranked, Tag
     from txport.api.generated import Generated, Hypothesis
     from txport.api.model import Engine, Handle, Model, Segment, Transcript, export, load
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import the API at first use, so that `import txport` loads neither torch nor onnxruntime."""
     if name not in __all__:
         raise AttributeError(f"module 'txport' has no attribute {name!r}")

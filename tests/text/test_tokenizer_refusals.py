@@ -83,7 +83,7 @@ def test_interrupts_and_a_lack_of_memory_stay_what_they_are(tmp_path: Path, monk
     for error in (KeyboardInterrupt, MemoryError, SystemExit):
 
         class Raising:
-            def encode(self, text: str, error: type[BaseException] = error, **how: Any) -> None:
+            def encode(self, *texts: str | None, error: type[BaseException] = error, **how: Any) -> None:
                 raise error
 
         monkeypatch.setattr(tokenizer, "_reader", Raising())

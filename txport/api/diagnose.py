@@ -7,7 +7,6 @@ import importlib.metadata
 import platform
 import sys
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from txport import runtimes
 from txport.errors import UnavailableError
@@ -36,7 +35,7 @@ class Diagnosis:
     gpu: Nvidia
     problems: list[str]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return JSON values."""
         return {**asdict(self), "gpu": self.gpu.to_dict()}
 

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from txport.errors import UnsupportedError
 from txport.runtimes.inputs import Source
@@ -53,7 +53,7 @@ class Generated:
         """What ended the best hypothesis (see `Hypothesis`); None without one."""
         return self.hypotheses[0].finish if self.hypotheses else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return JSON values; alignment is omitted if it was not requested, and error if there is none."""
         values = dataclasses.asdict(self)
         if self.error is None:

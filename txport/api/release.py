@@ -143,7 +143,7 @@ def export(
     `OutOfMemoryError` for too little memory, and `ParityError` if the original or PyTorch computes something else.
     """
     precision = target_of(target).offered(precision)
-    how: dict[str, Any] = {"target": target, "precision": precision, **_whole_numbers(opset=opset, rows=rows)}
+    how: dict[str, object] = {"target": target, "precision": precision, **_whole_numbers(opset=opset, rows=rows)}
     how |= {"weights": switch("weights", weights), "single": switch("single", single)}
     few_bits = FewBits.of(auto, auto_limit, max_loss, target, precision, weights=weights)
     _require_calibrated(calibrate, how)
@@ -178,8 +178,8 @@ def _require_memory(checkpoint: Checkpoint, how: Mapping[str, Any], few_bits: Fe
 
 
 def _original(
-    checkpoint: Checkpoint, against: str | None, how: Mapping[str, Any], progress: Progress, *, trust_code: bool
-) -> Mapping[str, Any] | None:
+    checkpoint: Checkpoint, against: str | None, how: Mapping[str, object], progress: Progress, *, trust_code: bool
+) -> Mapping[str, object] | None:
     """Compare a checkpoint with its original and return the record of it; None for an export without weights.
 
     Raises `OutOfMemoryError` for too little memory, `ParityError` if they differ.

@@ -81,7 +81,7 @@ class Transcript:
         """The tokens of all segments."""
         return [token for each in self.segments for token in each.tokens]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return JSON values."""
         return dataclasses.asdict(self)
 

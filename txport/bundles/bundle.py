@@ -48,7 +48,7 @@ class Bundle:
 
     path: Path
     manifest: Manifest
-    measured: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    measured: Mapping[str, object] = field(default_factory=dict, compare=False)
 
     def file(self, role: str) -> Path:
         """Return the path of the graph with this role."""

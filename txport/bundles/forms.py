@@ -76,7 +76,7 @@ class Form:
         zeros = " with zero points" if self.zeros else ""
         return DESCRIPTIONS.get(self.kind, f"{self.bits}-bit blocks of {self.block}{zeros}")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return JSON values; `columns` and `zeros` only if there are any."""
         values = {"kind": self.kind, "bits": self.bits, "block": self.block}
         values |= {"columns": list(self.columns)} if self.columns else {}
@@ -162,7 +162,7 @@ class Stored:
         """Whether the numbers are stored in fewer bits than fp32."""
         return self.form not in (None, PLAIN)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return JSON values, without those that are None."""
         form = self.form and self.form.to_dict()
         sizes = None if self.sizes is None else list(self.sizes)

@@ -206,7 +206,7 @@ def read_ir(path: Path) -> ir.Model:
         raise BundleError(f"{path} is not a whole ONNX file: {brief(error)}") from error
 
 
-Maps = dict[tuple[Any, ...], Array]  # (file, offset, dtype, dims) -> memory-mapped array
+Maps = dict[tuple[object, ...], Array]  # (file, offset, dtype, dims) -> memory-mapped array
 
 
 def mapped(tensor: onnx.TensorProto, path: Path, maps: Maps) -> Array:

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from txport.errors import BundleError
 from txport.models.facts import Facts, Tokens
@@ -25,12 +24,12 @@ PROBLEM_TYPES = {  # by `function_to_apply`
 }
 
 
-def label_config(facts: Facts) -> dict[str, Any]:
+def label_config(facts: Facts) -> dict[str, object]:
     """Return the entries of a `config.json` for labels, and the `problem_type` by which pipelines compute scores.
 
     Some pipelines apply the sigmoid to a single label only if the `problem_type` is multi-label.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     if facts.labels:
         found["id2label"] = {str(number): label for number, label in enumerate(facts.labels)}
         found["label2id"] = {label: number for number, label in enumerate(facts.labels)}
@@ -76,7 +75,7 @@ def _write_side(file: Path, folder: Path, special: Mapping[str, int], facts: Fac
     write_json(folder / TOKENIZER_CONFIG, tokenizer_config(file, special, facts))
 
 
-def tokenizer_config(file: Path, special: Mapping[str, int], facts: Facts) -> dict[str, Any]:
+def tokenizer_config(file: Path, special: Mapping[str, int], facts: Facts) -> dict[str, object]:
     """Return the `tokenizer_config.json` with which `AutoTokenizer` encodes and decodes like `FileTokenizer`.
 
     `special` are special tokens: name -> id. Raises `BundleError` if `file` is not a tokenizer.
@@ -101,10 +100,10 @@ def tokenizer_config(file: Path, special: Mapping[str, int], facts: Facts) -> di
     }
 
 
-def _used(path: Path) -> dict[str, Any]:
+def _used(path: Path) -> dict[str, object]:
     """Return the settings of a `text.json` for `AutoTokenizer`, which parses special tokens of templates from text."""
     usage = read_usage(path, path) if path.exists() else Usage()
-    found: dict[str, Any] = {"clean_up_tokenization_spaces": True} if usage.clean_up else {}
+    found: dict[str, object] = {"clean_up_tokenization_spaces": True} if usage.clean_up else {}
     if usage.languages is not None:
         found["additional_special_tokens"] = list(usage.languages.tokens.values())
         found |= {"split_special_tokens": False} if usage.languages.target == "source" else {}

@@ -46,12 +46,12 @@ class Manifest:
     precision: str
     opset: int
     architecture: str
-    config: dict[str, Any]  # of the architecture
+    config: dict[str, object]  # of the architecture
     facts: Facts
     checkpoint: dict[str, str]  # name and sha256 of what was exported; `quantised` if another tool quantised it
     tools: dict[str, str]  # versions
     generation: dict[str, Any] = field(default_factory=dict)
-    not_followed: dict[str, Any] = field(default_factory=dict)  # the checkpoint's generation options without a search
+    not_followed: dict[str, object] = field(default_factory=dict)  # the checkpoint's options that no search follows
     passes: dict[str, dict[str, int]] = field(default_factory=dict)  # graph -> pass -> number of replacements
     parts: dict[str, dict[str, int]] = field(default_factory=dict)  # graph -> operator -> number of parts
     # initializer -> its weights and form, if it holds several weights, or one in a form that the precision chose; other
@@ -62,9 +62,9 @@ class Manifest:
     shared: dict[str, dict[str, Any]] = field(default_factory=dict)  # shared weight -> file, offset, dtype, dims
     parity: dict[str, Any] = field(default_factory=dict)
     # the comparison with the original, and what few bits cost: see bundles/comparisons.py
-    original: dict[str, Any] = field(default_factory=dict)
-    loss: dict[str, Any] = field(default_factory=dict)
-    calibrated: dict[str, Any] = field(default_factory=dict)  # texts by which weights were rounded, what that gained
+    original: dict[str, object] = field(default_factory=dict)
+    loss: dict[str, object] = field(default_factory=dict)
+    calibrated: dict[str, object] = field(default_factory=dict)  # texts by which weights were rounded, what that gained
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> sha256, bytes
     weightless: bool = False  # True if the graphs refer to weight files that are not in the bundle
     single: bool = False  # True if there is an additional graph that contains the whole search
@@ -134,12 +134,12 @@ class Manifest:
         """Return whether the bundle was made from the checkpoint with this SHA-256."""
         return self.checkpoint["sha256"] == sha256
 
-    def differences(self, described: Mapping[str, object]) -> Iterator[tuple[str, Any, Any]]:
+    def differences(self, described: Mapping[str, object]) -> Iterator[tuple[str, Any, object]]:
         """Yield the differences from a checkpoint's description: path, value in the manifest, expected value."""
         told = {"architecture": self.architecture, "config": dict(self.config), "facts": self.facts.to_dict()}
         return _differences(told, dict(described))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return JSON values, including the graphs and their ports for other programs."""
         values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
         values["facts"] = self.facts.to_dict()
@@ -151,7 +151,7 @@ class Manifest:
         return values
 
 
-def _differences(found: object, expected: object, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+def _differences(found: object, expected: object, where: str = "") -> Iterator[tuple[str, object, object]]:
     """Yield the path and both values of each difference between two JSON values."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for name in dict.fromkeys((*expected, *found)):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from txport.audio.targets import prompt
 from txport.bundles.manifest import Manifest
@@ -24,7 +23,7 @@ ENGLISH = "en"
 def metadata(manifest: Manifest, role: str) -> dict[str, str]:
     """Return the metadata of one graph of a bundle; docs/embedding.md lists the keys."""
     facts = manifest.facts
-    values: dict[str, Any] = {
+    values: dict[str, object] = {
         "format": manifest.format,
         "target": manifest.target,
         "precision": manifest.precision,
@@ -65,7 +64,7 @@ def _spoken(speech: Speech) -> list[int]:
     return prompt(speech, speech.language or language, speech.task or TASKS[0], times=False)
 
 
-def _source(facts: Facts) -> Iterator[tuple[str, Any]]:
+def _source(facts: Facts) -> Iterator[tuple[str, object]]:
     """Yield the keys and values of the source, if there is one."""
     source = facts.source
     if isinstance(source, Tokens):
@@ -84,7 +83,7 @@ def _source(facts: Facts) -> Iterator[tuple[str, Any]]:
         yield "n_fft", source.n_fft
 
 
-def _target(facts: Facts) -> Iterator[tuple[str, Any]]:
+def _target(facts: Facts) -> Iterator[tuple[str, object]]:
     """Yield the keys and values of the target, if there is one."""
     target = facts.target
     if target is None:

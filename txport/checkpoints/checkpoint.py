@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -68,8 +67,8 @@ class Checkpoint:
     outline: Model
     sha256: str
     folder: Path | None = None  # None for a preset
-    generation: Mapping[str, Any] = field(default_factory=dict)  # its default search options
-    not_followed: Mapping[str, Any] = field(default_factory=dict)  # its generation options that no search follows
+    generation: Mapping[str, object] = field(default_factory=dict)  # its default search options
+    not_followed: Mapping[str, object] = field(default_factory=dict)  # its generation options that no search follows
     read: Read | None = None
     texts: Mapping[str, Path | str] | None = None  # tokenizer files by name; None for those in the folder
     quantised: str = ""
@@ -119,7 +118,7 @@ class Checkpoint:
         return self.outline.facts
 
     @property
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """The manifest's entries about the model, as JSON values."""
         name = architecture.name_of(self.config)
         return {"architecture": name, "config": self.config.to_dict(), "facts": self.facts.to_dict()}

@@ -89,7 +89,7 @@ class Published:
         """The major version of transformers that wrote the file; 4 if it is not named."""
         return version_of(self._values)
 
-    def all(self) -> dict[str, Any]:
+    def all(self) -> dict[str, object]:
         """Return all values, defaults included."""
         return dict(self._values)
 
@@ -125,7 +125,7 @@ class Published:
             expected = " or ".join(map(repr, allowed))
             raise ConfigError(f"{name} {quoted(value)} is not supported; it must be {expected}")
 
-    def alike(self, *names: str) -> Any:
+    def alike(self, *names: str) -> object:
         """Return the value that several keys share; raise `ConfigError` if they differ."""
         return require_alike({name: self.get(name) for name in names}, *names)
 
@@ -141,7 +141,7 @@ class Published:
             raise ConfigError(f"{name} {quoted(list(found))} is not supported; it must be one token")
         return found[0] if found else default
 
-    def start(self, default: object) -> Any:
+    def start(self, default: object) -> object:
         """Return the token that targets begin with: the start token or, without one, the first token of texts.
 
         If there is a `generation_config.json`, they are those that it names, as for transformers' `generate`.
@@ -154,7 +154,7 @@ class Published:
         return default
 
 
-def require_alike(options: Mapping[str, object], *names: str, default: object = None) -> Any:
+def require_alike(options: Mapping[str, object], *names: str, default: object = None) -> object:
     """Return the value that several options share; raise `ConfigError` if they differ."""
     found = [options.get(name, default) for name in names]
     if any(each != found[0] for each in found):
@@ -176,15 +176,15 @@ class Family:
     object that has the keys of a multimodal model's text model.
     """
 
-    defaults: Mapping[str, Mapping[str, Any]]
+    defaults: Mapping[str, Mapping[str, object]]
     architecture: str
     classes: str
-    config: Callable[[Published], dict[str, Any]]
+    config: Callable[[Published], dict[str, object]]
     weights: tuple[Rule, ...] = ()
-    own_weights: Mapping[str, Callable[[Any], tuple[Rule, ...]]] = field(default_factory=dict)
+    own_weights: Mapping[str, Callable[[object], tuple[Rule, ...]]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     unused: Mapping[str, str] = field(default_factory=dict)
-    off: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    off: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     part: str = ""
 
     def read(
@@ -224,7 +224,7 @@ class Family:
             require_known(each, read, self.unused, self.off, published.type)
 
 
-def read_beside(folder: Path) -> dict[str, dict[str, Any]]:
+def read_beside(folder: Path) -> dict[str, dict[str, object]]:
     """Return the values of the files next to a config, by their names without `.json`; {} for a missing one.
 
     The audio settings in `processor_config.json` take precedence over `preprocessor_config.json`, as in transformers 5.
@@ -254,7 +254,7 @@ def _require_special(values: Mapping[str, object], published: Published, found: 
                 raise ConfigError(f"{name} must lie in the vocabulary of {size} (vocab_size), got {quoted(id_)}{kind}")
 
 
-def _several(value: object) -> Sequence[Any]:
+def _several(value: object) -> Sequence[object]:
     return value if isinstance(value, list | tuple) else (value,)
 
 

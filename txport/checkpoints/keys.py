@@ -7,7 +7,6 @@ refused, since it may change what the model computes.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from txport.errors import ConfigError, quoted
 from txport.models.generation import IN_CONFIG
@@ -52,7 +51,7 @@ UNUSED: Mapping[str, str] = {
     **dict.fromkeys(("original_max_position_embeddings",), SCALED),
     **dict.fromkeys(IN_CONFIG, GENERATED),
 }
-OFF: Mapping[str, tuple[Any, ...]] = {  # the only values that every family supports
+OFF: Mapping[str, tuple[object, ...]] = {  # the only values that every family supports
     "is_decoder": (False,),
     "add_cross_attention": (False,),
     "tie_encoder_decoder": (False,),
@@ -64,7 +63,7 @@ def require_known(
     values: Mapping[str, object],
     read: Collection[str],
     unused: Mapping[str, str],
-    off: Mapping[str, tuple[Any, ...]],
+    off: Mapping[str, tuple[object, ...]],
     kind: str,
 ) -> None:
     """Raise `ConfigError` for a key that is not read and may change outputs.

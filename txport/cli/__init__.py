@@ -14,7 +14,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any, NoReturn
+    from typing import NoReturn
 
     from txport.cli.commands import cli as cli
 
@@ -77,7 +77,7 @@ def _refuse_to_start(error: Exception) -> NoReturn:
     sys.exit(1 if is_memory else 3)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name != "cli":
         raise AttributeError(f"module 'txport.cli' has no attribute {name!r}")
     from txport.cli import commands

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 from click.core import ParameterSource
@@ -13,7 +13,7 @@ from txport.cli.guard import prints_aside
 from txport.runtimes import require_threads
 
 SECTION = "section"  # attribute of an option: the title under which the help lists it
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 def section(title: str, *options: Callable[[F], F]) -> Callable[[F], F]:

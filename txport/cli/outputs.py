@@ -72,7 +72,7 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self._arguments = dict(arguments or {})
 
-    def invoke(self, context: click.Context) -> Any:
+    def invoke(self, context: click.Context) -> object:
         """Raise `OutputError` or `UnsupportedError` for a file that can't or must not be written."""
         given = [(each, context.params[each.name]) for each in self.params if each.name in context.params]
         files = {flag_of(each): path for each, path in given if isinstance(each.type, OutputFile) and path}

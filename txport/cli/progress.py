@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
@@ -16,7 +16,7 @@ from txport.system.progress import Progress, Stage, logged
 from txport.system.terminal import printable
 
 QUIET = 8.0  # seconds after which a line says what is still going on
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 def verbose_option(command: F) -> F:

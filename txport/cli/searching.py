@@ -19,7 +19,7 @@ IDS = {  # options whose tokens are ids in Python
     "eos_token_id": "--eos-token",
 }
 PREFIXES = ("--prefixes", {"metavar": "TOKENS", "default": "", "help": "Tokens at the start of each target."})
-TYPES: dict[Kind, Callable[[Option, Any], dict[str, Any]]] = {  # kind of an option -> its type for click
+TYPES: dict[Kind, Callable[[Option, object], dict[str, object]]] = {  # kind of an option -> its type for click
     "whole": lambda each, default: {
         "type": click.IntRange(None if each.least is None else int(each.least)),
         "default": default,

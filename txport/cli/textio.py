@@ -142,12 +142,12 @@ def tell_unknown(unknown: int, count: int) -> None:
         echo(f"txport: {unknown} of {count} texts have no character of the vocabulary; their output is empty", err=True)
 
 
-def to_json(values: dict[str, Any] | list[Any], indent: int | None = None) -> str:
+def to_json(values: dict[str, object] | list[object], indent: int | None = None) -> str:
     """Return JSON in which letters of all alphabets are readable, and control characters are escaped."""
     return printable_json(json.dumps(values, indent=indent, ensure_ascii=False))
 
 
-def print_json(values: dict[str, Any], indent: int | None = None) -> None:
+def print_json(values: dict[str, object], indent: int | None = None) -> None:
     """Write JSON to standard output."""
     print_line(to_json(values, indent), results())
 

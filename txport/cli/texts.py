@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from txport.models.facts import Facts
 from txport.text.base import Encoded, Tokenizer, TokenizerPair, Unknown, reading_pairs
 from txport.text.chat import ChatReader
 from txport.text.languages import LanguageReader
+
+if TYPE_CHECKING:
+    from txport.api.model import Model
 
 LANGUAGES = {"source_language": "--source-language", "target_language": "--target-language"}
 FLAGS = {**LANGUAGES, "as_chat": "--chat", "template_options": "--template-option"}
@@ -49,7 +52,7 @@ def parse_option(command: F) -> F:
     return click.option("--parse-special", "special", is_flag=True, help=text)(command)
 
 
-def told(model: Any, options: dict[str, Any]) -> Any:
+def told(model: Model, options: dict[str, Any]) -> Model:
     """Apply the options of languages, chat and special tokens, and remove them from `options`; return the new model.
 
     Raises `UnsupportedError` if the model does not support an option, or if one is combined with `--ids`.
@@ -69,7 +72,7 @@ def told(model: Any, options: dict[str, Any]) -> Any:
     return model.writing_special_tokens() if special else model
 
 
-def _template_option(given: str) -> tuple[str, Any]:
+def _template_option(given: str) -> tuple[str, object]:
     """Return name and value of a variable of the template; the value is JSON or a literal of Python, or else a text."""
     name, equals, value = given.partition("=")
     if not equals:
@@ -82,7 +85,7 @@ def _template_option(given: str) -> tuple[str, Any]:
         return name, LITERALS.get(value, value)
 
 
-def between(model: Any, options: dict[str, Any]) -> Any:
+def between(model: Model, options: dict[str, Any]) -> Model:
     """Apply the options of languages, and remove them from `options`; return the new model."""
     languages = {name: options.pop(name) for name in LANGUAGES}
     if any(each is not None for each in languages.values()):
@@ -91,14 +94,14 @@ def between(model: Any, options: dict[str, Any]) -> Any:
     return model
 
 
-def tell_not_followed(model: Any) -> None:
+def tell_not_followed(model: Model) -> None:
     """Print on standard error which of the checkpoint's generation options no search follows, if any."""
     if model.not_followed:
         named = ", ".join(f"{name} {quoted(value)}" for name, value in model.not_followed.items())
         echo(f"txport: outputs may differ from transformers', because txport does not follow {named}", err=True)
 
 
-def _tell_choice(model: Any) -> None:
+def _tell_choice(model: Model) -> None:
     """Print on standard error that the model chooses the language of its targets, if no option and no default does."""
     pair = model.tokenizer
     reader = pair.source if isinstance(pair, TokenizerPair) else None
@@ -120,7 +123,7 @@ class Watched:
         self.spelled_tokens: dict[str, None] = {}
         self.lacking: dict[int, None] = {}
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._tokenizer, name)
 
     def encode(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:

@@ -100,7 +100,7 @@ def _example(port: Port) -> Tensor:
     return torch.ones(dims, dtype=getattr(torch, port.dtype))
 
 
-def _open_dims(port: Port) -> dict[int, Any]:
+def _open_dims(port: Port) -> dict[int, object]:
     return {at: torch.export.Dim.DYNAMIC for at, dim in enumerate(port.dims) if isinstance(dim, str)}
 
 

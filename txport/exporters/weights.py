@@ -83,13 +83,13 @@ def _bytes_of(tensor: ir.TensorProtocol) -> memoryview:
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).reshape(-1).view(np.uint8).data
 
 
-def share_weights(models: dict[str, ir.Model], folder: Path) -> dict[str, dict[str, Any]]:
+def share_weights(models: dict[str, ir.Model], folder: Path) -> dict[str, dict[str, object]]:
     """Write the weights of all graphs to one file in `folder`, equal ones once, and make the graphs refer to it.
 
     Return the location of each weight that has the same name in several graphs (file, offset, dtype, dims), so that
     sessions can share it.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[dict[str, object]]] = {}
     with (folder / FILE).open("wb") as file:
         weights = WeightFile(file)
         for model in models.values():
@@ -98,7 +98,7 @@ def share_weights(models: dict[str, ir.Model], folder: Path) -> dict[str, dict[s
                 if tensor is None or tensor.nbytes < INLINE_BELOW:
                     continue
                 place = weights.place(str(value.name), tensor)
-                entry: dict[str, Any] = {
+                entry: dict[str, object] = {
                     "file": f"{folder.name}/{FILE}",
                     "offset": place,
                     "dtype": tensor.dtype.numpy().name,

@@ -27,7 +27,7 @@ class Architecture:
     config: type[Config]
     build: Callable[[Any], Model]
     presets: Mapping[str, Config]
-    hugging_face: Callable[[Any], dict[str, Any]]
+    hugging_face: Callable[[Any], dict[str, object]]
     draw: Callable[[Any], Config]  # NumPy generator -> a small random config of any variant
     weights: tuple[Rule, ...] = ()
     name: str = field(default="", compare=False)

@@ -176,9 +176,9 @@ def preprocessor_config(features: Features) -> dict[str, Any]:
     }
 
 
-def speech_config(speech: Speech) -> dict[str, Any]:
+def speech_config(speech: Speech) -> dict[str, object]:
     """Return the languages, tasks and timestamp settings for `generation_config.json`."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     if speech.languages:
         ids = zip(speech.languages, speech.language_ids, strict=True)
         found |= {"is_multilingual": True, "lang_to_id": {f"<|{code}|>": id_ for code, id_ in ids}}

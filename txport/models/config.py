@@ -20,7 +20,7 @@ LISTED = 10  # maximum number of keys in an error
 LARGEST_FILE = 1 << 20  # bytes of a config.json
 MOST_LAYERS = 1 << 10
 LONGEST = 1 << 20
-TYPES: Callable[[Any], Mapping[str, Any]] = cache(get_type_hints)  # config class -> type of each field
+TYPES: Callable[[object], Mapping[str, Any]] = cache(get_type_hints)  # config class -> type of each field
 BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
     "at least": operator.ge,
     "at most": operator.le,
@@ -96,7 +96,7 @@ class Config:
         tuples = {name for name, hint in TYPES(cls).items() if str(hint).startswith("tuple")}
         return cls(**{k: tuple(v) if k in tuples and isinstance(v, list) else v for k, v in values.items()})
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the config as JSON values, in declaration order."""
         usual = {each.name: each.default for each in dataclasses.fields(self) if each.name in self.RARE}
         values = {k: v for k, v in dataclasses.asdict(self).items() if k not in usual or v != usual[k]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from txport.errors import ConfigError, quoted
 from txport.models.audio import Features
@@ -51,7 +51,7 @@ NOT_FOLLOWED = (
     "token_healing",
     "watermarking_config",
 )
-OFF: Mapping[str, tuple[Any, ...]] = {  # options -> values that change nothing, as old versions wrote them
+OFF: Mapping[str, tuple[object, ...]] = {  # options -> values that change nothing, as old versions wrote them
     "num_return_sequences": (1,),
     "temperature": (1.0,),
     "top_p": (1.0,),
@@ -133,8 +133,8 @@ TOP_K = 50  # default of transformers for sampling
 class Defaults(NamedTuple):
     """Default options of a checkpoint: those of `SearchOptions` or of `embed`, and those that no search follows."""
 
-    options: Mapping[str, Any]
-    not_followed: Mapping[str, Any]
+    options: Mapping[str, object]
+    not_followed: Mapping[str, object]
 
 
 NO_DEFAULTS = Defaults({}, {})
@@ -163,7 +163,7 @@ def search_defaults(values: Mapping[str, object], facts: Facts) -> Defaults:
     return Defaults(followed, not_followed)
 
 
-def _followed(values: Mapping[str, object], facts: Facts) -> dict[str, Any]:
+def _followed(values: Mapping[str, object], facts: Facts) -> dict[str, object]:
     """Return options of search.
 
     `max_length` counts the start token of a target, for speech models the complete prefix of a target, and for causal
@@ -185,7 +185,7 @@ def _followed(values: Mapping[str, object], facts: Facts) -> dict[str, Any]:
     return found | {"max_new_tokens": max(1, min(longest - 1, facts.writes.longest))}
 
 
-def published_names(options: Mapping[str, object]) -> dict[str, Any]:
+def published_names(options: Mapping[str, object]) -> dict[str, object]:
     """Return search options by their names in transformers."""
     theirs = {ours: name for name, ours in NAMES.items()}
     return {theirs.get(name, name): value for name, value in options.items()}

@@ -22,7 +22,7 @@ def require_keys(what: str, values: object, kind: type) -> None:
         raise ValueError(f"{what} has no {quoted(strange[0])}")
 
 
-def several(what: str, values: object, most: int) -> Sequence[Any]:
+def several(what: str, values: object, most: int) -> Sequence[object]:
     """Return a list of at most `most` values; raise `TypeError` otherwise."""
     if not isinstance(values, list | tuple) or len(values) > most:
         raise TypeError(f"{what} must be a list of at most {most}, got {quoted(values)}")

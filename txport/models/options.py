@@ -71,7 +71,7 @@ class Option:
         )
 
 
-def option(default: Any, kind: Kind, help: str = "", **declared: Any) -> Any:  # noqa: A002 - as click names it
+def option(default: object, kind: Kind, help: str = "", **declared: Any) -> Any:  # noqa: A002 - as click names it
     """Return a field with its declaration: `declared` are values of `Option`."""
     return field(default=default, metadata={OPTION: Option(kind=kind, help=help, **declared)})
 
@@ -276,7 +276,7 @@ def options(record: type) -> Mapping[str, Option]:
     return {each.name: each.metadata[OPTION] for each in fields if OPTION in each.metadata}
 
 
-DEFAULTS: Mapping[str, Any] = {each.name: each.default for each in dataclasses.fields(GenerationOptions)}
+DEFAULTS: Mapping[str, object] = {each.name: each.default for each in dataclasses.fields(GenerationOptions)}
 
 
 def needing(other: str) -> tuple[str, ...]:
@@ -352,7 +352,7 @@ def _decay(name: str, value: object, declared: Option) -> tuple[int, float]:
     return found
 
 
-def _pair(name: str, value: object) -> tuple[Any, Any]:
+def _pair(name: str, value: object) -> tuple[object, object]:
     """Return the two items of a sequence."""
     items = _many(name, value)
     if isinstance(value, str) or len(items) != 2:
@@ -368,7 +368,7 @@ def _many(name: str, values: Any) -> list[Any]:
         raise UnsupportedError(f"{name} must be a sequence, got {quoted(values)}") from None
 
 
-CHECKS: Mapping[Kind, Callable[[str, Any, Option], Any]] = {
+CHECKS: Mapping[Kind, Callable[[str, object, Option], Any]] = {
     "whole": _whole,
     "number": lambda name, value, declared: number(name, value),
     "switch": lambda name, value, declared: switch(name, value),

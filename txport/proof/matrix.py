@@ -77,7 +77,7 @@ class Matrix:
         """True if no cell failed."""
         return not self.counts[FAIL]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return JSON values; infinity and NaN become strings."""
         cells = [finite(asdict(cell)) for cell in self.cells]
         return {"verdict": PASS if self.passed else FAIL, **self.about, "counts": self.counts, "cells": cells}
@@ -140,7 +140,7 @@ def fill(
     return Matrix(_about(checkpoint, tried), cells)
 
 
-def _about(checkpoint: Checkpoint, tried: Sequence[Engine]) -> dict[str, Any]:
+def _about(checkpoint: Checkpoint, tried: Sequence[Engine]) -> dict[str, object]:
     packages = {name: version_of(name) for name in ("torch", "onnx", "onnxscript", "numpy")}
     versions = {
         "python": platform.python_version(),

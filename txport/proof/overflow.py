@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -65,7 +64,7 @@ def _computed(bundle: Bundle, checkpoint: Checkpoint, most_cases: int | None) ->
     return None
 
 
-def _watch(name: str) -> Callable[[Any, Any, Any], None]:
+def _watch(name: str) -> Callable[[object, object, object], None]:
     def watch(_part: object, _inputs: object, output: object) -> None:
         for each in output if isinstance(output, tuple) else (output,):
             if isinstance(each, torch.Tensor) and each.is_floating_point() and each.numel():

@@ -213,7 +213,9 @@ def load(
     return runtime
 
 
-def load_single(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> SingleRuntime[Any]:
+def load_single(
+    name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None
+) -> SingleRuntime[object]:
     """Start the single graph of a bundle, which contains the search. Raise the same errors as `load`.
 
     Raise `UnsupportedError` also for a bundle without a single graph, and for a runtime that can't run one.
@@ -229,12 +231,12 @@ def load_single(name: str, bundle: Bundle, *, provider: str = "cpu", threads: in
         )
     require_target(name, bundle.manifest.target, provider)
     bundle.require_weights()
-    runtime: SingleRuntime[Any] = _module(name).load_single(bundle, provider=provider, threads=threads)
+    runtime: SingleRuntime[object] = _module(name).load_single(bundle, provider=provider, threads=threads)
     _require_ports(bundle, runtime, [bundle.manifest.graphs[GENERATE]])
     return runtime
 
 
-def _require_ports(bundle: Bundle, runtime: GraphRuntime | SingleRuntime[Any], graphs: Iterable[Graph]) -> None:
+def _require_ports(bundle: Bundle, runtime: GraphRuntime | SingleRuntime[object], graphs: Iterable[Graph]) -> None:
     """Raise `BundleError` if the ports that the engine found differ from the manifest."""
     same = names_differ if isinstance(bundle.manifest, ForeignManifest) else compare_ports
     if problems := [problem for graph in graphs for problem in same(graph, *runtime.ports(graph.role))]:

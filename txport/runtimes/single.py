@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class SingleRuntime(Generic[T]):
         self.facts = manifest.facts
 
     @property
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> dict[str, object]:
         """The generation options in the manifest: those built into the graph and the defaults of the others."""
         return self._manifest.generation
 

@@ -177,7 +177,7 @@ def _problems(options: SearchOptions) -> Iterable[str]:
     """Yield error messages for invalid options, the most basic first."""
     if options.min_new_tokens > (options.max_new_tokens or math.inf):
         yield f"min_new_tokens must not exceed max_new_tokens, {options.max_new_tokens}; got {options.min_new_tokens}"
-    processor: Any = options.logits_processor
+    processor: object = options.logits_processor
     if processor is not None and not callable(processor):
         yield f"logits_processor must be a function of scores and tokens, got {quoted(processor)}"
     defaults = {entry.name: entry.default for entry in dataclasses.fields(options)}
@@ -235,7 +235,7 @@ def require_defaults(values: Mapping[str, object], facts: Facts) -> None:
         chosen_options(values, {}).require_fit(facts)
 
 
-def chosen_options(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> SearchOptions:
+def chosen_options(defaults: Mapping[str, object], given: Mapping[str, Any]) -> SearchOptions:
     """Return the given options over the defaults of a bundle, as transformers does."""
     return SearchOptions(**applied(defaults, given), **given)
 

@@ -19,7 +19,7 @@ ASKED = ("beams", "nbest", "length_penalty", "max_new_tokens", "max_length", "sc
 
 
 def generate_at_once(
-    runtime: SingleRuntime[Any], sources: Sources, options: SearchOptions, prefixes: Ids | None = None
+    runtime: SingleRuntime[object], sources: Sources, options: SearchOptions, prefixes: Ids | None = None
 ) -> list[list[Found]]:
     """Like `generate`, in one run of the graph per length of prefixes; without scores of tokens.
 
@@ -56,7 +56,7 @@ def built_in(defaults: Mapping[str, object]) -> dict[str, Any]:
     return {name: value for name, value in defaults.items() if name not in (*ASKED, *needing("do_sample"))}
 
 
-def require_built_in(runtime: SingleRuntime[Any], options: SearchOptions, *, begun: bool = False) -> None:
+def require_built_in(runtime: SingleRuntime[object], options: SearchOptions, *, begun: bool = False) -> None:
     """Raise `UnsupportedError` for an option whose value differs from the one built into the graph.
 
     If all targets have a prefix (`begun`), it replaces a forced first token.
@@ -74,7 +74,7 @@ def require_built_in(runtime: SingleRuntime[Any], options: SearchOptions, *, beg
             raise UnsupportedError(f"{what}, got {quoted(value)}; leave it out, or search without the single graph")
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     """Convert sequences of any type to tuples."""
     return tuple(map(_plain, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
 

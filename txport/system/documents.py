@@ -71,7 +71,7 @@ def read_json_list(path: Path, largest: int = LARGEST) -> list[Any]:
     return values
 
 
-def _read_json(path: Path, largest: int) -> Any:
+def _read_json(path: Path, largest: int) -> object:
     text = read_text(path, largest)
     try:
         return json.loads(text, parse_constant=_refuse, object_pairs_hook=_object)
@@ -81,12 +81,12 @@ def _read_json(path: Path, largest: int) -> Any:
         raise DocumentError(f"{path} is not JSON: {brief(error)}") from error
 
 
-def read_toml(path: Path, largest: int = LARGEST_TOML) -> dict[str, Any]:
+def read_toml(path: Path, largest: int = LARGEST_TOML) -> dict[str, object]:
     """Read a TOML file; raise `DocumentError` for anything else."""
     return parse_toml(read_text(path, largest), path)
 
 
-def parse_toml(text: str, path: Path) -> dict[str, Any]:
+def parse_toml(text: str, path: Path) -> dict[str, object]:
     """Parse the text of a TOML file; raise `DocumentError`, which names `path`, for anything else."""
     try:
         return tomllib.loads(text)
@@ -96,11 +96,11 @@ def parse_toml(text: str, path: Path) -> dict[str, Any]:
         raise DocumentError(f"{path} is not TOML: {brief(error)}") from error
 
 
-def _refuse(name: str) -> Any:
+def _refuse(name: str) -> object:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     values = dict(pairs)
     if len(values) < len(pairs):
         counts = Counter(key for key, _ in pairs)

@@ -8,7 +8,6 @@ import platform
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 # Messages of native code when memory or threads run out: these errors have no separate type.
 NO_MEMORY = (
@@ -30,7 +29,7 @@ TELLING = (
 )
 
 
-def describe() -> dict[str, Any]:
+def describe() -> dict[str, object]:
     """Return processor, instructions, number of cores, system, and the GPU if PyTorch is loaded and finds one."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from txport.models.audio import Features
 from txport.models.facts import LENGTH, Facts, Owner, StateTensor
@@ -133,7 +132,7 @@ class Graph:
             if isinstance(dim, str)
         }
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the JSON values that the manifest contains for this graph."""
         ports = {
             side: [{"name": port.name, "dtype": port.dtype, "dims": list(port.dims)} for port in getattr(self, side)]

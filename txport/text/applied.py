@@ -41,7 +41,9 @@ def applied(file: Path, settings: Settings, kind: str | None, version: int) -> P
     return json.dumps(values | changed, ensure_ascii=False) + "\n"
 
 
-def _changes(values: dict[str, Any], settings: Settings, kind: str | None, version: int) -> Iterator[tuple[str, Any]]:
+def _changes(
+    values: dict[str, Any], settings: Settings, kind: str | None, version: int
+) -> Iterator[tuple[str, object]]:
     """Yield parts of the file by their names, changed or not."""
     normalizer, splitter = (values.get(name) or {} for name in ("normalizer", "pre_tokenizer"))
     yield "added_tokens", _added(values, settings)
@@ -63,7 +65,7 @@ def _changes(values: dict[str, Any], settings: Settings, kind: str | None, versi
         yield "post_processor", _ends(values, settings, GEMMA_ENDS if kind == "GemmaTokenizer" else ENDS)
 
 
-def _parts(part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _parts(part: Mapping[str, Any]) -> list[Mapping[str, object]]:
     return part.get("normalizers") or part.get("pretokenizers") or [part]
 
 
@@ -93,7 +95,7 @@ def _added(values: Mapping[str, Any], settings: Settings) -> list[dict[str, Any]
 
 def _with_decoder(
     found: Mapping[str, dict[str, Any]], values: Mapping[str, object], settings: Settings
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, object]]:
     """Return the added tokens by their texts, as `added_tokens_decoder` changes them."""
     found = dict(found)
     new = {id_: token for id_, token in settings.added().items() if token.text not in found}
@@ -117,7 +119,7 @@ def _ids(values: Mapping[str, Any]) -> dict[str, int]:
     return words if isinstance(words, dict) else {text: id_ for id_, (text, _) in enumerate(words)}
 
 
-def _ends(values: Mapping[str, Any], settings: Settings, defaults: Mapping[str, str]) -> Any:
+def _ends(values: Mapping[str, Any], settings: Settings, defaults: Mapping[str, str]) -> object:
     """Return the post-processor that adds a start token, unless `add_bos_token` is false, and an end token if asked."""
     asked = {"bos_token": settings.flag("add_bos_token", True), "eos_token": settings.flag("add_eos_token", False)}
     sides = [[settings.token(name, defaults[name]) or ""] if adds else [] for name, adds in asked.items()]

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from txport.errors import CheckpointError, quoted
 from txport.text.settings import NAMED, Added, Settings
@@ -99,7 +98,7 @@ def assemble(
     return json.dumps(values, ensure_ascii=False) + "\n"
 
 
-def around(ids: Mapping[str, int], before: Sequence[str], after: Sequence[str]) -> dict[str, Any] | None:
+def around(ids: Mapping[str, int], before: Sequence[str], after: Sequence[str]) -> dict[str, object] | None:
     """Return the post-processor that adds the tokens `before` and `after` around each text; None if there are none."""
     if not (before or after):
         return None
@@ -114,9 +113,9 @@ def around(ids: Mapping[str, int], before: Sequence[str], after: Sequence[str]) 
     }
 
 
-def _special(tokens: Sequence[str], kind: int) -> list[dict[str, Any]]:
+def _special(tokens: Sequence[str], kind: int) -> list[dict[str, object]]:
     return [{"SpecialToken": {"id": token, "type_id": kind}} for token in tokens]
 
 
-def _sequence(name: str, kind: int) -> dict[str, Any]:
+def _sequence(name: str, kind: int) -> dict[str, object]:
     return {"Sequence": {"id": name, "type_id": kind}}

@@ -40,7 +40,7 @@ class ChatReader:
 
     inner: FileTokenizer
     chat: Chat
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     continues: bool | None = None
 
     def encode(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:
@@ -131,7 +131,7 @@ class ChatReader:
         sought = " ".join(self._template.sought)
         return [*special, *plain], [*special, *(text for text in plain if text not in sought)]
 
-    def _marked(self, message: Message) -> dict[str, Any]:
+    def _marked(self, message: Message) -> dict[str, object]:
         role = message.get("role") if isinstance(message, Mapping) else None
         if not isinstance(role, str) or not ROLE.fullmatch(role):
             wanted = 'an object with a "role" (a word) and a "content"'

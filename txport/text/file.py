@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from txport.errors import BundleError, LongTextError, TextError, TokenError, UnknownTextError
 from txport.text.base import Encoded, Unknown, shorten
@@ -22,6 +22,9 @@ from txport.text.library import (
     unknown_of,
 )
 from txport.text.token_bytes import TokenBytes
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # A text with more characters per token is too long, and is refused before it is encoded. Texts of up to FEW characters
 # are always encoded. Spaces do not count: tokenizers may drop them.
@@ -73,7 +76,7 @@ class FileTokenizer:
         outside = self._tokenizer.token_to_id(OUTSIDE)
         self._limit = min(each for each in (limit, outside, self.size) if each is not None)
         self._outside = outside
-        self._control: Any = None
+        self._control: Tokenizer | None = None
 
     @property
     def content(self) -> str:
@@ -101,7 +104,7 @@ class FileTokenizer:
         return list(dict.fromkeys(self._spellings.findall(text)))
 
     @cached_property
-    def _parser(self) -> Any:
+    def _parser(self) -> Tokenizer:
         """A copy of the tokenizer that recognises special tokens in texts, as the library does by default."""
         return type(self._tokenizer).from_str(self.content)
 
@@ -137,11 +140,11 @@ class FileTokenizer:
         """Return the added tokens, which are matched as a whole, and for each whether it is special."""
         return {token.content: token.special for token in self._tokenizer.get_added_tokens_decoder().values()}
 
-    def _encode(self, text: str, unknown: Unknown, around: bool, reader: Any) -> list[int]:
+    def _encode(self, text: str, unknown: Unknown, around: bool, reader: Tokenizer) -> list[int]:
         return self._read((text,), unknown, around=around, reader=reader).ids
 
     def _read(
-        self, texts: Sequence[str], unknown: Unknown, *, around: bool, reader: Any, longest: int | None = None
+        self, texts: Sequence[str], unknown: Unknown, *, around: bool, reader: Tokenizer, longest: int | None = None
     ) -> Encoded:
         """Return the ids of one text or two, and the type of each token; with `longest`, of at most so many tokens."""
         for text in texts:
@@ -151,18 +154,19 @@ class FileTokenizer:
                 raise TextError(f"{shorten(text)} is not UTF-8 text")
             self._require_length(text)
         with refusals(TextError, f"{self._path} can't split {_told(texts)}; fix it, or leave that text out"):
-            encoding = reader.encode(*texts, add_special_tokens=around)
+            encoding = reader.encode(texts[0], texts[1] if len(texts) > 1 else None, add_special_tokens=around)
         takes = unknown == "token" or (unknown == "auto" and not self._spells)
-        numbers = encoding.sequence_ids
+        numbers, types, offsets = encoding.sequence_ids, encoding.type_ids, encoding.offsets  # each copies all
         kept = range(len(numbers)) if longest is None else fitting(numbers, longest)
-        ids = [self._known_id(encoding.ids[at], encoding.tokens[at], takes) for at in kept]
+        every = list(zip(encoding.ids, encoding.tokens, strict=True))
+        ids = [self._known_id(*every[at], takes) for at in kept]
         places = zip(ids, kept, strict=True)
-        strange = [texts[numbers[at] or 0][slice(*encoding.offsets[at])] for id_, at in places if id_ is None]
+        strange = [texts[numbers[at] or 0][slice(*offsets[at])] for id_, at in places if id_ is None]
         if strange and unknown != "skip":
             found = _listed(list(dict.fromkeys(strange)))
             fix = "unknown='skip' leaves them out"
             raise TextError(f"{_told(texts)} has characters outside the vocabulary: {found}; {fix}")
-        known = [(id_, encoding.type_ids[at]) for id_, at in zip(ids, kept, strict=True) if id_ is not None]
+        known = [(id_, types[at]) for id_, at in zip(ids, kept, strict=True) if id_ is not None]
         read = {numbers[at] for id_, at in zip(ids, kept, strict=True) if id_ is not None}
         if not {*range(len(texts))} <= read:
             raise UnknownTextError(f"{_told(texts)} has no character of the vocabulary")
@@ -225,7 +229,9 @@ class FileTokenizer:
 
     def id_of(self, token: str) -> int:
         """Return the id of a token, which must be in the vocabulary."""
-        return int(self._tokenizer.token_to_id(token))
+        id_ = self._tokenizer.token_to_id(token)
+        assert id_ is not None
+        return id_
 
     @property
     def size(self) -> int:

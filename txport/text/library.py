@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from txport.errors import BundleError, TxportError, brief
 from txport.system.documents import require_size
@@ -15,11 +15,14 @@ from txport.system.machine import is_out_of_memory
 from txport.system.packages import needed
 from txport.system.terminal import native_stderr_held
 
+if TYPE_CHECKING:
+    import tokenizers
+
 LARGEST = 64 << 20  # bytes of a file; the largest known files have 35 MB
 MOST_GROWTH = 4096
 
 
-def read_tokenizer(path: Path, content: str | None = None) -> Any:
+def read_tokenizer(path: Path, content: str | None = None) -> tokenizers.Tokenizer:
     """Return a `tokenizer.json`, read by the `tokenizers` library; raise `UnavailableError` if that does not import.
 
     `content` is its JSON text if it is not to be read from `path`.
@@ -32,7 +35,7 @@ def read_tokenizer(path: Path, content: str | None = None) -> Any:
     return tokenizers.Tokenizer.from_file(str(path))
 
 
-def recognising(tokenizer: Any, id_: int) -> Any:
+def recognising(tokenizer: tokenizers.Tokenizer, id_: int) -> tokenizers.Tokenizer:
     """Return a copy of the tokenizer that recognises one special token in texts."""
     from tokenizers import AddedToken
 
@@ -46,7 +49,7 @@ def recognising(tokenizer: Any, id_: int) -> Any:
     return tokenizer
 
 
-def controlled(tokenizer: Any, control: Collection[str], mark: str) -> Any:
+def controlled(tokenizer: tokenizers.Tokenizer, control: Collection[str], mark: str) -> tokenizers.Tokenizer:
     """Return a copy of the tokenizer that matches these tokens in the raw text, and then removes the mark."""
     parts = json.loads(tokenizer.to_str())
     if parts["model"]["type"] == "Unigram":
@@ -60,7 +63,7 @@ def controlled(tokenizer: Any, control: Collection[str], mark: str) -> Any:
     return type(tokenizer).from_str(json.dumps(parts))
 
 
-def letter_by_letter(tokenizer: Any, parts: dict[str, Any]) -> Any:
+def letter_by_letter(tokenizer: tokenizers.Tokenizer, parts: dict[str, Any]) -> tokenizers.Tokenizer:
     """Return a copy whose Unigram model can't match special tokens in a text: they are renamed.
 
     The new names begin with a space. Spaces of a text are replaced before the model sees it, so no text matches.

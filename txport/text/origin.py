@@ -77,13 +77,13 @@ def _places(prompt: str, tokens: Sequence[str]) -> set[tuple[int, str]]:
     }
 
 
-def _changed(message: Message, change: Callable[[str, bool], str]) -> dict[str, Any]:
+def _changed(message: Message, change: Callable[[str, bool], str]) -> dict[str, object]:
     is_own = message["role"] == OWN
 
     def named(name: object) -> Any:
         return name if not isinstance(name, str) or WORD.fullmatch(name) else change(name, False)
 
-    def each(value: object) -> Any:
+    def each(value: object) -> object:
         if isinstance(value, Mapping):
             return {named(name): found if name == KIND else each(found) for name, found in value.items()}
         if isinstance(value, list | tuple):

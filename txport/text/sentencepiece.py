@@ -87,7 +87,7 @@ def _pieces(path: Path, content: bytes) -> Pieces:
     entries: list[Piece] = []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
-    denormalizer: dict[int, Any] = {}
+    denormalizer: dict[int, object] = {}
     for field, value in _fields(content):
         if field == 1:
             entry = dict(_fields(value))
@@ -146,7 +146,7 @@ def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
 
 def model_of(
     found: Pieces, vocabulary: dict[int, tuple[str, float]], unknown: int, users: Sequence[str]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the model of a `tokenizer.json`; `vocabulary` maps ids to tokens and scores.
 
     `users` are the user-defined pieces that are no added tokens.
@@ -186,14 +186,14 @@ def _merges(found: Pieces) -> list[tuple[str, str]]:
     return [(first, second) for _, first, second in pairs]
 
 
-def normalizer_of(found: Pieces, prefix: str | None, users: Sequence[str]) -> dict[str, Any]:
+def normalizer_of(found: Pieces, prefix: str | None, users: Sequence[str]) -> dict[str, object]:
     """Return the normalizer of texts. A space is added before each section of a text if the `prefix` is "all".
 
     The library looks up a character together with its marks, and uses the first entry that is a prefix. Composing
     characters first gives the result of SentencePiece, which uses the longest entry. `users` are the user-defined
     pieces that are no added tokens: the character map leaves them as they are.
     """
-    parts: list[dict[str, Any]] = []
+    parts: list[dict[str, object]] = []
     if found.charsmap:
         try:
             kept = _kept(found.charsmap, users)
@@ -209,7 +209,7 @@ def normalizer_of(found: Pieces, prefix: str | None, users: Sequence[str]) -> di
     return {"type": "Sequence", "normalizers": [*parts, replace(" ", SPACE)]}
 
 
-def _trimming(prefix: str | None) -> list[dict[str, Any]]:
+def _trimming(prefix: str | None) -> list[dict[str, object]]:
     """Return normalizers that remove spaces at both ends; the first one becomes the `prefix` if that is "first".
 
     The library adds a space only to what was the start of the text before it was normalised.
@@ -236,11 +236,11 @@ def _is_changed(charsmap: bytes, text: str) -> bool:
     return any(_mapped(charsmap, part) is not None for part in parts)
 
 
-def _composing(charsmap: bytes) -> list[dict[str, Any]]:
+def _composing(charsmap: bytes) -> list[dict[str, object]]:
     """Return normalizers that compose letters and marks as the character map does; [] if the map does not compose."""
     if any(_mapped(charsmap, written) != wanted for written, wanted in CANONICAL.items()):
         return []
-    parts: list[dict[str, Any]] = [{"type": "NFC"}]
+    parts: list[dict[str, object]] = [{"type": "NFC"}]
     for mark in HALF_WIDTH_MARKS:
         letters = [chr(code) for code in HALF_WIDTH]
         found = {letter: other for letter in letters if (other := _mapped(charsmap, letter + mark)) is not None}
@@ -249,7 +249,7 @@ def _composing(charsmap: bytes) -> list[dict[str, Any]]:
     return parts
 
 
-def _joining(found: dict[str, str], mark: str) -> list[dict[str, Any]]:
+def _joining(found: dict[str, str], mark: str) -> list[dict[str, object]]:
     """Return normalizers that replace letters before a mark, and then remove the mark.
 
     If both are replaced at once, the library counts the result as the mark's: a text that begins so has no start, and
@@ -263,7 +263,7 @@ def _joining(found: dict[str, str], mark: str) -> list[dict[str, Any]]:
     ]
 
 
-def _mapping(charsmap: bytes) -> list[dict[str, Any]]:
+def _mapping(charsmap: bytes) -> list[dict[str, object]]:
     """Return normalizers that apply a character map, with the same result in transformers.js, which has its own map."""
     lowers = _mapped(charsmap, "A") == "a"
     guarded = SPACED + (UNFOLDED if lowers else "")
@@ -278,7 +278,7 @@ def _mapping(charsmap: bytes) -> list[dict[str, Any]]:
     ]
 
 
-def _lowering() -> list[dict[str, Any]]:
+def _lowering() -> list[dict[str, object]]:
     """Return normalizers that do what a map does to capital letters, those of compatibility characters included."""
     return [{"type": "NFKC"}, *(replace(sigma, "\u03c3") for sigma in SIGMAS), {"type": "Lowercase"}]
 
@@ -312,19 +312,19 @@ def _mapped(charsmap: bytes, text: str) -> str | None:
     return charsmap[start : charsmap.index(b"\0", start)].decode("utf-8")
 
 
-def replace(text: str, other: str, *, regex: bool = False) -> dict[str, Any]:
+def replace(text: str, other: str, *, regex: bool = False) -> dict[str, object]:
     """Return a normalizer or decoder that replaces one text with another."""
     return {"type": "Replace", "pattern": {"Regex" if regex else "String": text}, "content": other}
 
 
-def splitter_of(found: Pieces, prefix: str | None, users: Sequence[str]) -> dict[str, Any] | None:
+def splitter_of(found: Pieces, prefix: str | None, users: Sequence[str]) -> dict[str, object] | None:
     """Return a pre-tokenizer that splits before words if no piece has two words: the result is the same, but faster.
 
     If the `prefix` is "first", a space is added at the start of a text, but not after a special token. A BPE model also
     splits around `users`, its user-defined pieces, which it never joins with others.
     """
     whole = any(SPACE in piece.text[1:] for piece in found.pieces if piece.kind in (NORMAL, USER))
-    parts: list[dict[str, Any]] = []
+    parts: list[dict[str, object]] = []
     if prefix == "first":
         parts.append({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": not whole})
     elif not whole:
@@ -334,7 +334,7 @@ def splitter_of(found: Pieces, prefix: str | None, users: Sequence[str]) -> dict
     return {"type": "Sequence", "pretokenizers": parts} if len(parts) > 1 else next(iter(parts), None)
 
 
-def _split(pattern: str) -> dict[str, Any]:
+def _split(pattern: str) -> dict[str, object]:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
@@ -351,9 +351,9 @@ def _escaped(text: str) -> str:
     return re.sub(r"[\\^$.*+?()[\]{}|/-]", lambda match: rf"\x{ord(match[0]):02x}", text)
 
 
-def decoder_of(found: Pieces, adds_prefix: bool) -> dict[str, Any]:
+def decoder_of(found: Pieces, adds_prefix: bool) -> dict[str, object]:
     """Return the decoder, which joins pieces to text."""
-    parts: list[dict[str, Any]] = [replace(SPACE, " ")]
+    parts: list[dict[str, object]] = [replace(SPACE, " ")]
     parts += [{"type": "ByteFallback"}] * found.byte_fallback
     parts.append({"type": "Fuse"})
     if found.trims:

@@ -36,7 +36,7 @@ class Added:
     normalized: bool = False
     single_word: bool = False
 
-    def at(self, id_: int) -> dict[str, Any]:
+    def at(self, id_: int) -> dict[str, object]:
         """Return the entry of `tokenizer.json` for this token."""
         return {
             "id": id_,
@@ -67,7 +67,7 @@ class Settings:
         found = self._values.get("tokenizer_class")
         return found.removesuffix("Fast") if isinstance(found, str) else None
 
-    def get(self, name: str, default: object = None) -> Any:
+    def get(self, name: str, default: object = None) -> object:
         """Return one value; `default` if it is null or missing."""
         self._read.add(name)
         value = self._values.get(name)
@@ -104,7 +104,7 @@ class Settings:
                 return self._added(name, values[name])
         return None
 
-    def _special_values(self) -> tuple[Mapping[str, Any], ...]:
+    def _special_values(self) -> tuple[Mapping[str, object], ...]:
         """Return the files that name special tokens, the first one first.
 
         transformers reads `special_tokens_map.json` only in a folder without `added_tokens_decoder`, where it is first.
@@ -201,7 +201,7 @@ def _tell_unused(folder: Path, names: str) -> None:
     logger.warning("%s: %s", one_line(str(folder)), one_line(what))
 
 
-def _optional(path: Path) -> dict[str, Any]:
+def _optional(path: Path) -> dict[str, object]:
     if not path.exists():
         return {}
     try:
@@ -244,7 +244,7 @@ UNUSED: Mapping[str, str] = {
     **dict.fromkeys(("language", "task"), SPEECH),
     **dict.fromkeys(("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"), IN_ADDED),
 }
-OFF: Mapping[str, tuple[Any, ...]] = {  # the only values that are supported
+OFF: Mapping[str, tuple[object, ...]] = {  # the only values that are supported
     "sp_model_kwargs": ({},),
     "fix_mistral_regex": (False,),
     "predict_timestamps": (False,),

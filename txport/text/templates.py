@@ -84,12 +84,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
             loop.iter = nodes.Filter(loop.iter, TURNS, [], [], None, None, lineno=loop.lineno)
         return parsed
 
-    def call(__self, __context: Context, __obj: Any, *args: object, **kwargs: object) -> Any:  # noqa: N805 - as jinja2 has it
+    def call(__self, __context: Context, __obj: object, *args: object, **kwargs: object) -> object:  # noqa: N805 - as jinja2 has it
         """See `SandboxedEnvironment`."""
         _require_time(__context)
         return super().call(__context, __obj, *args, **kwargs)
 
-    def call_binop(self, context: Context, operator: str, left: object, right: object) -> Any:
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         """See `SandboxedEnvironment`."""
         _require_time(context)
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
@@ -124,7 +124,7 @@ def _sought(parsed: nodes.Template) -> Iterator[nodes.Expr]:
 
 
 @pass_context
-def _turns(context: Context, values: Iterable[object]) -> Iterator[Any]:
+def _turns(context: Context, values: Iterable[object]) -> Iterator[object]:
     for value in values:
         _require_time(context)
         yield value
@@ -145,7 +145,7 @@ def _length(value: object) -> int:
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    value: object, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """Return JSON as for a model: HTML characters are not escaped."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

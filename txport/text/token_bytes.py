@@ -6,9 +6,12 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from txport.text.base import Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
 
 BYTE = re.compile("<0x[0-9a-fA-F]{2}>")  # the token of one byte
 # The letters that byte-level tokens are written with: printable ones of Latin-1 are their own byte, and the others
@@ -23,7 +26,7 @@ CONTEXT = "abcdef"  # before a token, so that it is not decoded as the first of 
 class TokenBytes:
     """The bytes of each token of a tokenizer of the `tokenizers` library, as `Tokenizer.spelling` defines them."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._steps = set(_types(json.loads(tokenizer.to_str())["decoder"]))
         self._before = [""]

@@ -41,7 +41,7 @@ class Chat:
     """How messages become a prompt: a Jinja template, and its variables: special tokens by name."""
 
     template: str
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -128,7 +128,7 @@ def _wordpiece(settings: Settings, defaults: dict[str, str], *special: Added) ->
     return text, words
 
 
-def _bert_normalizer(lowers: bool, splits: bool, strips: bool | None) -> dict[str, Any]:
+def _bert_normalizer(lowers: bool, splits: bool, strips: bool | None) -> dict[str, object]:
     own = {
         "type": "BertNormalizer",
         "clean_text": True,
@@ -139,7 +139,7 @@ def _bert_normalizer(lowers: bool, splits: bool, strips: bool | None) -> dict[st
     return _lowering_sigma(own) if lowers else own
 
 
-def _lowering_sigma(own: Mapping[str, object]) -> dict[str, Any]:
+def _lowering_sigma(own: Mapping[str, object]) -> dict[str, object]:
     """Return BERT's normalizer. JavaScript has a sigma of its own at the end of words, so this is lowered before."""
     return {"type": "Sequence", "normalizers": [replace("\u03a3", "\u03c3"), own]}
 

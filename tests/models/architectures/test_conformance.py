@@ -81,12 +81,17 @@ def configs() -> Iterator[tuple[str, Config]]:
     yield "shared layers", dataclasses.replace(known["bert-tiny"], distinct_layers=1)
 
 
-@pytest.mark.parametrize(("precision", "rows"), [("int8", None), ("int8", 4), ("int4", None)])
-@pytest.mark.parametrize(("name", "config"), [*configs()], ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("known", "form"),
+    in_turn(configs(), [("int8", None), ("int8", 4), ("int4", None)]),
+    ids=lambda pair: f"{pair[0]}-{pair[1]}" if isinstance(pair[1], int) else pair[0],
+)
 def test_8_bit_products_of_a_graph_share_no_weights(
-    name: str, config: Config, precision: str, rows: int | None, tmp_path: Path
+    known: tuple[str, Config], form: tuple[str, int | None], tmp_path: Path
 ) -> None:
     """Nor zero points: on x86 without VNNI, ONNX Runtime 1.31 would not load it (`session.x64quantprecision`)."""
+    name, config = known
+    precision, rows = form
     written = write(saved(config, tmp_path / name), tmp_path, target="cpu", precision=precision, rows=rows)
     for role in written.manifest.graphs:
         nodes = read_ir(written.file(role)).graph

@@ -115,8 +115,8 @@ def lost(model: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize(
     ("target", "precision", "fault"),
-    [("cpu", "int8", epsilon), ("cpu", "int8", SCALE), ("portable", "fp32", lost)],
-    ids=["epsilon", "scale", "residual"],
+    [("cpu", "int8", SCALE), ("portable", "fp32", lost)],
+    ids=["scale", "residual"],
 )
 def test_the_values_of_a_call_that_are_too_large_are_compared_in_pieces(
     target: str, precision: str, fault: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, observed: Observed
@@ -130,12 +130,10 @@ def test_the_values_of_a_call_that_are_too_large_are_compared_in_pieces(
     assert all(len(each.compared) < len(taps) for each, _ in observed)
     assert {tap for each, _ in observed for tap in each.compared} == taps
     bundle = edit_graph(bundle.path, DECODER if target == "portable" else STEP, fault)
-    found = []
-    for room in (1 << 30, 5_000, 20_000):
-        monkeypatch.setattr(probe, "ROOM", room)
-        found.append(bisect(bundle, whole))
-    assert found[0] is not None
-    assert found == found[:1] * 3
+    found = bisect(bundle, whole)
+    monkeypatch.setattr(probe, "ROOM", 1 << 30)
+    assert found == bisect(bundle, whole)
+    assert found is not None
 
 
 def test_the_costs_of_a_large_model_are_those_of_one_in_memory(

@@ -50,14 +50,14 @@ class ForeignManifest(Manifest):
         """Whether the decoder keeps a state from step to step."""
         return any(graph.past() for graph in self.read.values())
 
-    def differences(self, described: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    def differences(self, described: Mapping[str, Any]) -> Iterator[tuple[str, Any, object]]:
         """See `Manifest.differences`: compares only the facts that determine what the graphs compute."""
         found, expected = (_comparable(facts) for facts in (self.facts, Facts.from_dict(described["facts"])))
         for name, value in expected.items():
             if found[name] != value and not (name == "state" and not self.has_past):
                 yield name, found[name], value
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return JSON values."""
         return {
             "target": self.target,
@@ -76,7 +76,7 @@ class ForeignManifest(Manifest):
         }
 
 
-def _comparable(facts: Facts) -> dict[str, Any]:
+def _comparable(facts: Facts) -> dict[str, object]:
     """Return the facts that determine what a model computes, and where its targets begin and end."""
     writes = facts.writes
     return {

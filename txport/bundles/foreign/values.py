@@ -37,7 +37,7 @@ class Values:
         return str(self.config.get(family.TYPE, "model of no named type"))
 
     @property
-    def known(self) -> dict[str, Any]:
+    def known(self) -> dict[str, object]:
         """The config in the project's own architecture; empty if none supports this type or variant."""
         return self.expressed[0]
 
@@ -51,11 +51,11 @@ class Values:
             return {}, str(error)
 
     @property
-    def _tokens(self) -> dict[str, Any]:
+    def _tokens(self) -> dict[str, object]:
         return {name: each for name, each in self.generation.items() if name in family.SPECIAL and each is not None}
 
     @cached_property
-    def _all(self) -> dict[str, Any]:
+    def _all(self) -> dict[str, object]:
         """The values under every name that transformers uses for them, over the defaults of the type."""
         known = family.all_families().get(self.type)
         part = self.config.get(known.part) if known else None  # of a multimodal model
@@ -69,7 +69,7 @@ class Values:
                 values.setdefault(alias, values[name])
         return {**values, **self._tokens}
 
-    def get(self, *names: str) -> Any:
+    def get(self, *names: str) -> object:
         """Return the value of the first of these names that has one; None if none has."""
         return next((each for name in names if (each := self._all.get(name)) is not None), None)
 
@@ -103,7 +103,7 @@ class Values:
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, object]:
     try:
         return read_config(path)
     except ConfigError as error:

@@ -25,7 +25,7 @@ LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))  
 class Widening(TorchFunctionMode):
     """Replace float32 by float64 in the user's code, so that a reference in float64 has no step in float32."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+    def __torch_function__(self, function: Any, types: object, args: Any = (), options: Any = None) -> Any:
         """See `TorchFunctionMode`."""
         if function is Tensor.float:
             return args[0].double()
@@ -33,7 +33,7 @@ class Widening(TorchFunctionMode):
         return function(*map(_widened, args), **wide)
 
 
-def _widened(value: object) -> Any:
+def _widened(value: object) -> object:
     return torch.float64 if value is torch.float32 else value
 
 

@@ -85,11 +85,11 @@ class Adapter:
     """
 
     facts: Facts
-    encode: Callable[..., Any] | None = None
-    project: Callable[..., Any] | None = None
-    step: Callable[..., Any] | None = None
+    encode: Callable[..., object] | None = None
+    project: Callable[..., object] | None = None
+    step: Callable[..., object] | None = None
     has_caches: bool = False
-    load: Callable[[], Any] | None = None
+    load: Callable[[], object] | None = None
     folder: str | Path | None = None
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class Adapter:
             if not self.has_caches and side.size > MOST_TOKENS:
                 raise ConfigError(f"a vocabulary of more than {MOST_TOKENS} needs caches, got {side.size}")
 
-    def functions(self) -> list[Callable[..., Any]]:
+    def functions(self) -> list[Callable[..., object]]:
         """Return the functions that run the module: `encode`, `project` and `step`, as far as they are set."""
         return [each for each in (self.encode, self.project, self.step) if each is not None]
 
@@ -123,9 +123,9 @@ def seq2seq(
     encode: Callable[..., object],
     step: Callable[..., object],
     caches: Sequence[Cache] | None = None,
-    project: Callable[..., Any] | None = None,
+    project: Callable[..., object] | None = None,
     source_caches: Sequence[Cache] | None = None,
-    load: Callable[[], Any] | None = None,
+    load: Callable[[], object] | None = None,
     folder: str | Path | None = None,
 ) -> Adapter:
     """Return the adapter of an encoder-decoder; `width` is the size D of the encoder's output.
@@ -157,7 +157,7 @@ def causal(
     width: int,
     step: Callable[..., object],
     caches: Sequence[Cache] | None = None,
-    load: Callable[[], Any] | None = None,
+    load: Callable[[], object] | None = None,
     folder: str | Path | None = None,
 ) -> Adapter:
     """Return the adapter of a causal model; `step` and `caches` are as in `seq2seq`, without a source."""
@@ -174,7 +174,7 @@ def encoder(
     outputs: Mapping[str, Sequence[int | str]] | None = None,
     labels: Sequence[str] = (),
     function_to_apply: Function | None = None,
-    load: Callable[[], Any] | None = None,
+    load: Callable[[], object] | None = None,
     folder: str | Path | None = None,
 ) -> Adapter:
     """Return the adapter of an encoder-only model.
@@ -224,7 +224,7 @@ def _tensors(owner: Owner, caches: Sequence[Cache]) -> tuple[StateTensor, ...]:
     return tuple(found)
 
 
-def published(facts: Facts) -> dict[str, Any]:
+def published(facts: Facts) -> dict[str, object]:
     """Return the `config.json` by which other programs run an adapter's graphs: that of a model with the same ports.
 
     It is a Marian model, a GPT-2 or a BERT, with the cache sizes of the first layer.
@@ -254,7 +254,7 @@ def published(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _encoder(facts: Facts) -> dict[str, Any]:
+def _encoder(facts: Facts) -> dict[str, object]:
     assert facts.ability is not None
     return {
         "model_type": "bert",

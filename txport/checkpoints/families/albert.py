@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from txport.checkpoints.families import bert
 from txport.checkpoints.family import Family, Published
 from txport.checkpoints.keys import NOTHING
@@ -27,7 +25,7 @@ DEFAULTS = {
 USUAL = {"cls": 2, "sep": 3, "mask": 4}
 
 
-def config(values: Published) -> dict[str, Any]:
+def config(values: Published) -> dict[str, object]:
     """Return the values of `BertConfig`.
 
     `repeated` is "cycles" for the layers of one group in turn, "runs" for one layer of each group several times in a

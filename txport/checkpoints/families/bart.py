@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from txport.checkpoints.families.marian import ALIASES, CLASSES, COMMON, LAYERS, OFF, UNUSED, common
 from txport.checkpoints.family import Family, Published
 from txport.checkpoints.keys import NOTHING
@@ -50,7 +48,7 @@ DEFAULTS = {
 }
 
 
-def config(values: Published) -> dict[str, Any]:
+def config(values: Published) -> dict[str, object]:
     """Return the values of `TransformerConfig`: learned positions, and a norm of the embeddings but in Blenderbot."""
     is_blenderbot = values.type == "blenderbot"
     values.require("normalize_embedding", not is_blenderbot)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from txport.checkpoints.family import ACTIVATIONS, BARE, Family, Published
 from txport.checkpoints.keys import IN_FILE, NOTHING, OTHER_HEAD, STARTING, TRAINING
@@ -16,7 +15,7 @@ from txport.checkpoints.pooling import ACTIVATION, OF_CROSS
 from txport.errors import ConfigError, quoted
 from txport.models.rules import Drop, Rename, Rule, Settle, Spare, Take
 
-BERT: dict[str, Any] = {
+BERT: dict[str, object] = {
     "vocab_size": 30522,
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -56,7 +55,7 @@ REPLACED = ("replaced",)  # the label of ELECTRA's discriminator
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")  # of text labels
 
 
-def config(values: Published) -> dict[str, Any]:
+def config(values: Published) -> dict[str, object]:
     """Return the values of `BertConfig`."""
     if values.type in ROBERTAS:
         return kin(values, offset=values.get("pad_token_id") + 1, ends=("bos", "eos"), has_gelu=True)
@@ -76,7 +75,7 @@ def kin(
     ends: tuple[str, str] = ("cls", "sep"),
     usual: Mapping[str, int] | None = None,
     has_gelu: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the values of `BertConfig` that all related models have.
 
     `names` are the keys of sizes. `ends` are the keys of the tokens at the start and end of texts. `usual` are ids of

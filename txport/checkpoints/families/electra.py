@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from txport.checkpoints.families import bert
 from txport.checkpoints.family import Family, Published
 from txport.models.rules import Rename
@@ -18,7 +16,7 @@ DEFAULTS = {
 HEADS = {**bert.HEADS, "ForPreTraining": "replaced"}
 
 
-def config(values: Published) -> dict[str, Any]:
+def config(values: Published) -> dict[str, object]:
     """Return the values of `BertConfig`; there is no projection if embeddings are as wide as the layers."""
     found = bert.kin(values, heads=HEADS, pooler="gelu", usual=bert.USUAL, has_gelu=True)
     narrow = values.get("embedding_size")

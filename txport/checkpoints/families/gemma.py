@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from txport.checkpoints.families import llama
 from txport.checkpoints.family import Family, Published
 from txport.models.rules import Shift
@@ -26,7 +24,7 @@ DEFAULTS = {
 }
 
 
-def config(values: Published) -> dict[str, Any]:
+def config(values: Published) -> dict[str, object]:
     """Return the values of `LlamaConfig`: embeddings are multiplied by sqrt(d_model)."""
     return llama.config(values) | {"scale_embedding": True}
 

@@ -6,7 +6,6 @@ Some layers have sliding-window attention. Of a Gemma 3 with image input, only t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from txport.checkpoints.families import gemma, llama
 from txport.checkpoints.family import Family, Published
@@ -39,7 +38,7 @@ TEXT = "text_config"  # of a model with image input
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
-def config(values: Published) -> dict[str, Any]:
+def config(values: Published) -> dict[str, object]:
     """Return the values of `LlamaConfig`."""
     if values.type == "gemma3":
         values = _of_texts(values)
@@ -72,12 +71,12 @@ def _of_texts(values: Published) -> Published:
     return found
 
 
-def _capped(values: Published, _: Sequence[str]) -> tuple[Published, dict[str, Any]]:
+def _capped(values: Published, _: Sequence[str]) -> tuple[Published, dict[str, object]]:
     """Return `values`, and the value of `LlamaConfig` of Gemma 2 alone: the soft cap of attention scores."""
     return values, {"attention_cap": _cap(values, "attn_logit_softcapping")}
 
 
-def _local_positions(values: Published, kinds: Sequence[str]) -> tuple[Published, dict[str, Any]]:
+def _local_positions(values: Published, kinds: Sequence[str]) -> tuple[Published, dict[str, object]]:
     """Return `values` and the values of `LlamaConfig` of Gemma 3 alone: norms of heads, local positions, both ways."""
     values.require("attn_logit_softcapping", None)  # transformers' attention ignores it
     both_ways = bool(values.get("use_bidirectional_attention", False))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from txport.checkpoints.family import ACTIVATIONS, BARE, Family, Published
 from txport.checkpoints.keys import NOTHING, OTHER_HEAD, PRECISION, TRAINING
 from txport.models.rules import Drop, Rename, Split, Transpose
@@ -28,7 +26,7 @@ ALIASES = {
 }
 
 
-def config(values: Published) -> dict[str, Any]:
+def config(values: Published) -> dict[str, object]:
     """Return the values of `GPT2Config`; all linear layers and norms have biases."""
     end = values.token("eos_token_id", DEFAULTS["eos_token_id"])
     return {

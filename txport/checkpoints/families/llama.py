@@ -14,7 +14,7 @@ from txport.errors import ConfigError, quoted
 from txport.models.config import MOST_LAYERS
 from txport.models.rules import Drop, Rename, Rule, Spare, Split
 
-LLAMA: dict[str, Any] = {
+LLAMA: dict[str, object] = {
     "vocab_size": 32000,
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -90,13 +90,13 @@ TEXT = "text"
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
 
-def of_class(config: Callable[[Published], dict[str, Any]]) -> Callable[[Published], dict[str, Any]]:
+def of_class(config: Callable[[Published], dict[str, object]]) -> Callable[[Published], dict[str, object]]:
     """Return a function that gives the values of `LlamaConfig` for the class that a checkpoint was saved from.
 
     `config` gives those of classes that write text.
     """
 
-    def found(values: Published) -> dict[str, Any]:
+    def found(values: Published) -> dict[str, object]:
         made = config(values)
         if (head := head_of(values)) == TEXT:
             return made
@@ -112,7 +112,7 @@ def head_of(values: Published) -> str:
     return next((head for end, head in HEADS.items() if re.search(f"{end}$", name)), TEXT)
 
 
-def _labels(values: Published) -> dict[str, Any]:
+def _labels(values: Published) -> dict[str, object]:
     """Return the labels and their problem type; raise `ConfigError` without a padding token."""
     if values.get("pad_token_id") is None:
         why = "by it transformers finds the last token of each text"
@@ -122,7 +122,7 @@ def _labels(values: Published) -> dict[str, Any]:
     return {"labels": labels, "problem_type": problem_of(values, labels)}
 
 
-def config(values: Published) -> dict[str, Any]:
+def config(values: Published) -> dict[str, object]:
     """Return the values of `LlamaConfig` for classes that write text."""
     kind = values.type
     heads = values.get("num_attention_heads")
@@ -185,7 +185,7 @@ def positions(values: Published) -> Mapping[str, Any]:
     return {**found, "kind": kind, "part": float(part)}
 
 
-def local_positions(values: Published, kinds: Sequence[str], base: Any) -> tuple[Published, dict[str, Any]]:
+def local_positions(values: Published, kinds: Sequence[str], base: Any) -> tuple[Published, dict[str, object]]:
     """Return `values` with the positions of full attention, and those of layers with a window, without scaling.
 
     Newer files have `rope_parameters` per kind of layer; for others, `base` is that of layers with a window, if it is
@@ -210,7 +210,7 @@ def rotary_size(head_size: int, part: float) -> int:
     return size if part != 1 else 0
 
 
-def layer_kinds(values: Published, is_local: Callable[[int], Any]) -> list[str]:
+def layer_kinds(values: Published, is_local: Callable[[int], object]) -> list[str]:
     """Return the attention kind of each layer: `layer_types`, or else local attention where `is_local(number)`.
 
     Raises `ConfigError` for invalid or unsupported `layer_types`.
@@ -271,7 +271,7 @@ def _unturned(values: Published) -> tuple[int, ...]:
     return tuple(number for number, is_turned in enumerate(turned) if not is_turned)
 
 
-def _longest(values: Published, scaling: Mapping[str, Any]) -> int:
+def _longest(values: Published, scaling: Mapping[str, object]) -> int:
     """Return the maximum sequence length for which positions are unscaled and the cache is complete."""
     bounds = [values.get("max_position_embeddings")]
     if values.type in WITHOUT_WINDOWS:
@@ -289,7 +289,7 @@ def _original(values: Published, scaling: Mapping[str, Any]) -> int:
     return int(own if found is None or (longrope and values.get("original_max_position_embeddings")) else found)
 
 
-def _stretched(values: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
+def _stretched(values: Published, scaling: Mapping[str, Any]) -> dict[str, object]:
     """Return the values of `LlamaConfig` for scaled positions; "dynamic" is unscaled up to the maximum length."""
     kind = scaling["kind"]
     if kind in ("default", "dynamic"):
@@ -305,7 +305,7 @@ def _linear(_: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
     return {"rotary_factor": float(scaling["factor"])}
 
 
-def _llama3(_: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
+def _llama3(_: Published, scaling: Mapping[str, Any]) -> dict[str, object]:
     return {
         "rotary_factor": float(scaling["factor"]),
         "rotary_original_length": scaling["original_max_position_embeddings"],
@@ -314,7 +314,7 @@ def _llama3(_: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _yarn(values: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
+def _yarn(values: Published, scaling: Mapping[str, Any]) -> dict[str, object]:
     if strange := sorted(name for name in ("mscale", "mscale_all_dim") if scaling.get(name) is not None):
         raise ConfigError(f"rope_scaling with {', '.join(strange)} is not supported")
     if scaling.get("truncate") not in (None, True) or {"short_factor", "long_factor"} & scaling.keys():
@@ -370,8 +370,8 @@ UNWRITTEN = (Spare(r"projection\."),)  # the head of text is unused in models th
 
 
 def of_head(
-    kinds: Iterable[str], own: Mapping[str, Callable[[Any], tuple[Rule, ...]]] | None = None
-) -> dict[str, Callable[[Any], tuple[Rule, ...]]]:
+    kinds: Iterable[str], own: Mapping[str, Callable[[object], tuple[Rule, ...]]] | None = None
+) -> dict[str, Callable[[object], tuple[Rule, ...]]]:
     """Return rules per `model_type`, given the config: those of `own`, and those of the model's head."""
 
     def rules(config: Any, first: Callable[[Any], tuple[Rule, ...]]) -> tuple[Rule, ...]:

@@ -59,7 +59,7 @@ COHERE = {
     "tie_word_embeddings": True,
 }
 OLMO = {**L, "vocab_size": 50304, "pad_token_id": 1, "bos_token_id": None, "eos_token_id": 50279}
-DEFAULTS: dict[str, dict[str, Any]] = {
+DEFAULTS: dict[str, dict[str, object]] = {
     "gpt_neox": {
         **L,
         "vocab_size": 50432,
@@ -244,17 +244,17 @@ SINGLE = ("gpt_neox", "gptj", "codegen", "persimmon")  # their classes have a ke
 BARE_TEXTS = (*SINGLE[:3], "phi", "stablelm", "starcoder2", "exaone4")  # their tokenizers add no token
 MIXED = ("cohere2", "olmo3", "exaone4")  # most layers have a window
 BIASES = ("attention_bias", "output_bias", "feed_forward_bias")
-INTERLEAVED: dict[str, Any] = {"rotary_pairing": "interleaved"}
-PLAIN: dict[str, Any] = {"norm": "layer", "gated": False}  # LayerNorm, and feed-forwards without a gate
-SIDE_BY_SIDE: dict[str, Any] = {"parallel": True, "shared_norm": True}
+INTERLEAVED: dict[str, object] = {"rotary_pairing": "interleaved"}
+PLAIN: dict[str, object] = {"norm": "layer", "gated": False}  # LayerNorm, and feed-forwards without a gate
+SIDE_BY_SIDE: dict[str, object] = {"parallel": True, "shared_norm": True}
 
 
-def config(values: Published) -> dict[str, Any]:
+def config(values: Published) -> dict[str, object]:
     """Return the values of `LlamaConfig`; raise `ConfigError` without an epsilon of norms."""
     epsilon = next((found for name in EPSILONS if (found := values.get(name)) is not None), None)
     if epsilon is None:
         raise ConfigError(f"a {values.type} needs a number as its epsilon of norms ({' or '.join(EPSILONS)})")
-    own: dict[str, Any] = {}
+    own: dict[str, object] = {}
     inner = values.get("intermediate_size", 4 * values.get("hidden_size"))
     if values.type in SINGLE:
         values = values.changed(num_key_value_heads=None)
@@ -269,54 +269,58 @@ def config(values: Published) -> dict[str, Any]:
     return found | {"add_bos": found["add_bos"] and values.type not in BARE_TEXTS} | own | OWN[values.type](values)
 
 
-def biased(is_on: bool, *others: str) -> dict[str, Any]:
+def biased(is_on: bool, *others: str) -> dict[str, object]:
     """Return whether attention, feed-forwards and `others` have biases."""
     return dict.fromkeys((*BIASES, *others), is_on)
 
 
-def _gpt_neox(values: Published) -> dict[str, Any]:
+def _gpt_neox(values: Published) -> dict[str, object]:
     both = values.get("attention_bias")
     own = {"attention_bias": both, "output_bias": both, "feed_forward_bias": True}
     return PLAIN | own | {"parallel": values.get("use_parallel_residual")}
 
 
-def _gptj(values: Published) -> dict[str, Any]:
+def _gptj(values: Published) -> dict[str, object]:
     own = {"feed_forward_bias": True, "projection_bias": True, "rotary_size": values.get("rotary_dim")}
     return PLAIN | SIDE_BY_SIDE | INTERLEAVED | own
 
 
-def _phi(values: Published) -> dict[str, Any]:
+def _phi(values: Published) -> dict[str, object]:
     return PLAIN | SIDE_BY_SIDE | biased(True, "projection_bias") | {"head_norm": values.get("qk_layernorm", False)}
 
 
-def _stablelm(values: Published) -> dict[str, Any]:
+def _stablelm(values: Published) -> dict[str, object]:
     values.require("qk_layernorm", False)
-    own: dict[str, Any] = {"norm": "layer", "attention_bias": values.get("use_qkv_bias", False), "output_bias": False}
+    own: dict[str, object] = {
+        "norm": "layer",
+        "attention_bias": values.get("use_qkv_bias", False),
+        "output_bias": False,
+    }
     return own | (SIDE_BY_SIDE if values.get("use_parallel_residual") else {})
 
 
-def _cohere(values: Published) -> dict[str, Any]:
+def _cohere(values: Published) -> dict[str, object]:
     values.require("use_qk_norm", False)
-    own: dict[str, Any] = {"norm": "layer without bias", "logit_scale": float(values.get("logit_scale"))}
+    own: dict[str, object] = {"norm": "layer without bias", "logit_scale": float(values.get("logit_scale"))}
     return own | SIDE_BY_SIDE | INTERLEAVED
 
 
-def _unturned(values: Published) -> dict[str, Any]:
+def _unturned(values: Published) -> dict[str, object]:
     """Return that layers without a window have no positions."""
     kinds = enumerate(values.get("layer_types"))
     return {"unturned_layers": tuple(number for number, kind in kinds if kind == llama.GLOBAL)}
 
 
-def _olmo(values: Published) -> dict[str, Any]:
+def _olmo(values: Published) -> dict[str, object]:
     values.require("clip_qkv", None)
     return {"norm": "layer without bias"}
 
 
-def _olmo2(_: Published) -> dict[str, Any]:
+def _olmo2(_: Published) -> dict[str, object]:
     return {"input_norm": False, "result_norm": True, "head_norm": True, "joint_norms": True}
 
 
-def _exaone4(values: Published) -> dict[str, Any]:
+def _exaone4(values: Published) -> dict[str, object]:
     own = {"input_norm": False, "result_norm": True, "head_norm": True}
     return own | ({} if values.get("sliding_window") is None else _unturned(values))
 
@@ -328,7 +332,7 @@ def _granite(values: Published) -> dict[str, Any]:
     return scales | {"logit_scale": 1 / float(values.get("logits_scaling"))}
 
 
-OWN: dict[str, Callable[[Published], dict[str, Any]]] = {  # what a type has in place of Llama's
+OWN: dict[str, Callable[[Published], dict[str, object]]] = {  # what a type has in place of Llama's
     "gpt_neox": _gpt_neox,
     "gptj": _gptj,
     "codegen": _gptj,

@@ -6,8 +6,6 @@ language, set by `generation_config.json` or by an option of the search.
 
 from __future__ import annotations
 
-from typing import Any
-
 from txport.checkpoints.families.marian import ALIASES, CLASSES, COMMON, LAYERS, OFF, UNUSED, common
 from txport.checkpoints.family import Family, Published
 from txport.errors import ConfigError, quoted
@@ -25,7 +23,7 @@ DEFAULTS = {
 }
 
 
-def config(values: Published) -> dict[str, Any]:
+def config(values: Published) -> dict[str, object]:
     """Return the values of `TransformerConfig`: fairseq's sinusoids; the first position is pad_id + 1."""
     found = common(values)
     if (start := values.start(found["eos_id"])) == found["pad_id"]:

@@ -35,7 +35,7 @@ DEFAULTS = {
 }
 
 
-def config(values: Published) -> dict[str, Any]:
+def config(values: Published) -> dict[str, object]:
     """Return the values of `TransformerConfig`: sinusoids in halves, and no norm of the embeddings."""
     if values.type == "marian":
         values.require("normalize_before", False)

@@ -12,7 +12,7 @@ from txport.checkpoints.keys import MEMORY, NOTHING, STARTING, TRAINING
 from txport.errors import ConfigError, quoted
 from txport.models.rules import Rename, Rule, Spare, Split
 
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, object] = {
     "vocab_size": 50368,
     "hidden_size": 768,
     "intermediate_size": 1152,
@@ -36,7 +36,7 @@ NAMES = {**bert.NAMES, "activation": "hidden_activation", "dropout": "embedding_
 POOLINGS = {"cls": "first", "mean": "mean"}
 
 
-def config(values: Published) -> dict[str, Any]:
+def config(values: Published) -> dict[str, object]:
     """Return the values of `BertConfig`."""
     period = values.get("global_attn_every_n_layers")
     kinds = llama.layer_kinds(values, lambda number: number % period)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from txport.checkpoints.families import bert
 from txport.checkpoints.family import Family, Published
 from txport.models.rules import Rename
@@ -13,7 +11,7 @@ DEFAULTS = {**bert.ROBERTA, "vocab_size": 30527, "relative_attention_num_buckets
 OFFSET = 2  # rows of the position table that no token uses
 
 
-def config(values: Published) -> dict[str, Any]:
+def config(values: Published) -> dict[str, object]:
     """Return the values of `BertConfig`."""
     values.require("pad_token_id", 1)  # its positions depend on it
     values.require("relative_attention_num_buckets", BUCKETS)

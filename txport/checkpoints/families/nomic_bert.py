@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from txport.checkpoints.families import bert, llama
 from txport.checkpoints.family import Family, Published
 from txport.errors import ConfigError, quoted
@@ -38,7 +36,7 @@ GTE = {
 GTE_USUAL = {"cls": 0, "sep": 2, "mask": 250001}
 
 
-def config(values: Published) -> dict[str, Any]:
+def config(values: Published) -> dict[str, object]:
     """Return the values of `BertConfig`."""
     positions = llama.positions(values)
     if positions["kind"] != "default":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from txport.checkpoints.family import BARE, Family, Published
 
 DEFAULTS = {
@@ -21,7 +19,7 @@ DEFAULTS = {
 }
 
 
-def config(values: Published) -> dict[str, Any]:
+def config(values: Published) -> dict[str, object]:
     """Return the values of `OPTConfig`."""
     return {
         "vocab_size": values.get("vocab_size"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from txport.checkpoints.family import ACTIVATIONS, Family, Published
 from txport.checkpoints.keys import IN_FILE
 from txport.errors import ConfigError, quoted
@@ -45,7 +43,7 @@ ALIASES = {
 }
 
 
-def config(values: Published) -> dict[str, Any]:
+def config(values: Published) -> dict[str, object]:
     """Return the values of `T5Config`; in a gated feed-forward, "gelu" is the tanh approximation."""
     kinds = {**ACTIVATIONS, **{GATED + name: kind for name, kind in ACTIVATIONS.items()}, GATED + "gelu": "gelu_tanh"}
     activation = values.word("feed_forward_proj", kinds)

@@ -49,7 +49,7 @@ UNHEARD = (  # of preprocessor_config.json, and change no features
 )
 
 
-def config(values: Published) -> dict[str, Any]:
+def config(values: Published) -> dict[str, object]:
     """Return the values of `WhisperConfig`."""
     return {
         "vocab_size": values.get("vocab_size"),
@@ -71,7 +71,7 @@ def config(values: Published) -> dict[str, Any]:
     }
 
 
-def _audio(values: Published) -> dict[str, Any]:
+def _audio(values: Published) -> dict[str, object]:
     """Return the settings of `preprocessor_config.json`; mel bins and frames must be the model's."""
     told = {name: each for name, each in values.beside("preprocessor_config").items() if each is not None}
     if strange := sorted(told.keys() - {*AUDIO, *SILENT, *DERIVED, *UNHEARD}):
@@ -96,7 +96,7 @@ def _audio(values: Published) -> dict[str, Any]:
     return {name: audio[name] for name in ("sampling_rate", "hop_length", "n_fft")}
 
 
-def _speech(values: Published) -> dict[str, Any]:
+def _speech(values: Published) -> dict[str, object]:
     """Return the languages, tasks and timestamp settings of `generation_config.json`, or else of the tokenizer."""
     own = values.beside("generation_config")
     told = {**_of_tokenizer(values), **{name: each for name, each in own.items() if each is not None}}
@@ -104,7 +104,7 @@ def _speech(values: Published) -> dict[str, Any]:
     tasks = (told.get("task_to_id") or {}) if languages else {}
     ordered = sorted(languages.items(), key=lambda each: each[1])
     no_timestamps = told.get("no_timestamps_token_id")
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "languages": tuple(code_of(token) for token, _ in ordered),
         "language_ids": tuple(id_ for _, id_ in ordered),
         "transcribe_id": tasks.get("transcribe"),
@@ -122,7 +122,7 @@ def _speech(values: Published) -> dict[str, Any]:
     return found | _forced(forced, dict(map(reversed, ordered)), tasks, no_timestamps)  # type: ignore[arg-type]
 
 
-def _of_tokenizer(values: Published) -> dict[str, Any]:
+def _of_tokenizer(values: Published) -> dict[str, object]:
     """Return the ids of special tokens, which files of 2022 have nowhere else, by their keys in newer files.
 
     Languages have the tokens between the start token and the tasks. English models have such tokens too, and do not use
@@ -147,7 +147,7 @@ def _of_tokenizer(values: Published) -> dict[str, Any]:
 
 def _forced(
     forced: Sequence[Sequence[int | None]], languages: Mapping[int, str], tasks: Mapping[str, int], no_times: int | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Interpret `forced_decoder_ids`: [[1, language or null], [2, task], [3, no timestamps]], or any tokens."""
     if [place for place, _ in forced] != list(range(1, 1 + len(forced))):
         raise ConfigError(f"forced_decoder_ids {quoted(forced)} are not supported; their positions must be 1, 2, ...")

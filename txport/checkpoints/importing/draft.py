@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from txport.checkpoints.folder import weight_files
 from txport.checkpoints.importing.match import Match, Sizes, match, solve
@@ -199,9 +198,9 @@ def _layers(draft: Draft) -> dict[str, int]:
     return found
 
 
-def _beside(folder: Path) -> dict[str, Any]:
+def _beside(folder: Path) -> dict[str, object]:
     """Return the values in a config of another program next to the weights, by the names of our fields."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name in HYPERPARAMETERS:
         try:
             values = read_json(folder / name) if (folder / name).is_file() else {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -64,7 +63,7 @@ class Fit:
 
     path: Path
     architecture: str
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     given: tuple[Given, ...]
     wanted: tuple[Wanted, ...]
     problems: tuple[str, ...]
@@ -74,7 +73,7 @@ class Fit:
         """True if the checkpoint can be loaded."""
         return not self.problems
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return this table as JSON values."""
         return {
             "path": str(self.path),

@@ -41,7 +41,7 @@ class Variant:
     """One set of tensors that a model of an architecture can have, and the config values that lead to it."""
 
     architecture: str
-    chosen: tuple[tuple[str, Any], ...]
+    chosen: tuple[tuple[str, object], ...]
     shapes: tuple[tuple[str, Shape], ...]
     aliases: tuple[tuple[str, str], ...]  # further name of a tied tensor -> first name
 
@@ -76,7 +76,7 @@ def closest(name: str, score: Callable[[Variant], float]) -> Variant:
 
 
 @cache
-def _variant(name: str, chosen: tuple[tuple[str, Any], ...]) -> Variant | None:
+def _variant(name: str, chosen: tuple[tuple[str, object], ...]) -> Variant | None:
     """Return the variant with these config values; None if they are not valid together."""
     model = _built(name, {**_base(name), **dict(chosen)})
     if model is None:
@@ -142,7 +142,7 @@ class Open(NamedTuple):
     """A config field that does not follow from tensors: a question about its value, and its usual value."""
 
     question: str
-    usual: Any
+    usual: object
 
 
 def open_fields(
@@ -221,7 +221,7 @@ def _yes_or_no(name: str) -> list[str]:
     return [field for field, hint in hints.items() if hint is bool or set(get_args(hint)) == {bool, NoneType}]
 
 
-def _choices(name: str) -> list[tuple[str, tuple[Any, ...]]]:
+def _choices(name: str) -> list[tuple[str, tuple[object, ...]]]:
     """Return the fields with a fixed set of values, and these values; rare ones keep their defaults."""
     config = architecture.find(name).config
     decided = [(field, (False, True)) for field in _yes_or_no(name)]
@@ -229,7 +229,7 @@ def _choices(name: str) -> list[tuple[str, tuple[Any, ...]]]:
 
 
 @cache
-def _changes_names(name: str, field: str, values: tuple[Any, ...]) -> bool:
+def _changes_names(name: str, field: str, values: tuple[object, ...]) -> bool:
     """Return True if another value of a field changes the names or the ties of a model's tensors."""
     built = [_built(name, {**_base(name), field: value}) for value in values]
     return len({_names_of(model) for model in built if model is not None}) > 1

@@ -34,7 +34,7 @@ DICTIONARIES = "dict.*.txt"
 SPECIAL = ("<s>", "<pad>", END, "<unk>")
 MULTILINGUAL = "translation_multi_simple_epoch"  # a task whose sources and targets begin with their language
 STYLES = {"multilingual": "__{}__", "mbart": "[{}]"}  # of language tokens
-REQUIRED_OF_TASK: dict[str, tuple[Any, Any]] = {  # of that task: the required value, and the default
+REQUIRED_OF_TASK: dict[str, tuple[object, object]] = {  # of that task: the required value, and the default
     "encoder_langtok": ("src", None),
     "decoder_langtok": (True, False),
     "langtoks_specs": (["main"], ["main"]),
@@ -56,7 +56,7 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 ARCHITECTURES = re.compile(r"transformer(?!_(lm|encoder|from_pretrained|monotonic))(_\w+)?")
-REQUIRED: dict[str, tuple[Any, ...]] = {
+REQUIRED: dict[str, tuple[object, ...]] = {
     "task": ("translation", "translation_lev", MULTILINGUAL),
     "no_token_positional_embeddings": (False,),
     "adaptive_input": (False,),
@@ -110,7 +110,7 @@ def _options(values: Any) -> dict[str, Any]:
     return {**own, **languages, "task": named or "translation", "arch": arch}
 
 
-def _languages(task: object) -> dict[str, Any]:
+def _languages(task: object) -> dict[str, object]:
     """Return the language options, which later versions store with the task."""
     values = {} if task is None or isinstance(task, str) else options_of(task)
     return {name: values.get(name) for name in OF_TASK}

@@ -168,7 +168,7 @@ def _tensors(file: Path) -> Weights:
     return read_pickle(file, "") if file.suffix in PICKLES else read_safetensors(file)
 
 
-def _require_known(values: Mapping[str, Any], lora: Lora) -> None:
+def _require_known(values: Mapping[str, object], lora: Lora) -> None:
     """Raise `UnsupportedError` for what is no LoRA, and for one that is more than factors of weights."""
     if (kind := values.get("peft_type")) != "LORA":
         raise UnsupportedError(f"{lora.name} is an adapter of PEFT of the kind {quoted(kind)}, and no LoRA")

@@ -41,7 +41,7 @@ POSITIONS = "{}.embeddings.make_embedding.pe.pe"
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "fast_gelu": "gelu_tanh"}
 SINUSOIDS = {"SinusoidalInterleaved": "interleaved", "SinusoidalConcat": "fairseq"}
 DEFAULTS = {"position_encoding_type": "SinusoidalInterleaved", "pos_ffn_activation_fn": "relu", "norm_eps": 1e-6}
-REQUIRED: dict[str, tuple[Any, ...]] = {
+REQUIRED: dict[str, tuple[object, ...]] = {
     "encoder_type": ("transformer",),
     "decoder_type": ("transformer",),
     "model_task": ("seq2seq",),
@@ -105,7 +105,7 @@ def _tensors(values: Any, path: Path) -> tuple[dict[str, Tensor], Path]:
     return found | last, path
 
 
-def config(options: Published, vocabularies: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+def config(options: Published, vocabularies: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, object]:
     """Return the values of `TransformerConfig`: pre-norm, with a final norm."""
     for name, allowed in REQUIRED.items():
         options.require(name, *allowed)

@@ -60,7 +60,7 @@ def is_repeated(tensor: Tensor) -> bool:
     return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
-def read_values(path: Path) -> Any:
+def read_values(path: Path) -> object:
     """Return the contents of a pickle of tensors and plain values."""
     try:
         is_archive = zipfile.is_zipfile(path)
@@ -112,12 +112,12 @@ def _tensors(path: Path, values: Any, at: str) -> dict[str, Tensor]:
     return {str(name): tensor.detach() for name, tensor in values.items() if isinstance(tensor, Tensor)}
 
 
-def _holders(values: Mapping[Any, Any]) -> list[Any]:
+def _holders(values: Mapping[Any, object]) -> list[object]:
     """Return the keys of dicts that have tensors."""
     return [key for key, each in values.items() if isinstance(each, Mapping) and _has_tensors(each)]
 
 
-def _has_tensors(values: Mapping[Any, Any]) -> bool:
+def _has_tensors(values: Mapping[object, object]) -> bool:
     return any(isinstance(each, Tensor) for each in values.values())
 
 

@@ -37,7 +37,7 @@ class Document:
 
     path: Path
     text: str
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
 
     def error(self, message: object, line: int | None = None) -> ConfigError:
         """Return an error about a line of the file, or about the whole file."""

@@ -10,7 +10,6 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +52,7 @@ def only_pickle(folder: Path, pattern: str) -> Path:
     return found[0]
 
 
-def read_namespaces(path: Path) -> Mapping[str, Any]:
+def read_namespaces(path: Path) -> Mapping[str, object]:
     """Return the contents of a pickle; raise `CheckpointError` for any class but `argparse.Namespace`."""
     with torch.serialization.safe_globals([Namespace]):
         try:
@@ -68,7 +67,7 @@ def read_namespaces(path: Path) -> Mapping[str, Any]:
     return values
 
 
-def options_of(values: object) -> dict[str, Any]:
+def options_of(values: object) -> dict[str, object]:
     """Return options by name, from a namespace or a dict; raise `ConfigError` for anything else."""
     found = vars(values) if isinstance(values, Namespace) else values
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):

@@ -33,7 +33,7 @@ class Reader:
     `rows`: a function that reads the rows at an index, a slice or an array, without reading all of them.
     """
 
-    def __init__(self, read: Read, rows: Callable[[str, Any], Tensor] | None = None) -> None:
+    def __init__(self, read: Read, rows: Callable[[str, object], Tensor] | None = None) -> None:
         self._read = read
         self._rows = rows
 
@@ -58,7 +58,7 @@ class Reader:
 class Unfilled(TorchFunctionMode):
     """In this context, parameters of new modules are not initialised: a checkpoint fills them."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+    def __torch_function__(self, function: Any, types: object, args: Any = (), options: Any = None) -> object:
         """See `TorchFunctionMode`; functions that fill a tensor are those of `torch.nn.init`, or tensor methods."""
         options = options or {}
         if function.__name__ in FILLING:
@@ -69,13 +69,13 @@ class Unfilled(TorchFunctionMode):
 class Outlined(Unfilled):
     """In this context, parameters of new modules have no data; tables computed from a config do."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+    def __torch_function__(self, function: object, types: object, args: object = (), options: Any = None) -> object:
         """See `TorchFunctionMode`; parameters that are not created by `torch.empty` are small."""
         options = dict(options or {}, device="meta") if function is torch.empty else options
         return super().__torch_function__(function, types, args, options)
 
 
-def outline(build: Callable[[Any], Model], config: Config) -> Model:
+def outline(build: Callable[[object], Model], config: Config) -> Model:
     """Return a model of a config with its parameters on the device "meta"."""
     with Outlined():
         return emptied(build(config).eval(), is_copy=False)
@@ -245,7 +245,7 @@ def _project(module: nn.Linear, names: Mapping[int, str], reader: Reader, dtype:
 def _stream(module: nn.Module, own: Mapping[str, nn.Parameter], reader: Reader, room: Room, nothing: Tensor) -> None:
     """Make a module read its parameters by name before it runs, and drop them afterwards."""
 
-    def load(*_: Any) -> None:
+    def load(*_: object) -> None:
         with torch._C.DisableTorchFunction():  # modes may change computations, but not weights
             held = room.hold(module, [reader(name) for name in own])
             for parameter, values in zip(own.values(), held, strict=True):
@@ -331,7 +331,7 @@ def _with_parameters(model: Module, tensors: Mapping[str, Tensor]) -> Module:
 
 def copied(model: Module, dtype: torch.dtype | None = None) -> Module:
     """Return a copy of a model: `deepcopy(model).to(dtype)` without an intermediate copy in the model's type."""
-    memo: dict[int, Any] = {}
+    memo: dict[int, object] = {}
     for module in model.modules():
         for each in (*module._parameters.values(), *module._buffers.values()):
             if each is not None and each.is_leaf and id(each) not in memo:

@@ -182,7 +182,7 @@ def inspect(bundle: str, variant: str | None, brief: bool, as_json: bool, html: 
         tables.show_bundle(found, brief)
 
 
-def _kernels(bundle: Any) -> dict[str, Any]:
+def _kernels(bundle: Any) -> dict[str, object]:
     """Return what `inspect --json` adds for a cuda bundle: the audit of each graph, or why there is none."""
     if not bundle.manifest.made_for.on_gpu:
         return {}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, get_args
+from typing import IO, TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -15,6 +15,9 @@ from txport.cli import textio
 from txport.cli.options import F, is_given
 from txport.errors import UnsupportedError
 from txport.models.facts import Facts, Pooling
+
+if TYPE_CHECKING:
+    from txport.api.encoding import Fill, Floats, Label, Tag
 
 ARRAY = ".npy"
 TRUE = 0.5  # minimum probability of a printed label, if labels are independent
@@ -78,7 +81,7 @@ def run(
     out: textio.Rows,
     as_json: bool,
     shown: dict[str, Any],
-    how: dict[str, Any],
+    how: dict[str, object],
 ) -> None:
     """Write the result of the model for each text; `shown`: the values of `FLAGS`, `how`: options of the batches.
 
@@ -107,7 +110,7 @@ def is_array(output: Path | None) -> bool:
     return output is not None and output.suffix == ARRAY
 
 
-def _write_array(stream: IO[str], vectors: Iterable[Any], pooling: str, width: int) -> None:
+def _write_array(stream: IO[str], vectors: Iterable[Floats], pooling: str, width: int) -> None:
     """Write one array (N, D) of all vectors in NumPy's format; raise `UnsupportedError` for one vector per token."""
     import numpy as np
 
@@ -124,7 +127,7 @@ Way = tuple[Iterator[Any], Callable[[str, Any, bool], Rows]]
 
 
 def _embed(model: Any, texts: Iterable[str], shown: Mapping[str, object], how: Mapping[str, object]) -> Way:
-    def rows(text: str, vectors: Any, as_json: bool) -> Rows:
+    def rows(text: str, vectors: Floats, as_json: bool) -> Rows:
         values = _numbers(vectors) if vectors.size else None
         name = "vector" if vectors.ndim == 1 else "vectors"
         yield (textio.to_json({"input": text, name: values} if as_json else values or []),)
@@ -132,7 +135,7 @@ def _embed(model: Any, texts: Iterable[str], shown: Mapping[str, object], how: M
     return model.embed_iter(texts, **{name: shown[name] for name in VECTORS}, **how), rows
 
 
-def _numbers(array: Any) -> Any:
+def _numbers(array: Floats) -> list[object]:
     """Return the values as floats with the fewest digits that identify each fp32 value."""
     return [_numbers(each) for each in array] if array.ndim > 1 else [float(str(each)) for each in array]
 
@@ -143,7 +146,7 @@ def _classify(model: Any, texts: Iterable[str], shown: Mapping[str, Any], how: M
     function = model.facts.function_to_apply if not others else "sigmoid" if others["multi_label"] else "softmax"
     least = TRUE if function == "sigmoid" and len(labels) > 1 else -math.inf
 
-    def rows(text: str, labels: Any, as_json: bool) -> Rows:
+    def rows(text: str, labels: Sequence[Label], as_json: bool) -> Rows:
         if as_json:
             yield (textio.to_json({"input": text, "labels": [asdict(each) for each in labels]}),)
         elif shown["top"] is not None:
@@ -167,12 +170,12 @@ def _other_labels(shown: Mapping[str, Any]) -> dict[str, Any]:
     return {"labels": labels, "multi_label": shown["multi_label"], "truncate": True, **template} if labels else {}
 
 
-def _scored(label: Any) -> tuple[str, str]:
+def _scored(label: Label) -> tuple[str, str]:
     return f"{label.score:.4f}", label.label
 
 
 def _tag(model: Any, texts: Iterable[str], shown: Mapping[str, object], how: Mapping[str, object]) -> Way:
-    def rows(text: str, tags: Any, as_json: bool) -> Rows:
+    def rows(text: str, tags: Sequence[Tag], as_json: bool) -> Rows:
         if as_json:
             yield (textio.to_json({"input": text, "tags": [asdict(each) for each in tags]}),)
         else:
@@ -182,7 +185,7 @@ def _tag(model: Any, texts: Iterable[str], shown: Mapping[str, object], how: Map
 
 
 def _fill(model: Any, texts: Iterable[str], shown: Mapping[str, object], how: Mapping[str, object]) -> Way:
-    def rows(text: str, masks: Any, as_json: bool) -> Rows:
+    def rows(text: str, masks: Sequence[Sequence[Fill]], as_json: bool) -> Rows:
         if as_json:
             yield (textio.to_json({"input": text, "masks": [[asdict(each) for each in one] for one in masks]}),)
         else:

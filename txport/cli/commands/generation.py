@@ -198,7 +198,7 @@ def _carry_out(
     total: int | None,
     output: Path | None,
     out: textio.Rows,
-    options: dict[str, Any],
+    options: dict[str, object],
     as_json: bool,
     as_stream: bool,
     faults: bulk.Bulk,
@@ -271,7 +271,7 @@ def _write(
     textio.tell_unknown(unknown, count)
 
 
-def _explanation(model: Any, result: Any, options: Mapping[str, Any]) -> Iterator[tuple[str]]:
+def _explanation(model: Any, result: Any, options: Mapping[str, object]) -> Iterator[tuple[str]]:
     """Yield a line for each token of an output: its number, and the most probable tokens in its place."""
     how = {"unknown": options["unknown"], "special": options["special"]}
     steps = model.explain(result.input, result.hypotheses[0].tokens, **how)
@@ -282,7 +282,7 @@ def _explanation(model: Any, result: Any, options: Mapping[str, Any]) -> Iterato
         )
 
 
-def _stream(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str, Any]) -> None:
+def _stream(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str, object]) -> None:
     """Print the output of each text while it is generated."""
     del options["batch_size"], options["batch_tokens"], options["continuous"]
     options["prefix"] = options.pop("prefixes")
@@ -295,7 +295,7 @@ def _stream(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str
         textio.print_line("" if output == shown else f"\n{output}", stream)
 
 
-def _chosen(options: dict[str, Any], defaults: Mapping[str, object], as_json: bool) -> dict[str, Any]:
+def _chosen(options: dict[str, object], defaults: Mapping[str, object], as_json: bool) -> dict[str, object]:
     """Return the options of search: the given values, then the model's defaults, then the command's.
 
     Raises `UnsupportedError` for a length penalty that has no effect.
@@ -381,7 +381,7 @@ def score(
     variant: str | None,
     as_ids: bool,
     as_json: bool,
-    **options: object,
+    **options: Any,
 ) -> None:
     """How likely TARGET is for TEXT: text as `run` writes it.
 

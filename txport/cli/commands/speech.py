@@ -84,10 +84,10 @@ def run(
     out: textio.Rows,
     as_json: bool,
     heard: dict[str, Any],
-    options: dict[str, Any],
+    options: dict[str, object],
 ) -> None:
     """Write the transcript of each file; `heard`: the values of `FLAGS`, `options`: options of search."""
-    how: dict[str, Any] = {name: value for name, value in options.items() if name not in OF_TEXT}
+    how: dict[str, object] = {name: value for name, value in options.items() if name not in OF_TEXT}
     if is_given("batch_size"):
         how["batch_size"] = options["batch_size"]
     found = model.transcribe_iter(files, **heard, **how)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -36,7 +36,7 @@ class Calibrated(NamedTuple):
     """The rounded matrices by the names in the graphs, and the record for the manifest."""
 
     matrices: dict[str, Quantized]
-    record: dict[str, Any]
+    record: dict[str, object]
 
 
 class Job(NamedTuple):

@@ -6,7 +6,7 @@ Letters: see `ops`.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -161,7 +161,7 @@ def _multi_head_attention(
         inputs.append(FORMS["unsqueeze"](tracer, bias, 0).value)
     if mask is not None:
         inputs.append(mask.value)
-    how: dict[str, Any] = {"num_heads": part.core.heads, "mask_filter_value": MASKED, **scale_of(part)}
+    how: dict[str, object] = {"num_heads": part.core.heads, "mask_filter_value": MASKED, **scale_of(part)}
     mixed = tracer.op("multi_head_attention", MULTI_HEAD, inputs, MICROSOFT, **how)
     return tracer.given(mixed, query.examples)
 
@@ -181,7 +181,7 @@ def _grouped_query_attention(
     """Return ONNX Runtime's GroupQueryAttention, which writes to the buffers."""
     given = [each.value for each in new] if len(new) > 1 else [new[0].value, None, None]
     inputs = [*given, key.value, value.value, last.value, total.value]
-    how: dict[str, Any] = {"num_heads": part.core.heads, "kv_num_heads": part.core.key_heads, **scale_of(part)}
+    how: dict[str, object] = {"num_heads": part.core.heads, "kv_num_heads": part.core.key_heads, **scale_of(part)}
     if part.rotary is not None:
         inputs += [tracer.tensor(part.rotary.cos), tracer.tensor(part.rotary.sin)]
         how |= {"do_rotary": 1, "rotary_interleaved": int(part.rotary.pairing == "interleaved")}

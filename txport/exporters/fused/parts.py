@@ -24,7 +24,7 @@ class Counted:
 
     def __init__(self) -> None:
         self.became: Counter[str] = Counter()
-        self.kinds: Counter[Any] = Counter()  # kinds of the attentions that became operators
+        self.kinds: Counter[object] = Counter()  # kinds of the attentions that became operators
 
     def count(self, kind: Any) -> None:
         """Count an attention that became an operator of this kind."""
@@ -43,7 +43,7 @@ class Counted:
 def check_parts(
     model: ir.Model,
     became: Mapping[str, int],
-    kinds: Mapping[Any, int],
+    kinds: Mapping[object, int],
     packed: int,
     role: str,
     *,

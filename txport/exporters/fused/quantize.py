@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Any
 
 import numpy as np
 
@@ -78,7 +77,7 @@ def joined(parts: Sequence[Quantized]) -> Quantized:
     return Quantized(parts[0].form, values, scales, zeros=np.concatenate(zeros) if zeros else None)
 
 
-def quantize(matrix: Array, form: Form, scales_in: np.dtype[Any] = FLOAT32) -> Quantized:
+def quantize(matrix: Array, form: Form, scales_in: np.dtype[np.floating] = FLOAT32) -> Quantized:
     """Quantise a matrix (out, in), in parallel if it is large; scales have the dtype `scales_in`."""
     if form.columns:
         rest = quantize(rest_of(matrix, form), INVARIANT, scales_in)
@@ -126,7 +125,7 @@ def shapes(out: int, inputs: int, form: Form) -> tuple[tuple[int, ...], tuple[in
     return (out, blocks, form.block * form.bits // 8), (out, blocks)
 
 
-def _quantize(matrix: Array, form: Form, scales_in: np.dtype[Any]) -> tuple[Array, Array, Array | None]:
+def _quantize(matrix: Array, form: Form, scales_in: np.dtype[np.floating]) -> tuple[Array, Array, Array | None]:
     """Quantise some rows of a matrix; return values, row by row, scales, and zero points if the form has them.
 
     The scale of zeros alone is 0: with another one, the rounding errors of a kernel's sums would take its size.
@@ -170,7 +169,7 @@ def unpack(values: Array) -> Array:
     return unpacked
 
 
-def quantized_of(packed: Packed, form: Form, scales_in: np.dtype[Any] = FLOAT32) -> Quantized:
+def quantized_of(packed: Packed, form: Form, scales_in: np.dtype[np.floating] = FLOAT32) -> Quantized:
     """Return a matrix that another tool has quantised, in blocks with zero points that are its groups or parts of them.
 
     Raises `UnsupportedError` if its scales are no numbers of the dtype `scales_in`.
@@ -185,7 +184,7 @@ def quantized_of(packed: Packed, form: Form, scales_in: np.dtype[Any] = FLOAT32)
     return Quantized(form, values, scales.astype(scales_in), zeros=zeros)
 
 
-def _outwards(scales: Array, kind: np.dtype[Any]) -> Array:
+def _outwards(scales: Array, kind: np.dtype[np.floating]) -> Array:
     """Convert scales to another dtype, rounding away from zero, so that the largest value stays in range."""
     largest = float(np.abs(scales).max(initial=0))
     most = float(np.finfo(kind).max)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -70,7 +69,7 @@ def _write_single(manifest: Manifest, folder: Path) -> None:
     check_graph(folder / graph.file, graph, manifest)
 
 
-def _published(checkpoint: Checkpoint) -> dict[str, Any]:
+def _published(checkpoint: Checkpoint) -> dict[str, object]:
     if isinstance(checkpoint.outline, Adapted):
         return published(checkpoint.facts)
     return architecture.of(checkpoint.config).hugging_face(checkpoint.config)
@@ -96,11 +95,11 @@ def _weight_bytes(model: ir.Model) -> int:
     return sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
 
 
-def token_config(facts: Facts) -> dict[str, Any]:
+def token_config(facts: Facts) -> dict[str, object]:
     """Return the special tokens for `config.json`; a single end token is a number, several are a list."""
     tokens = facts.writes
     ends = tokens.ends or tokens.after
-    found: dict[str, Any] = {"pad_token_id": tokens.pad}
+    found: dict[str, object] = {"pad_token_id": tokens.pad}
     if tokens.start is not None:
         found |= {"bos_token_id": tokens.start, "decoder_start_token_id": tokens.start}
     if ends:
@@ -110,12 +109,12 @@ def token_config(facts: Facts) -> dict[str, Any]:
     return found
 
 
-def transformers_js_config(precision: str, external: bool) -> dict[str, Any]:
+def transformers_js_config(precision: str, external: bool) -> dict[str, object]:
     """Return the settings of transformers.js; its "fp32" means file names without a suffix, for any precision."""
     return {"dtype": "fp32", "kv_cache_dtype": PRECISIONS[precision], "use_external_data_format": external}
 
 
-def generation_config(facts: Facts) -> dict[str, Any]:
+def generation_config(facts: Facts) -> dict[str, object]:
     """Return the default `generation_config.json`: greedy search up to an end token."""
     speech = {} if facts.speech is None else speech_config(facts.speech)
     return {**token_config(facts), "max_length": facts.writes.longest + facts.start_tokens, "num_beams": 1, **speech}

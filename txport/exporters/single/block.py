@@ -28,7 +28,7 @@ class Block:
         self._own = set[ir.Value]()
         self._count = 0
         self._known: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
-        self._copies: dict[tuple[Any, ...], Sequence[ir.Value]] = {}
+        self._copies: dict[tuple[object, ...], Sequence[ir.Value]] = {}
 
     def input(self, name: str, dtype: ir.DataType, dims: Sequence[int | str | None] | None = None) -> ir.Value:
         """Return an input of the block; in the body of a loop, it changes from step to step."""

@@ -54,8 +54,8 @@ class Size(int):
         return self.tracer.size(pair, lambda: self.tracer.op("size", operator, [self.value, self.tracer.scalar(other)]))
 
 
-def _refuse(name: str) -> Any:
-    def method(self: Size, *others: object) -> Any:
+def _refuse(name: str) -> object:
+    def method(self: Size, *others: object) -> object:
         if any(isinstance(each, Symbol | Tensor) for each in others):
             return NotImplemented  # the tensor's operator accepts a length like a number
         raise UnsupportedError(f"a trace can't depend on a length by {name}; lengths can be added and subtracted")
@@ -115,18 +115,18 @@ class Symbol:
         return lambda *args, **options: self.tracer.call(method, (self, *args), options)
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+    def __torch_function__(cls, function: object, types: object, args: Any = (), options: Any = None) -> Any:
         """Record a PyTorch function that is called with a symbol."""
         tracer = next(each.tracer for each in flat(args) if isinstance(each, Symbol))
         return tracer.call(function, args, options or {})
 
 
-def _operator(name: str) -> Any:
+def _operator(name: str) -> object:
     return lambda self, *args: self.tracer.call(name, (self, *args), {})
 
 
-def _refuse_content(name: str) -> Any:
-    def method(self: Symbol, *_: object) -> Any:
+def _refuse_content(name: str) -> object:
+    def method(self: Symbol, *_: object) -> object:
         raise UnsupportedError(f"a trace can't depend by {name} on what a tensor holds, or how many; compute with it")
 
     return method
@@ -154,7 +154,7 @@ class Tracer(TorchFunctionMode):
         self._sizes = dict[Pair, Size]()
         self._names = dict[str, int]()
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+    def __torch_function__(self, function: Any, types: object, args: Any = (), options: Any = None) -> object:
         """Record functions without a `Symbol` argument: of lengths, and of tensors of the module."""
         given = flat([*args, *(options or {}).values()])
         if any(isinstance(each, Symbol) for each in given):
@@ -164,7 +164,7 @@ class Tracer(TorchFunctionMode):
             return self.call(function, args, options or {})
         return function(*args, **(options or {}))
 
-    def call(self, function: Any, args: Sequence[Any], options: Mapping[str, object]) -> Any:
+    def call(self, function: object, args: Sequence[object], options: Mapping[str, object]) -> Any:
         """Add the nodes of one function of PyTorch or txport; raise `UnsupportedError` if it has no ONNX conversion."""
         name = _name_of(function)
         if name not in self._forms:
@@ -352,7 +352,7 @@ def _nowhere(value: object) -> Any:
     return value.to(NOWHERE) if isinstance(value, Tensor) else value
 
 
-def flat(values: object) -> list[Any]:
+def flat(values: object) -> list[object]:
     """Flatten nested lists and tuples of arguments, and the bounds of slices."""
     if isinstance(values, slice):
         values = (values.start, values.stop, values.step)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain, count
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -94,9 +93,9 @@ def parts_of_trace(model: ir.Model) -> dict[str, int]:
     return found
 
 
-def kinds_of_trace(model: ir.Model) -> dict[Any, int]:
+def kinds_of_trace(model: ir.Model) -> dict[object, int]:
     """Return kind -> number of attentions of this kind that became operators, as counted in the trace."""
-    found: dict[Any, int] = model.meta.get(KINDS, {})
+    found: dict[object, int] = model.meta.get(KINDS, {})
     return found
 
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -112,7 +111,7 @@ def _layer(config: AnnotatedConfig, side: Side) -> Layer:
     )
 
 
-def hugging_face(config: AnnotatedConfig) -> dict[str, Any]:
+def hugging_face(config: AnnotatedConfig) -> dict[str, object]:
     """Return the `config.json` of the architecture `transformer`, because transformers has no such model."""
     return transformer.hugging_face(
         transformer.TransformerConfig(

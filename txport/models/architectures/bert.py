@@ -340,7 +340,7 @@ NAMES = {  # head -> class name in transformers
 }
 
 
-def hugging_face(config: BertConfig) -> dict[str, Any]:
+def hugging_face(config: BertConfig) -> dict[str, object]:
     """Return the `config.json` of a BERT, which Optimum and transformers.js support."""
     return {
         "model_type": "bert",
@@ -403,7 +403,7 @@ def draw(rng: np.random.Generator) -> BertConfig:
 def _draw_newer(rng: np.random.Generator, layers: int, *, has_shared: bool, head: str) -> dict[str, Any]:
     """Return random settings of newer encoders: norms before sublayers, gates, rotary positions, windows."""
     names = ("norm_first", "embedding_norm", "attention_bias", "feed_forward_bias", "norm_bias", "head_bias", "gated")
-    found: dict[str, Any] = {name: bool(rng.integers(2)) for name in names}
+    found: dict[str, object] = {name: bool(rng.integers(2)) for name in names}
     windows: list[int] = rng.choice([0, 1, 2, 5], layers).tolist() if rng.integers(2) and not has_shared else []
     return found | {
         "first_norm": not found["norm_first"] or bool(rng.integers(2)),

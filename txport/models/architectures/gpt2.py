@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from torch import nn
@@ -109,7 +108,7 @@ def _norm(config: GPT2Config) -> nn.Module:
     return NORMS["layer" if config.bias else "layer without bias"](config.d_model, config.norm_epsilon)
 
 
-def hugging_face(config: GPT2Config) -> dict[str, Any]:
+def hugging_face(config: GPT2Config) -> dict[str, object]:
     """Return the `config.json` of a `GPT2LMHeadModel`."""
     return {
         "model_type": "gpt2",

@@ -403,7 +403,7 @@ def _layer(config: LlamaConfig, rotary: Rotary | None, window: Window | None) ->
     return Layer(attention, feed_forward, around, parallel=config.parallel)
 
 
-def hugging_face(config: LlamaConfig) -> dict[str, Any]:
+def hugging_face(config: LlamaConfig) -> dict[str, object]:
     """Return the `config.json` of a model that Optimum and transformers.js support.
 
     It is a Gemma 3 with `result_norm`, a Qwen 3 with only `head_norm`, otherwise a Llama. A Llama is replaced by a
@@ -412,7 +412,7 @@ def hugging_face(config: LlamaConfig) -> dict[str, Any]:
     is not D, it is a Gemma or Gemma 3, because `head_dim` is read only for these.
     """
     kind, name = PUBLISHED[config.head_norm, config.result_norm]
-    some: dict[str, Any] = {}
+    some: dict[str, object] = {}
     if any(config.windows):
         kinds = ["sliding_attention" if each else "full_attention" for each in config.windows]
         largest = max(config.windows)

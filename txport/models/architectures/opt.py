@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from torch import nn
@@ -120,7 +119,7 @@ def _norm(config: OPTConfig) -> nn.Module:
     return NORMS["layer"](config.d_model, EPSILON)
 
 
-def hugging_face(config: OPTConfig) -> dict[str, Any]:
+def hugging_face(config: OPTConfig) -> dict[str, object]:
     """Return the `config.json` of an `OPTForCausalLM`."""
     return {
         "model_type": "opt",

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -125,7 +124,7 @@ def _layer(config: T5Config, bias: RelativeBias, side: Side) -> Layer:
     )
 
 
-def hugging_face(config: T5Config) -> dict[str, Any]:
+def hugging_face(config: T5Config) -> dict[str, object]:
     """Return the `config.json` of a T5; Optimum computes a head's size as `d_model` / `num_heads`, not from `d_kv`."""
     # in a gated feed-forward of transformers, "gelu" is the approximation by tanh
     activation = config.activation if config.activation != "gelu_tanh" else "gelu" if config.gated else "gelu_new"

@@ -215,7 +215,7 @@ def draw(rng: np.random.Generator) -> TransformerConfig:
 
 def drawn_values(rng: np.random.Generator, choices: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return the values of a small random config of any variant within these choices."""
-    values: dict[str, Any] = {name: str(rng.choice(allowed)) for name, allowed in choices.items()}
+    values: dict[str, object] = {name: str(rng.choice(allowed)) for name, allowed in choices.items()}
     for name in ("bias", "output_bias", "embedding_norm", "scale_embedding", "add_source_bos", "add_source_eos"):
         values[name] = bool(rng.integers(2))
     heads = int(rng.choice([1, 2, 4]))

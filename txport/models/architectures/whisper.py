@@ -158,7 +158,7 @@ def _norm(config: WhisperConfig) -> nn.Module:
     return NORMS["layer"](config.d_model, config.norm_epsilon)
 
 
-def hugging_face(config: WhisperConfig) -> dict[str, Any]:
+def hugging_face(config: WhisperConfig) -> dict[str, object]:
     """Return the `config.json` of a Whisper."""
     activations = {"gelu_tanh": "gelu_new"}
     return {

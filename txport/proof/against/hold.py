@@ -155,7 +155,7 @@ def _of_other(folder: Path, place: Path, weights: Weights, made: Plan) -> tuple[
 
 
 # ------------------------------------------------------------------------------------------ as a part of export
-def compare_original(checkpoint: Checkpoint, against: str | None, *, trust_code: bool = False) -> dict[str, Any]:
+def compare_original(checkpoint: Checkpoint, against: str | None, *, trust_code: bool = False) -> dict[str, object]:
     """Compare a checkpoint with its original and return the manifest's record; {} if txport's module is the original.
 
     `against` is that of `hold_against`, "none" for no comparison, or None for transformers if it can run the
@@ -184,7 +184,7 @@ def compare_original(checkpoint: Checkpoint, against: str | None, *, trust_code:
         if against is not None:
             raise
         advice = _other_version(folder, chosen) if isinstance(error, CheckpointError) else ()
-        record: dict[str, Any] = {NOT_COMPARED: "; ".join([str(error).replace(str(folder), folder.name), *advice])}
+        record: dict[str, object] = {NOT_COMPARED: "; ".join([str(error).replace(str(folder), folder.name), *advice])}
     else:
         if not verdict.passed:
             raise ParityError("; ".join(_difference(verdict, checkpoint.name, folder, chosen)))

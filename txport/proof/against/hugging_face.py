@@ -93,7 +93,7 @@ def _loaded(folder: Path, weights: Weights, facts: Facts, renamed: Mapping[str, 
     with needed("txport[hf]", "a comparison with transformers"):
         import transformers
     version = transformers.__version__
-    how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
+    how: dict[str, object] = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
     how |= {_dtype_option(version): torch.float32, "attn_implementation": "eager"}
     if renamed:
         how["key_mapping"] = {f"^{re.escape(name)}$": new for name, new in renamed.items()}
@@ -148,7 +148,7 @@ def _take_merged(module: nn.Module, weights: Weights, loras: Sequence[Lora]) -> 
             tensor.data.copy_(ours)
 
 
-def _unquantised(config: object) -> Any:
+def _unquantised(config: object) -> object:
     """Return a config of a folder in 4 bits for its weights in float32."""
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -227,8 +227,8 @@ def _ways(name: str, base: str) -> Iterator[str]:
 def _run(facts: Facts) -> Run:
     """Return a function that calls a transformers model on a batch."""
 
-    def run(module: nn.Module, given: Batch) -> Any:
-        inputs: dict[str, Any] = {"return_dict": True}
+    def run(module: nn.Module, given: Batch) -> object:
+        inputs: dict[str, object] = {"return_dict": True}
         if isinstance(facts.source, Features):
             inputs["input_features"] = given.source
         else:
@@ -240,14 +240,14 @@ def _run(facts: Facts) -> Run:
             inputs["decoder_input_ids"] = given.target
         if facts.generates:
             inputs["use_cache"] = False
-        found: Mapping[str, Any] = module(**inputs)
+        found: Mapping[str, object] = module(**inputs)
         return found
 
     return run
 
 
 # ------------------------------------------------------------------------------------------ tokens of texts
-def compare_texts(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
+def compare_texts(checkpoint: Checkpoint, folder: Path) -> dict[str, object]:
     """Return the record of `LINES`: how many are compared, and those with other ids.
 
     Of a model that generates, a line differs also if its ids have another text.

@@ -31,7 +31,7 @@ RUN = "run"  # the function in a user's file that calls the module
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
 NAMED = 3  # maximum number of tensors of each kind in an error
 
-Run = Callable[[nn.Module, Batch], Any]
+Run = Callable[[nn.Module, Batch], object]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Original:
         """The dtype of its floating-point parameters; float32 if it has none."""
         return next((each.dtype for each in self.module.parameters() if each.is_floating_point()), torch.float32)
 
-    def widen(self, given: Batch) -> tuple[Any, list[str]]:
+    def widen(self, given: Batch) -> tuple[object, list[str]]:
         """Convert the module to float64, or to float32 if it fails in float64.
 
         The weights of a large one stay as they are, and each is converted when it is used, if the module can run so.
@@ -76,7 +76,7 @@ class Original:
             return self.give(given), []
 
     @torch.inference_mode()
-    def give(self, given: Batch) -> Any:
+    def give(self, given: Batch) -> object:
         """Run the module on a batch and return its result; raise `CheckpointError`, with the line, if it fails."""
         try:
             with computing(self.dtype):
@@ -289,7 +289,7 @@ class Narrow(TorchFunctionMode):
         super().__init__()
         self.names: dict[str, None] = {}
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+    def __torch_function__(self, function: Any, types: object, args: Any = (), options: Any = None) -> object:
         """See `TorchFunctionMode`."""
         found = function(*args, **(options or {}))
         name = getattr(function, "__name__", "")

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import permutations
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -268,7 +267,7 @@ class Traffic:
         key = (norm, self._counts.get(norm, 0), IN)
         return Residual.after(part, self.values[key].theirs if key in self.values else x, result)
 
-    def _given(self, name: str, part: nn.Module, inputs: tuple[object, ...]) -> Any:
+    def _given(self, name: str, part: nn.Module, inputs: tuple[object, ...]) -> object:
         self._counts[name] = self._counts.get(name, -1) + 1
         key = (name, self._counts[name], IN)
         self.moments[key] = len(self.flow)
@@ -278,7 +277,7 @@ class Traffic:
         self.flow.append(Value(name, IN, x))
         return (x, *inputs[1:])
 
-    def _gave(self, name: str, part: nn.Module, inputs: object, output: object) -> Any:
+    def _gave(self, name: str, part: nn.Module, inputs: object, output: object) -> object:
         if not isinstance(output, Tensor):
             return None
         keys = ((name, self._counts[name], side) for side in (OUT, BLOCK))

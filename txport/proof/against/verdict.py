@@ -96,7 +96,7 @@ class Verdict:
         """True if both compute the same."""
         return self.parting is None
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """Return what a manifest stores of models that compute the same.
 
         `within` is a power of ten, relative to the largest value: the measured difference depends on the processor.
@@ -113,7 +113,7 @@ class Verdict:
             "not_compared": list(self.not_compared),
         }
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return this result as JSON values."""
         values = dataclasses.asdict(self).items()
         found: dict[str, Any] = {name: list(each) if isinstance(each, tuple) else each for name, each in values}

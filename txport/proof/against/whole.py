@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
-from typing import Any
 
 import torch
 from torch import nn
@@ -31,7 +30,7 @@ BLOCKS = (Attention, FeedForward, GatedFeedForward)
 TABLES = (Embedding, nn.Embedding)
 SUSPECTS = 8  # tokens that are tried
 
-Change = tuple[object, str, Any]  # of an attribute of a parameter or of a part
+Change = tuple[object, str, object]  # of an attribute of a parameter or of a part
 
 
 @torch.inference_mode()

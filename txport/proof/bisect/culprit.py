@@ -64,10 +64,10 @@ class Culprit:
     what: str
     node: str = ""  # the first node whose value does not exist in PyTorch
     origin: str = ""  # the export step that introduced the error
-    figures: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, object] = field(default_factory=dict)
     also: tuple[str, ...] = ()  # other positions with independent errors
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return JSON values; NaN and infinity become strings."""
         values = asdict(self)
         return {**values, "figures": finite(self.figures)}

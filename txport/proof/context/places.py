@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -109,7 +108,7 @@ def feed_of(graph: Graph, place: Place) -> dict[str, Array]:
     """Return the inputs of a graph at a place, except its caches and hidden states."""
     seen = np.ones((1, place.size))
     seen[:, place.hidden] = 0
-    values: Mapping[str, Any] = {
+    values: Mapping[str, object] = {
         ports.INPUT_IDS: np.zeros((1, place.new)),
         ports.ATTENTION_MASK: seen,
         ports.POSITION_IDS: place.past + np.arange(place.new)[None],
@@ -133,7 +132,7 @@ class Caches:
 
     def __init__(self, facts: Facts, place: Place, rng: np.random.Generator) -> None:
         self._place = place
-        self._made: dict[Any, Array] = {}
+        self._made: dict[object, Array] = {}
         self._facts = facts
         self._rng = rng
 

@@ -146,7 +146,7 @@ def recording(model: nn.Module, *, tensors: bool = True, room: Room | None = Non
 def record_calls(
     parts: Iterable[tuple[str, nn.Module]],
     arguments: Callable[[tuple[object, ...], Mapping[str, object]], Iterable[Tensor | None]],
-    result: Callable[[Any], Tensor | None],
+    result: Callable[[object], Tensor | None],
     keeps: Callable[[str], bool] = lambda name: True,
 ) -> Iterator[Record]:
     """Record the calls of parts in this context; `arguments` and `result` choose what is kept of inputs and outputs.
@@ -192,7 +192,7 @@ def record_calls(
 @contextlib.contextmanager
 def _blank(model: nn.Module) -> Iterator[None]:
     """Make the linear layers and the attention of a model return zeros in this context."""
-    blanks: dict[Any, Callable[..., Any]] = {nn.Linear.forward: _no_product, DotProduct.forward: _no_attention}
+    blanks: dict[object, Callable[..., object]] = {nn.Linear.forward: _no_product, DotProduct.forward: _no_attention}
     parts = [(part, blanks[type(part).forward]) for part in model.modules() if type(part).forward in blanks]
     before = [vars(part).get("forward") for part, _ in parts]  # a streamed layer has its own
     for part, blank in parts:

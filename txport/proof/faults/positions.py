@@ -37,7 +37,7 @@ def turns(key: PartCall, evidence: Evidence, run: Callable[[Turn], Array]) -> It
     for shift in SHIFTS:
         yield f"rotated by positions that are off by {shift:+d}", _moved(rotary, shift)
     yield "rotated by positions that restart at 0", lambda x, places: rotary(x, places - places.min())
-    other: Any = "interleaved" if rotary.pairing == "halves" else "halves"
+    other: object = "interleaved" if rotary.pairing == "halves" else "halves"
     yield f"rotated in pairs that are {other}, in place of {rotary.pairing}", altered(rotary, pairing=other)
     yield "rotated in the wrong direction", altered(rotary, sin=-rotary.sin)
     if rotary.scale != 1:
@@ -204,7 +204,7 @@ class ChangedDistances(nn.Module):
         self.part = part
         self.change = change
 
-    def forward(self, distances: Tensor) -> Any:
+    def forward(self, distances: Tensor) -> object:
         """See `RelativeBias.forward`."""
         return self.part(self.change(distances))
 

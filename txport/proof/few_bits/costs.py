@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -157,7 +156,7 @@ class Rounded:
     its `calls` in a run; the `squares` of its derivatives are added up.
     """
 
-    def __init__(self, layer: Layer, read: Callable[[Any], Tensor], form: Form) -> None:
+    def __init__(self, layer: Layer, read: Callable[[object], Tensor], form: Form) -> None:
         self.layer = layer
         self.read = read
         self.form = form

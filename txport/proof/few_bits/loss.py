@@ -292,7 +292,7 @@ def _errors(rows: Sequence[tuple[Array, Array]]) -> tuple[dict[str, float], bool
     return {"error": float(relative.mean()), "worst_error": float(relative.max())}, bool(by_chance)
 
 
-def _short(record: Mapping[str, Any]) -> dict[str, Any]:
+def _short(record: Mapping[str, object]) -> dict[str, object]:
     """Return the numbers to a few digits: more would differ from machine to machine."""
     return {name: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value for name, value in record.items()}
 

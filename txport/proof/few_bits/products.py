@@ -206,7 +206,7 @@ class ByProduct(Reference):
             for handle in handles:
                 handle.remove()
 
-    def _read(self, model: Model, products: Mapping[Key, Product], name: str, layer: nn.Module, inputs: Any) -> Any:
+    def _read(self, model: Model, products: Mapping[Key, Product], name: str, layer: nn.Module, inputs: Any) -> object:
         """Compare the input of a layer, and replace it by the graph's as the kernel rounds it."""
         key = (name, self._counts.get(name, 0))
         product = products.get(key)
@@ -221,7 +221,7 @@ class ByProduct(Reference):
         return (rounded.reshape(x.shape).to(x.dtype), *inputs[1:])
 
     def _gave(
-        self, model: Model, products: Mapping[Key, Product], name: str, layer: nn.Module, inputs: Any, output: Tensor
+        self, model: Model, products: Mapping[Key, Product], name: str, layer: nn.Module, inputs: object, output: Tensor
     ) -> Tensor | None:
         """Compare the result of a layer, and replace it by the graph's."""
         key = (name, self._counts.get(name, 0))

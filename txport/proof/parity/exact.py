@@ -70,7 +70,7 @@ class Rounding(TorchFunctionMode):
         self._generator = torch.Generator().manual_seed(draw) if draw else None
         self._noise = torch.randint(0, 1 << LACKING, (2 * NOISES,), generator=self._generator) if draw else None
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+    def __torch_function__(self, function: Any, types: object, args: Any = (), options: Any = None) -> object:
         """See `TorchFunctionMode`."""
         found = function(*args, **(options or {}))
         rounds = isinstance(found, Tensor) and found.dtype == torch.float64
@@ -111,7 +111,7 @@ class Jitter(TorchFunctionMode):
         super().__init__()
         self._generator = torch.Generator().manual_seed(seed)
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+    def __torch_function__(self, function: Any, types: object, args: Any = (), options: Any = None) -> object:
         """See `TorchFunctionMode`."""
         found = function(*args, **(options or {}))
         if not isinstance(found, Tensor) or not found.is_floating_point() or function in MAKING_NOTHING:
@@ -128,7 +128,7 @@ class HalfConstants(TorchFunctionMode):
 
     norms = 0  # that are running
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+    def __torch_function__(self, function: Any, types: object, args: Any = (), options: Any = None) -> object:
         """See `TorchFunctionMode`."""
         if function is F.gelu:
             return _gelu_in_half(*args, **(options or {}))
@@ -186,8 +186,8 @@ class Exact:
     rounded: Computation
     together: bool = False
     repeats: bool = False
-    _answers: dict[Any, list[Array]] = field(default_factory=dict)
-    _encoded: dict[int, dict[Any, Tensor]] = field(default_factory=dict)  # encoder states by model
+    _answers: dict[object, list[Array]] = field(default_factory=dict)
+    _encoded: dict[int, dict[object, Tensor]] = field(default_factory=dict)  # encoder states by model
 
     @classmethod
     def of(cls, model: Model, precision: str = "fp32", forms: Mapping[str, Form] = NO_FORMS) -> Exact:
@@ -254,7 +254,7 @@ class Exact:
         """Return PyTorch's largest error in the precision over all positions; at a single position it is chance."""
         return _worst(self.logits(sources, targets), self.own_logits(sources, targets, draw))
 
-    def reproduced(self) -> AbstractContextManager[Any]:
+    def reproduced(self) -> AbstractContextManager[object]:
         """Return a context in which the model computes what runtimes reproduce: exactly, or if `repeats`, rounded."""
         return self.rounded.context(0) if self.repeats else nullcontext()
 
@@ -287,7 +287,7 @@ class Computation:
     """A model, and how it rounds, given the number of the draw."""
 
     model: Model
-    rounds: Callable[[int], AbstractContextManager[Any]]
+    rounds: Callable[[int], AbstractContextManager[object]]
 
     @contextmanager
     def context(self, draw: int) -> Iterator[None]:
@@ -301,7 +301,7 @@ class Computation:
 
 
 def _encoded(
-    model: Model, encode: Callable[..., Tensor], kept: dict[Any, Tensor], together: bool, source: Tensor, ops: Ops
+    model: Model, encode: Callable[..., Tensor], kept: dict[object, Tensor], together: bool, source: Tensor, ops: Ops
 ) -> Tensor:
     """Return the encoder states of features (B, M, F), each row from `kept` if it was encoded in this computation."""
     rows = [source] if together else torch.split(source, 1)
@@ -312,12 +312,12 @@ def _encoded(
     return ops.lay_out(torch.cat([kept[key] for key in keys]))
 
 
-def last_bits(draw: int) -> AbstractContextManager[Any]:
+def last_bits(draw: int) -> AbstractContextManager[object]:
     """Return a context that leaves PyTorch unchanged, or, if `draw` is not 0, makes last bits random."""
     return Jitter(draw) if draw else nullcontext()
 
 
-def rounding(dtype: torch.dtype) -> Callable[[int], AbstractContextManager[Any]]:
+def rounding(dtype: torch.dtype) -> Callable[[int], AbstractContextManager[object]]:
     """Return the contexts that round like the best kernels of a precision."""
     return partial(Rounding, dtype=dtype)
 

@@ -249,17 +249,17 @@ def _best(logits: Array) -> NDArray[np.bool_]:
     return chosen
 
 
-def finite(values: Mapping[str, object]) -> dict[str, Any]:
+def finite(values: Mapping[str, object]) -> dict[str, object]:
     """Return the values as JSON values: NaN and infinity become strings, because JSON has no numbers for them."""
     return {name: number(value) for name, value in values.items()}
 
 
-def number(value: object) -> Any:
+def number(value: object) -> object:
     """Return a value as a JSON value; NaN and infinity become strings."""
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def to_dict(each: Comparison) -> dict[str, Any]:
+def to_dict(each: Comparison) -> dict[str, object]:
     """Return a comparison as a report records it, without its case and runtime, under which the report puts it."""
     kept = {name: value for name, value in dataclasses.asdict(each).items() if name not in ("case", "runtime", "note")}
     return finite(

@@ -7,7 +7,6 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from txport.bundles.bundle import Bundle
 from txport.errors import UnsupportedError, quoted
@@ -67,7 +66,7 @@ class Quality:
         allowed = f"{self._sign * self.allowed:+.2f}"
         return f"{self.runtime}: {scores} ({self.changed} changed, allowed {allowed})"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the scores and counts as JSON values."""
         rounded = {"rate": round(self.rate, 3), "reference": round(self.reference, 3)}
         return {**asdict(self), **rounded, "passed": self.passed}

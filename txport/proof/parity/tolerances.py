@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -116,7 +115,7 @@ class Tolerance:
             raise UnsupportedError(f"rtol={rtol:g} allows more than {most:g}, {why}; {fix}")
         return dataclasses.replace(self, atol=atol, rtol=rtol)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the bounds that apply and their reason, as a report records them."""
         kept = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         if math.isinf(self.largest):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -51,7 +50,7 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
     found = set()
     dtype = np.dtype(bundle.manifest.dtype)
     maps = Maps()
-    compared: dict[Any, Comparison] = {}  # by location in a file, which several graphs may share
+    compared: dict[object, Comparison] = {}  # by location in a file, which several graphs may share
     for role in weighted(bundle.manifest):
         initializers = graph_weights(bundle.file(role), maps)
         table = bundle.manifest.weights
@@ -123,7 +122,7 @@ def unheld(bundle: Bundle, checkpoint: Checkpoint) -> dict[str, list[str]]:
     return {"computed": sorted(computed), "unused": sorted({*aliases.values()} - used)}
 
 
-def place_of(held: Held) -> Any:
+def place_of(held: Held) -> object:
     """Return the location of a weight and its scales in a memory-mapped file; None if they are not mapped."""
     whole = held.quantized
     parts = [held.values] if whole is None else [whole.values, whole.scales, whole.zeros, whole.columns]

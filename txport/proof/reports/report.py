@@ -134,7 +134,7 @@ class Report:
             **({} if own is None else {"pytorch_logit_difference": float(f"{own:.3g}")}),
         }
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return JSON values; NaN and infinity become strings."""
         return {
             "format": FORMAT,
@@ -158,7 +158,7 @@ class Report:
         return list(parts.values())
 
     @staticmethod
-    def _case(part: Part) -> dict[str, Any]:
+    def _case(part: Part) -> dict[str, object]:
         return {
             "case": part.case,
             "runtime": part.runtime,
@@ -218,7 +218,7 @@ class Broken:
         """The graph that does not run, and the error of its runtime."""
         return str(self.error)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return JSON values."""
         culprit = {"culprit": self.culprit and self.culprit.to_dict()} if self.bisected else {}
         return {"format": FORMAT, "verdict": "fail", "error": self.message, **culprit}

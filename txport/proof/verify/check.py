@@ -136,7 +136,7 @@ def verify(
     return Verification(_about(bundle, runtime, provider), checks, time.perf_counter() - begun)
 
 
-def _about(bundle: Bundle, runtime: str, provider: str) -> dict[str, Any]:
+def _about(bundle: Bundle, runtime: str, provider: str) -> dict[str, object]:
     manifest = bundle.manifest
     what = {"checkpoint": manifest.checkpoint, "target": manifest.target, "precision": manifest.precision}
     versions = {"txport": __version__, "numpy": np.__version__, **runtimes.versions_of([runtime])}

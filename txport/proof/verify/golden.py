@@ -261,7 +261,7 @@ def stored_arrays(stored: Sequence[GoldenLogits]) -> Arrays:
     return arrays | {name: np.array([getattr(each, name) for each in stored]) for name in ("largest", "rms", "noise")}
 
 
-def stored_values(arrays: Arrays, parts: Mapping[str, Sequence[Any]], size: int, count: int) -> list[GoldenLogits]:
+def stored_values(arrays: Arrays, parts: Mapping[str, Sequence[object]], size: int, count: int) -> list[GoldenLogits]:
     """Return the summaries of `count` sources from arrays of `stored_arrays`, with the tables split into `parts`.
 
     `size` is V. Raises `ValueError` if the arrays do not fit each other or the model.

@@ -96,7 +96,7 @@ def _alike(source: Inputs, lengths: Ints) -> Iterator[tuple[Ints, Inputs]]:
         yield rows, np.ascontiguousarray(source[rows, :length])
 
 
-def _together(parts: list[tuple[Ints, Any]]) -> Any:
+def _together(parts: list[tuple[Ints, object]]) -> Any:
     """Join the values of all parts in the order of the rows."""
     values = np.concatenate([each for _, each in parts])
     whole = np.empty_like(values)

@@ -140,12 +140,12 @@ class ForeignRuntime(Generic[T]):
         new = {each: found[name] for each, name in graph.present().items() if name in found}
         return replace(state, tokens=state.tokens[:, :0], past={**state.past, **new})
 
-    def _decoded(self, graph: Graph, state: ForeignState[T]) -> dict[str, Any]:
+    def _decoded(self, graph: Graph, state: ForeignState[T]) -> dict[str, object]:
         """Return a decoder's inputs by port, as arrays or tensors of the engine."""
         rows, count = state.tokens.shape
         before = state.mask.shape[1] - count
         places = np.maximum(state.mask.cumsum(axis=1) - 1, 0)[:, before:]
-        given: dict[str, Any] = {
+        given: dict[str, object] = {
             INPUT_IDS: state.tokens,
             ATTENTION_MASK: state.mask,
             POSITION_IDS: places,

@@ -148,7 +148,7 @@ def _core() -> Any:
     return openvino.Core()
 
 
-def options_of(threads: int | None, precision: str, workers: int) -> dict[str, Any]:
+def options_of(threads: int | None, precision: str, workers: int) -> dict[str, object]:
     """Return the options for compiling graphs: one stream per worker, and exactly the given precision.
 
     Requests of one stream wait for each other. Without the precision hint, OpenVINO uses bf16 if the processor has it.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from txport.errors import CheckpointError, quoted
 from txport.text.assemble import Slots, Vocabulary, assemble
@@ -102,7 +101,7 @@ def _with_outside(slots: Slots, made: Iterable[str], side: Side, around: Around)
     return Vocabulary(slots, added)
 
 
-def _bpe(ids: dict[str, int], pairs: Sequence[Sequence[str]], unknown: str, suffix: str = "") -> dict[str, Any]:
+def _bpe(ids: dict[str, int], pairs: Sequence[Sequence[str]], unknown: str, suffix: str = "") -> dict[str, object]:
     return {
         "type": "BPE",
         "dropout": None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from txport.checkpoints.family import Published
 from txport.checkpoints.sources.ctranslate2.binary import is_binary, read_binary
@@ -202,7 +201,7 @@ def _causal(parts: Parts, published: Published, folder: Path) -> Known:
     return Known("gpt2", common | own, (stack.vocabulary,) * 2, (ZEROS,), cut=cut)
 
 
-def _llama(parts: Parts, published: Published, stack: Stack, common: dict[str, Any]) -> Known:
+def _llama(parts: Parts, published: Published, stack: Stack, common: dict[str, object]) -> Known:
     """Return a model with rotary positions and a gated feed-forward."""
     if not stack.is_gated or stack.positions:
         raise ConfigError("RMSNorm needs a gated feed-forward and no position embeddings")

@@ -6,7 +6,6 @@ CTranslate2 itself converts them when it loads them (`src/models/transformer.cc`
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -36,7 +35,7 @@ TEXTS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 FLAGS = {"with_source_bos": 0, "with_source_eos": 0, "with_target_bos": 1, "user_decoder_start_tokens": 0}
 
 
-def renewed(binary: Binary) -> tuple[Binary, dict[str, Any]]:
+def renewed(binary: Binary) -> tuple[Binary, dict[str, object]]:
     """Return a model as the newest version would store it, and the values of the `config.json` that it would have."""
     settings = _settings(binary) if binary.version < CONFIG_SINCE else {}
     names = {name: root for name, root in binary.names.items() if not settings or name not in {*TEXTS, *FLAGS}}
@@ -57,9 +56,9 @@ def renewed(binary: Binary) -> tuple[Binary, dict[str, Any]]:
     return replace(binary, names=names), settings
 
 
-def _settings(binary: Binary) -> dict[str, Any]:
+def _settings(binary: Binary) -> dict[str, object]:
     """Return the special tokens of a model that has them as variables."""
-    tokens: dict[str, Any] = {name: binary.text(name, default) for name, default in TEXTS.items()}
+    tokens: dict[str, object] = {name: binary.text(name, default) for name, default in TEXTS.items()}
     flags = {name: bool(binary.attributes.get(name, default)) for name, default in FLAGS.items()}
     start = tokens["bos_token"] if flags["with_target_bos"] else tokens["eos_token"]
     return {

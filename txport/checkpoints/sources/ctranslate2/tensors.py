@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ class Known:
     """
 
     architecture: str
-    values: dict[str, Any]
+    values: dict[str, object]
     rows: tuple[int, int]
     rules: tuple[Rule, ...] = ()
     grown: tuple[str, ...] = ()

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from txport.checkpoints import family
 from txport.checkpoints.family import Published
@@ -82,7 +81,7 @@ def _require_norms(stack: Stack) -> None:
         raise ConfigError("a Whisper needs norms before the sublayers, a final norm and position embeddings")
 
 
-def _speech(rows: Mapping[str, int], config: Published, size: int) -> dict[str, Any]:
+def _speech(rows: Mapping[str, int], config: Published, size: int) -> dict[str, object]:
     """Return languages, tasks and timestamp settings in the form of `generation_config.json`."""
     known = config.get("lang_ids") or rows.values()
     languages = {token: id_ for token, id_ in rows.items() if LANGUAGE.fullmatch(token) and id_ in known}

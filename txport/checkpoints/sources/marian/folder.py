@@ -80,7 +80,7 @@ def _model(folder: Path) -> Path:
     return models[0]
 
 
-REQUIRED: dict[str, tuple[Any, ...]] = {
+REQUIRED: dict[str, tuple[object, ...]] = {
     "type": ("transformer",),
     "transformer-decoder-autoreg": ("self-attention",),
     "transformer-no-projection": (False,),

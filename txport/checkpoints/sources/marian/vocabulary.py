@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -142,13 +141,13 @@ def _end(path: Path) -> int:
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     """PyYAML's safe loader, which also refuses aliases and duplicate keys."""
 
-    def compose_node(self, parent: object, index: object) -> Any:
+    def compose_node(self, parent: object, index: object) -> object:
         """See `yaml.composer.Composer`."""
         if self.check_event(yaml.AliasEvent):
             raise ValueError("it has an alias, which no trainer writes")
         return super().compose_node(parent, index)
 
-    def construct_mapping(self, node: object, deep: bool = False) -> Any:
+    def construct_mapping(self, node: object, deep: bool = False) -> object:
         """See `yaml.constructor.SafeConstructor`."""
         found = super().construct_mapping(node, deep)
         if isinstance(node, yaml.MappingNode) and len(found) < len(node.value):
@@ -156,7 +155,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
         return found
 
 
-def read_yaml(text: str) -> dict[str, Any]:
+def read_yaml(text: str) -> dict[str, object]:
     """Return a mapping from names to values; raise `ValueError`, with a one-line message, for anything else."""
     try:
         found = _Loader(text).get_single_data()

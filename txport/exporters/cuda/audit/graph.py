@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from onnx import ModelProto, NodeProto
 
@@ -65,7 +64,7 @@ class Audit:
             (*key[:2], count, key[2]) for key, count in sorted(counts.items(), key=lambda each: (-each[1], each[0]))
         ]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return a dict, as printed by `inspect --json`."""
         rows = [dict(zip(("operator", "types", "count", "has_kernel"), row, strict=True)) for row in self.rows()]
         counts = {"on_device": self.on_device, "on_host": self.on_host, "copies": self.copies}

@@ -13,7 +13,7 @@ from txport.exporters.tracing.forms.common import FORMS, cast, dtype_of, form, r
 from txport.exporters.tracing.symbols import Form, Symbol, Tracer
 
 
-def _binary(name: str, onnx: str, function: Callable[[Any, Any], Any]) -> Form:
+def _binary(name: str, onnx: str, function: Callable[[Any, Any], object]) -> Form:
     """Return the form of a binary operator on tensors or numbers, computed in the dtype that PyTorch uses."""
 
     def make(tracer: Tracer, x: Any, y: Any) -> Symbol:
@@ -88,7 +88,7 @@ def _are_whole(*operands: object) -> bool:
     )
 
 
-def _of_masks(name: str, onnx: str, function: Callable[[Any, Any], Any]) -> Form:
+def _of_masks(name: str, onnx: str, function: Callable[[object, object], object]) -> Form:
     def make(tracer: Tracer, x: Symbol, y: Symbol | Tensor) -> Symbol:
         masks = all(isinstance(each, Symbol | Tensor) and each.dtype == torch.bool for each in (x, y))
         require(masks, f"{name!r} of anything but masks")

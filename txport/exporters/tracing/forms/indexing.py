@@ -102,7 +102,7 @@ def masked_fill(tracer: Tracer, x: Symbol, mask: Symbol | Tensor, value: float) 
 
 
 @form("gather", "take_along_dim")
-def gather(tracer: Tracer, x: Symbol, dim: Any, index: Any) -> Symbol:
+def gather(tracer: Tracer, x: Symbol, dim: object, index: Any) -> Symbol:
     """Return the elements of a dim at a tensor of indices, of the same dims."""
     dim, index = (index, dim) if isinstance(dim, Symbol | Tensor) else (dim, index)
     value = tracer.op("gather", "GatherElements", [x.value, tracer.as_symbol(index).value], axis=dim)

@@ -92,18 +92,18 @@ def normalize(tracer: Tracer, x: Symbol, p: float = 2.0, dim: int = 1, eps: floa
 
 
 @form("max")
-def largest(tracer: Tracer, x: Symbol, dim: object = None, keepdim: bool = False) -> Any:
+def largest(tracer: Tracer, x: Symbol, dim: object = None, keepdim: bool = False) -> object:
     """Return the maximum of all elements or of two tensors, or (values, indices) along a dim."""
     return _extreme(tracer, x, dim, keepdim, ("amax", "argmax", "maximum"))
 
 
 @form("min")
-def smallest(tracer: Tracer, x: Symbol, dim: object = None, keepdim: bool = False) -> Any:
+def smallest(tracer: Tracer, x: Symbol, dim: object = None, keepdim: bool = False) -> object:
     """Return the minimum of all elements or of two tensors, or (values, indices) along a dim."""
     return _extreme(tracer, x, dim, keepdim, ("amin", "argmin", "minimum"))
 
 
-def _extreme(tracer: Tracer, x: Symbol, dim: object, keepdim: bool, names: tuple[str, str, str]) -> Any:
+def _extreme(tracer: Tracer, x: Symbol, dim: object, keepdim: bool, names: tuple[str, str, str]) -> object:
     values, indices, of_two = (FORMS[name] for name in names)
     if isinstance(dim, Symbol | Tensor):
         return of_two(tracer, x, dim)

@@ -225,7 +225,7 @@ def full(tracer: Tracer, *given: Any, dtype: torch.dtype | None = None, device: 
     return expand(tracer, tracer.as_symbol(torch.full((), number, dtype=wanted)), *sizes)
 
 
-def _like(sizes: tuple[object, ...]) -> tuple[Any, ...]:
+def _like(sizes: tuple[object, ...]) -> tuple[object, ...]:
     """Return (tensor, dims) of the arguments of `new_zeros`, (dims,) of those of `zeros`."""
     like = sizes[:1] if sizes and isinstance(sizes[0], Symbol | Tensor) else ()
     return (*like, _listed(sizes[len(like) :]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 
@@ -95,7 +94,7 @@ class GeneratorTruth:
             quality = compare_quality(label, outputs, self._outputs, self._texts, self._metric, tolerance)
             report.quality.append(quality)
 
-    def compare_at_once(self, report: Report, label: str, runtime: SingleRuntime[Any], tolerance: Tolerance) -> None:
+    def compare_at_once(self, report: Report, label: str, runtime: SingleRuntime[object], tolerance: Tolerance) -> None:
         """Add the comparison of the single graph, which contains search and its rules, to a report."""
         for case in self._at_once:
             with no_crash(f"{label}, case {case.name}: the single graph"):
