@@ -3,6 +3,7 @@
 //   make && ./encode bundle ID...
 //
 // It prints numbers: a vector, scores of labels, the label of each token, or the token for each mask.
+#include <algorithm>
 #include <cmath>
 #include <iostream>
 
@@ -47,10 +48,13 @@ Numbers encode(Graph& model, Ids ids) {
     names.emplace_back("token_type_ids");
     given.push_back(tensor(types));
   }
-  const auto found =
-      model.run(names, given, {ability == "embed" ? "last_hidden_state" : "logits"});
+  const auto outputs = model.outputs();
+  const bool pools = std::find(outputs.begin(), outputs.end(), "sentence_embedding") != outputs.end();
+  const std::string vectors = pools ? "sentence_embedding" : "last_hidden_state";
+  const auto found = model.run(names, given, {ability == "embed" ? vectors : "logits"});
   const auto width = found[0].GetTensorTypeAndShapeInfo().GetShape().back();
   const float* rows = found[0].GetTensorData<float>();
+  if (pools) return Numbers(rows, rows + width);
   if (ability == "embed") return embed(model, rows, ids.size(), width);
   if (ability == "classify") return classify(model, rows, width);
   Numbers result;

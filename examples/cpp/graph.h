@@ -36,6 +36,13 @@ struct Graph {
     return names;
   }
 
+  std::vector<std::string> outputs() {
+    std::vector<std::string> names;
+    for (size_t at = 0; at < session.GetOutputCount(); ++at)
+      names.emplace_back(session.GetOutputNameAllocated(at, allocator).get());
+    return names;
+  }
+
   std::vector<Ort::Value> run(const std::vector<std::string>& inputs, const std::vector<Ort::Value>& given,
                               const std::vector<std::string>& outputs) {
     std::vector<const char*> in, out;

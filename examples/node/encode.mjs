@@ -11,7 +11,8 @@ const ids = (values) => new ort.Tensor("int64", BigInt64Array.from(values, BigIn
 
 const types = facts.has_token_types ? { token_type_ids: ids(given.map(() => 0)) } : {}; // 1 in a second text
 const outputs = await model.run({ input_ids: ids(given), attention_mask: ids(given.map(() => 1)), ...types });
-const [output] = facts.outputs;
+const vector = facts.outputs.find((each) => each.name === "sentence_embedding"); // if the graph pools
+const output = vector ?? facts.outputs[0];
 const { data, dims } = outputs[output.name];
 const width = dims.at(-1);
 const row = (place) => Array.from(data.subarray(place * width, (place + 1) * width));
@@ -19,10 +20,11 @@ const argmax = (scores) => scores.reduce((at, score, id) => (score > scores[at] 
 const sigmoid = (value) => 1 / (1 + Math.exp(-value));
 
 function embed() {
+  if (vector) return row(0);
   const rows = generation.pooling === "first" ? [row(0)] : given.map((_, place) => row(place));
-  const vector = row(0).map((_, at) => rows.reduce((sum, each) => sum + each[at], 0) / rows.length);
-  const length = generation.normalize ? Math.hypot(...vector) : 1;
-  return vector.map((value) => value / length);
+  const mean = row(0).map((_, at) => rows.reduce((sum, each) => sum + each[at], 0) / rows.length);
+  const length = generation.normalize ? Math.hypot(...mean) : 1;
+  return mean.map((value) => value / length);
 }
 
 function classify() {

@@ -29,6 +29,7 @@ RULES = {
     "max_new_tokens": 9,
 }
 LABELS = ("no", "/m/01 a|b", "<b>yes</b>")
+STEPS = ("last", "dense 8 tanh", "normalize")
 PLANS = [("portable", "fp32"), ("portable", "fp16"), ("cpu", "fp32")]
 
 
@@ -41,6 +42,7 @@ def configs() -> dict[str, tuple[Any, dict[str, Any]]]:
         "speech": (preset_config("whisper-mini-tiny"), {"suppress_tokens": [30, 63]}),
         "causal": (preset_config("gpt2-tiny"), {"max_new_tokens": 20}),
         "embed": (dataclasses.replace(bert, head="hidden"), {"pooling": "mean", "normalize": True}),  # type: ignore
+        "pooled": (dataclasses.replace(bert, head="hidden", sentence=STEPS), {"pooling": "last", "normalize": True}),  # type: ignore
         "classify": (dataclasses.replace(bert, head="labels", labels=LABELS), {}),  # type: ignore
         "labels": (dataclasses.replace(bert, head="labels", labels=LABELS, problem_type=MULTI_LABEL), {}),  # type: ignore
         "values": (dataclasses.replace(bert, head="labels", labels=("v",), problem_type=REGRESSION), {}),  # type: ignore

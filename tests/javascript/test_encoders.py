@@ -97,6 +97,26 @@ def test_every_head_on_node(target: str, head: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(theirs[name]["data"], array.ravel(), atol=1e-5)
 
 
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_a_graph_that_pools(target: str, tmp_path: Path) -> None:
+    """Its vector is used, cut and normalised again; other poolings are refused as in Python."""
+    steps = ("max", "dense 6 tanh", "normalize")
+    bundle = made(tmp_path, "hidden", target, whole_words(), sentence=steps)
+    ways: list[dict[str, Any]] = [{}, {"dimensions": 3}, {"pooling": "none", "dimensions": 9}]
+    *answered, other, longer, large = on_node(
+        bundle,
+        [
+            *(("vector", text, how) for text in TEXTS for how in ways),
+            *(("vector", TEXTS[0], how) for how in ({"pooling": "mean"}, {"normalize": False}, {"dimensions": 7})),
+        ],
+    )
+    for at, each in enumerate(answered):
+        require_same(each, python_says(bundle, "embed", TEXTS[at // len(ways)], ways[at % len(ways)]))
+    assert "has the pooling 'max' or 'none', got 'mean'" in other["message"]
+    assert "normalize must be true, got false" in longer["message"]
+    assert "dimensions must be a whole number from 1 to 6, got 7" in large["message"]
+
+
 def test_every_head_in_chromium(tmp_path: Path) -> None:
     """Each in the same page."""
     bundles = {}

@@ -12,8 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.api.arguments import many, require_unknown, sizes
+from txport.api.vectors import quantize, require_precision
 from txport.errors import LongTextError, TextError, UnknownTextError, UnsupportedError, quoted
-from txport.models.facts import HIDDEN, LOGITS, Ability, Facts, Function, Pooled, Pooling
+from txport.models.facts import (
+    HIDDEN,
+    LOGITS,
+    SENTENCE,
+    Ability,
+    Facts,
+    Function,
+    Pooled,
+    Pooling,
+    VectorPrecision,
+)
 from txport.runtimes.base import EncoderRuntime, Outputs, Runtime
 from txport.runtimes.inputs import infer
 from txport.search.batching import at_once, in_batches
@@ -198,18 +209,44 @@ class Encoder:
     @overload
     def embed(self, texts: Texts, *, pooling: Literal["none"], **how: Unpack[Vectors]) -> list[Floats]: ...
 
-    def embed(self, texts: Texts, *, pooling: Pooling | None = None, **how: Unpack[Vectors]) -> Floats | list[Floats]:
+    @overload
+    def embed(
+        self,
+        texts: Texts,
+        *,
+        pooling: Pooled | None = None,
+        precision: VectorPrecision,
+        ranges: Any = None,
+        **how: Unpack[Vectors],
+    ) -> NDArray[Any]: ...
+
+    def embed(
+        self,
+        texts: Texts,
+        *,
+        pooling: Pooling | None = None,
+        precision: VectorPrecision = "float32",
+        ranges: Any = None,
+        **how: Unpack[Vectors],
+    ) -> NDArray[Any] | list[Floats]:
         """Return one vector per text: (B, D).
 
         `pooling` is "mean" over the tokens' vectors, "weighted-mean" with the weights 1, 2, 3, ..., "max" of each
         number, or the vector of the "first" or the "last" token. With "none", return the vectors of all tokens: (T, D)
         per text. `dimensions`: only the first so many numbers of each vector. `normalize` scales it to length 1, after
-        that. `prompt` is the name of a prompt of the bundle, such as sentence-transformers' "query"; it is put before
+        that. If the graph has the output `sentence_embedding`, that is the vector, and another pooling is refused.
+        `prompt` is the name of a prompt of the bundle, such as sentence-transformers' "query"; it is put before
         each text, and "" is none. The defaults are the bundle's, otherwise "mean", all, False and "". `how` are the
-        options of `infer`. Raises `UnknownTextError` for a text that "skip" leaves empty.
+        options of `infer`. `precision` and `ranges` are those of `api.vectors.quantize`: "int8", "uint8", "binary" or
+        "ubinary". Raises `UnknownTextError` for a text that "skip" leaves empty.
         """
+        require_precision(precision, ranges)
+        if pooling == "none" and precision != "float32":
+            raise UnsupportedError(f"the vectors of tokens have the precision float32, got {precision}")
         found = list(self.embed_iter(texts, pooling=pooling, **how))
-        return found if pooling == "none" else stacked(found, how.get("dimensions") or self.facts.width)
+        if pooling == "none":
+            return found
+        return quantize(stacked(found, how.get("dimensions") or self.facts.vector_size), precision, ranges)
 
     def embed_iter(
         self,
@@ -227,7 +264,11 @@ class Encoder:
         if kind not in get_args(Pooling):
             raise UnsupportedError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {quoted(kind)}")
         is_unit = switch("normalize", self.defaults.get("normalize", False) if normalize is None else normalize)
-        width = self.facts.width if dimensions is None else whole("dimensions", dimensions, 1, self.facts.width)
+        pools = self.facts.pools and kind != "none"
+        if pools:
+            self._require_own(kind, is_unit=is_unit)
+        size = self.facts.vector_size if pools else self.facts.width
+        width = size if dimensions is None else whole("dimensions", dimensions, 1, size)
         before = self._prompt(prompt)
         read = partial(
             self._encode_known,
@@ -238,7 +279,8 @@ class Encoder:
         skip = 0 if not before or self.defaults.get("include_prompt", True) else self._unended(read(before))
 
         def finish(_: Sequence[int], outputs: Outputs) -> Floats:
-            vectors = pool(outputs[HIDDEN].astype(np.float32, copy=False), kind, skip)[..., :width]
+            found = outputs[SENTENCE if pools else HIDDEN].astype(np.float32, copy=False)
+            vectors = (found if pools else pool(found, kind, skip))[..., :width]
             return unit(vectors) if is_unit else vectors
 
         nothing = np.zeros((0, width) if kind == "none" else 0, np.float32)
@@ -246,6 +288,14 @@ class Encoder:
         if before:  # a text of which nothing is left has none
             given = (before + each if isinstance(each, str) and read(each) else each for each in given)
         return self._each(given, finish, nothing, **how)
+
+    def _require_own(self, kind: Pooling, *, is_unit: bool) -> None:
+        """Raise `UnsupportedError` for another pooling than that of the graph, or if its vectors must stay longer."""
+        own = self.defaults.get("pooling", kind)
+        if kind != own:
+            raise UnsupportedError(f"the graph of this bundle has the pooling {own!r} or 'none', got {quoted(kind)}")
+        if self.defaults.get("normalize") and not is_unit:
+            raise UnsupportedError("the graph of this bundle normalises its vectors: normalize must be true, got false")
 
     def _prompt(self, name: str | None) -> str:
         """Return the text of a prompt of the bundle: None is its default, but not before token ids; "" is none."""

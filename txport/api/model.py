@@ -27,7 +27,7 @@ from txport.api.encoding import BATCH_SIZE, Encoder, Fill, Label, Ranked, Tag, r
 from txport.api.generated import Generated, Hypothesis, Prepared, finish_of, grown, hypothesis
 from txport.api.locate import checkpoint_of, find_bundle, is_on_demand
 from txport.api.pairs import Pair, PairEncoder
-from txport.api.release import export, load_checkpoint, parity
+from txport.api.release import export, load_checkpoint, load_source, parity
 from txport.api.transcription import WINDOWS, Audio, Find, Segment, Told, Transcriber, Transcribing, Transcript
 from txport.api.warming import lengths_from, warm
 from txport.bundles.bundle import Bundle, steady
@@ -723,7 +723,8 @@ def load(
     if switch("single", single):
         engine = runtimes.load_single(runtime, bundle, provider=provider, threads=threads)
     elif runtime == "torch":
-        source = load_checkpoint(checkpoint_of(bundle) if checkpoint is None else checkpoint, trust_code=trust_code)
+        name = checkpoint_of(bundle) if checkpoint is None else checkpoint
+        source = load_source(bundle, name, trust_code=trust_code)
         bundle.require_source(source.name, source.sha256)
         bundle.require_model(source.described)
         engine = runtimes.load_torch(source, provider=provider, threads=threads)

@@ -14,6 +14,7 @@ from txport.bundles.manifest import AUTO_LIMIT, MOST_IN_FP32
 from txport.checkpoints.folder import code_name, files_of, find_folder, preset_name
 from txport.errors import OutputError, ParityError, RunError, TxportError, UnsupportedError, quoted
 from txport.models.names import MANIFEST
+from txport.models.sentence import EXPORT_POOLINGS
 from txport.system import machine
 from txport.system.files import staged_folder
 from txport.system.numbers import number, switch, whole
@@ -73,6 +74,18 @@ def _share(name: str, value: float, most: float) -> float:
     return share
 
 
+def load_source(bundle: Bundle, name: str | Path | Module, **how: Any) -> Checkpoint:
+    """Load the checkpoint of a bundle; its model pools in the graph if the bundle does. `how`: of `load_checkpoint`."""
+    checkpoint = load_checkpoint(name, **how)
+    named = bundle.manifest.config.get("sentence")
+    steps: tuple[str, ...] = tuple(named) if isinstance(named, list) else ()
+    if not steps or not bundle.manifest.is_of(checkpoint.sha256):
+        return checkpoint
+    from txport.checkpoints.checkpoint import with_steps
+
+    return with_steps(checkpoint, steps)
+
+
 def load_checkpoint(
     name: str | Path | Module, *, adapter: Adapter | None = None, trust_code: bool = False
 ) -> Checkpoint:
@@ -116,6 +129,7 @@ def export(
     calibrate: str | Path | None = None,
     weights: bool = True,
     single: bool = False,
+    pooling: str | None = None,
     force: bool = False,
     against: str | None = None,
     trust_code: bool = False,
@@ -123,24 +137,23 @@ def export(
 ) -> Bundle:
     """Export a checkpoint to a bundle at `out`, compare it with PyTorch, and write it only if both agree.
 
-    A module that matches no supported architecture needs an `adapter`. With `trust_code`, `name` is a Python file and
-    the name of an adapter in it (`model.py:NAME`): see docs/adapters.md.
+    A module of no supported architecture needs an `adapter`. With `trust_code`, `name` can be a Python file and the
+    name of an adapter in it, `model.py:NAME`: see docs/adapters.md.
 
-    `target` is "portable", "cpu" or "cuda"; `precision` is one that the target supports (default: fp32, and fp16 for
-    cuda). `rows` is the usual number of rows (batch x beams) per step of a quantised cpu bundle: its kernels are chosen
-    for this number. Without `rows`, the result for a text does not depend on the rest of its batch.
+    `target` is "portable", "cpu" or "cuda"; `precision` is one that it supports (default: fp32, and fp16 for cuda).
+    `rows` is the usual number of rows (batch x beams) per step of a quantised cpu bundle, for which its kernels are
+    chosen. Without `rows`, the result for a text does not depend on the rest of its batch.
     The manifest of a quantised bundle states what few bits cost (`loss`): the share of tokens or labels that are not
     those of fp32, or the mean of 1 - cosine of vectors. An export that costs more than `max_loss` fails, or with `auto`
     gets wider forms for the matrices that cost most, at most the share `auto_limit` in fp32 (default: `AUTO_LIMIT`).
-    Without `max_loss`, `auto` aims at a divergence from fp32 of 0.0002 (vectors: 0.001). `calibrate` is a file with
-    texts, one a line, by which int4 of the cpu target rounds weights: see docs/few-bits.md. Without `weights`, only the
-    graphs are written, for inspection. With `single`, a portable bundle has one more graph: see docs/single-graph.md.
+    Without `max_loss`, `auto` aims at a divergence from fp32 of 0.0002 (vectors: 0.001). int4 of the cpu target rounds
+    weights by the texts in the file `calibrate`: docs/few-bits.md. Without `weights`, only graphs are written. `single`
+    adds a graph to a portable bundle: docs/single-graph.md. `pooling` adds vectors of texts: docs/families/bert.md.
 
-    `against` is the original model, with which the checkpoint is compared first: "model.py:NAME" (with `trust_code`),
-    "transformers" (default for the folders that it saved, if it is installed), a folder that it runs, or "none".
+    `against` is the original, with which the checkpoint is compared first: "model.py:NAME" (with `trust_code`),
+    "transformers" (default for folders that it saved, if installed), a folder that it runs, or "none".
 
-    Raises `CheckpointError` or `ConfigError` for an invalid checkpoint, `OutputError` for a path that can't be written,
-    `OutOfMemoryError` for too little memory, and `ParityError` if the original or PyTorch computes something else.
+    Raises `CheckpointError`, `ConfigError`, `OutputError`, `OutOfMemoryError`, or `ParityError` if results differ.
     """
     precision = target_of(target).offered(precision)
     how: dict[str, object] = {"target": target, "precision": precision, **_whole_numbers(opset=opset, rows=rows)}
@@ -152,7 +165,7 @@ def export(
         progress(Stage(f"reading {name if isinstance(name, str | Path) else 'the module'}", 0))
         is_original = against is not None and code_name(against) is not None  # what the trusted code is
         checkpoint = load_checkpoint(name, adapter=adapter, trust_code=trust_code and not is_original)
-        _require_memory(checkpoint, how, few_bits)
+        _require_memory(checkpoint := _pooled(checkpoint, pooling), how, few_bits)
         how["original"] = _original(checkpoint, against, how, progress, trust_code=trust_code and is_original)
         how |= _texts(checkpoint, calibrate, progress)
         bundle = _written(checkpoint, folder, how, progress)
@@ -161,6 +174,17 @@ def export(
     if weights and checkpoint.folder is not None:
         remember(bundle, checkpoint.folder, checkpoint.loras)
     return replace(bundle, path=Path(out))
+
+
+def _pooled(checkpoint: Checkpoint, pooling: str | None) -> Checkpoint:
+    """Return the checkpoint with pooling in its graph; raise `UnsupportedError` for a pooling that it can't have."""
+    if pooling is None:
+        return checkpoint
+    if pooling not in EXPORT_POOLINGS:
+        raise UnsupportedError(f"pooling must be one of {', '.join(EXPORT_POOLINGS)}, got {quoted(pooling)}")
+    from txport.checkpoints.checkpoint import pooled
+
+    return pooled(checkpoint, pooling)
 
 
 def _whole_numbers(**given: int | None) -> dict[str, int | None]:
@@ -321,7 +345,7 @@ def parity(
     for name, value in {"atol": atol, "rtol": rtol}.items():
         if value is not None:
             number(name, value)
-    source = load_checkpoint(checkpoint, adapter=adapter, trust_code=trust_code)
+    source = load_source(bundle, checkpoint, adapter=adapter, trust_code=trust_code)
     how: dict[str, Any] = {"cases": cases, "atol": atol, "rtol": rtol, "texts": texts, "metric": measure}
     how["max_loss"] = max_loss
     report = check(bundle, source, providers, seed, **how, progress=progress)
@@ -413,6 +437,6 @@ def bisect(
     with needed(EXPORT):
         from txport.proof.bisect import culprit
         from txport.proof.context.check import compare_context
-    source = load_checkpoint(checkpoint, adapter=adapter, trust_code=trust_code)
+    source = load_source(bundle, checkpoint, adapter=adapter, trust_code=trust_code)
     found = culprit.bisect(bundle, source, seed=seed, more=cases, passed=passed)
     return found or culprit.of_context(compare_context(bundle, source, seed))

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from txport import runtimes
 from txport.api.locate import open_bundle
-from txport.api.release import load_checkpoint
+from txport.api.release import load_source
 from txport.bench import bandwidth
 from txport.bench.rounds import UNITS as UNITS
 from txport.bench.rounds import WORK, require_protocol
@@ -231,7 +231,7 @@ def _load(name: str, bundle: Bundle, checkpoint: str | None, protocol: Protocol,
         return runtimes.load(name, bundle, provider=protocol.provider, threads=protocol.threads)
     assert checkpoint is not None
     precision = bundle.manifest.arithmetic if protocol.provider == "cuda" else "fp32"
-    model = load_checkpoint(checkpoint, trust_code=trust_code)
+    model = load_source(bundle, checkpoint, trust_code=trust_code)
     bundle.require_source(model.name, model.sha256)
     return runtimes.load_torch(model, provider=protocol.provider, threads=protocol.threads, precision=precision)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -21,19 +22,31 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from txport.checkpoints.folder import PRESET, Lora, digest, find_folder, label, preset_config, preset_name
+from txport.checkpoints.pooling import steps_of
 from txport.checkpoints.sources.fitting import fitted, require_computed, without_head
 from txport.checkpoints.sources.source import Source, read_named, read_source
 from txport.checkpoints.weights.packed import PackedReader, packed_weights
 from txport.checkpoints.weights.plan import Plan, first_names
 from txport.checkpoints.weights.streamed import Read, Unfilled, filled, in_memory, outline, streamed
 from txport.checkpoints.weights.values import Weights
-from txport.errors import BundleError, CheckpointError, TextError, TooLargeError, brief, quoted
+from txport.errors import BundleError, CheckpointError, TextError, TooLargeError, UnsupportedError, brief, quoted
 from txport.models import architecture
 from txport.models.config import Config
-from txport.models.facts import Facts
+from txport.models.facts import Facts, Pooled
 from txport.models.generation import published_names
 from txport.models.model import Model
-from txport.models.names import CONFIG, GENERATION, LARGEST_SAMPLES, SAMPLES, TARGET_TOKENIZER, TEXT, TOKENIZER, WEIGHTS
+from txport.models.names import (
+    CONFIG,
+    GENERATION,
+    LARGEST_SAMPLES,
+    MODULES,
+    SAMPLES,
+    TARGET_TOKENIZER,
+    TEXT,
+    TOKENIZER,
+    WEIGHTS,
+)
+from txport.models.sentence import MODULES_POOLING, has_weights, is_unit
 from txport.system import memory
 from txport.system.documents import DocumentError, read_lines, write_json
 from txport.system.files import staged_files
@@ -150,7 +163,8 @@ def load_checkpoint(name: str) -> Checkpoint:
     for option, value in defaults.not_followed.items():
         logger.warning("%s: %s %s is not followed; outputs may differ for it", folder, option, quoted(value))
     made_of = partial(Checkpoint, label(name), sha256=digest(name), folder=folder, texts=texts)
-    made_of = partial(made_of, generation=defaults.options, not_followed=defaults.not_followed)
+    options = {**defaults.options, **_pooling_of(source.config)}
+    made_of = partial(made_of, generation=options, not_followed=defaults.not_followed)
     packed = packed_weights(made, weights)
     packed = {name: packed[first] for name, first in first_names(model).items() if first in packed}
     made_of = partial(made_of, quantised=source.quantised, packed=packed, loras=source.loras)
@@ -166,6 +180,48 @@ def load_checkpoint(name: str) -> Checkpoint:
     parameters = expected_tensors(model)
     _take_in(made, weights, source, lambda name, tensor: parameters[name].copy_(tensor))
     return made_of(model.eval())
+
+
+def pooled(checkpoint: Checkpoint, pooling: str) -> Checkpoint:
+    """Return a checkpoint whose graph pools: as "modules" of its folder say, or in another way, and then as they say.
+
+    Raises `UnsupportedError` if there are no modules, or if they have weights for another pooling.
+    """
+    own = () if checkpoint.folder is None else steps_of(checkpoint.folder)
+    own = getattr(checkpoint.config, "sentence", ()) or own
+    if pooling == MODULES_POOLING and not own:
+        raise UnsupportedError(f"{checkpoint.name} has no {MODULES} with a pooling; give {', '.join(get_args(Pooled))}")
+    if pooling not in (MODULES_POOLING, *own[:1]) and has_weights(own):
+        raise UnsupportedError(f"the layers of {checkpoint.name} are for the pooling {own[0]!r}, got {quoted(pooling)}")
+    return with_steps(checkpoint, own if pooling == MODULES_POOLING else (pooling, *own[1:]))
+
+
+def with_steps(checkpoint: Checkpoint, steps: tuple[str, ...]) -> Checkpoint:
+    """Return a checkpoint whose graph makes vectors of texts by steps of `models.sentence` that have no weights.
+
+    If the steps have weights, they must be those that it has. Raises `UnsupportedError` for a model without such
+    vectors.
+    """
+    if getattr(checkpoint.config, "sentence", None) == steps:
+        return checkpoint
+    if checkpoint.facts.ability != "embed" or not hasattr(checkpoint.config, "sentence"):
+        raise UnsupportedError(f"{checkpoint.name} is no encoder whose graph can pool; leave out pooling")
+    changed: dict[str, Any] = {"sentence": steps}
+    config = replace(checkpoint.config, **changed)
+    build = architecture.of(config).build
+    generation = {**checkpoint.generation, **_pooling_of(config)}
+    if checkpoint.read is not None:
+        return replace(checkpoint, outline=outline(build, config), generation=generation)
+    with Unfilled():
+        model = build(config)
+    model.load_state_dict(checkpoint.outline.state_dict())
+    return replace(checkpoint, outline=model.eval(), generation=generation)
+
+
+def _pooling_of(config: Config) -> dict[str, Any]:
+    """Return the options of `Encoder.embed` that a graph with steps to vectors has."""
+    steps = getattr(config, "sentence", ())
+    return {"pooling": steps[0], "normalize": is_unit(steps)} if steps else {}
 
 
 def build_empty(config: Config) -> Model:

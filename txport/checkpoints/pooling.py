@@ -1,15 +1,16 @@
-"""What the folders of sentence-transformers say: pooling of sentence encoders, and scores of cross-encoders."""
+"""What the folders of sentence-transformers say: the modules of sentence encoders, and scores of cross-encoders."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from txport.errors import ConfigError, UnsupportedError, quoted
-from txport.models.config import read_config
-from txport.models.facts import Facts, Pooled
+from txport.models.config import LARGEST, read_config
+from txport.models.facts import SENTENCE, Facts, Pooled
 from txport.models.names import CONFIG, MODULES, POOLING, SENTENCES, SENTENCES_TOO, TOKENIZER_CONFIG
+from txport.models.sentence import FUNCTIONS, LAYER_NORM, NORMALIZE, Dense, dense_of, has_weights, is_unit
 from txport.system.documents import DocumentError, read_json_list
 
 PACKAGE = "sentence_transformers."
@@ -34,9 +35,51 @@ OUTPUTS = {  # whether a folder has a cross-encoder -> the task, and the names o
 OF_CROSS, ACTIVATION, CROSS = "sentence_transformers", "activation_fn", "CrossEncoder"  # the first is in config.json
 OTHERS = ("__version__", "model_type", "prompts", "default_prompt_name", "similarity_fn_name")
 ALONE = "include_prompt"  # whether the tokens of a prompt are pooled
-NORMALIZED, VECTOR = ("module_input_name", "module_output_name"), "sentence_embedding"
+SELECTED = ("module_input_name", "module_output_name")  # of modules after the pooling: what they read and write
+DENSE, NORM = "Dense", "LayerNorm"  # modules with weights
+SIZES = ("in_features", "out_features")
+ACTIVATIONS = {name.lower(): name for name in FUNCTIONS}  # the last word of the path of PyTorch's class
 DEFAULT_MODE = "mean_tokens"  # if the file does not set it
 EMBEDDING = {"pooling", "normalize", "prompts", "prompt", ALONE}  # a bundle's defaults of `Encoder.embed`
+
+
+class Module(NamedTuple):
+    """A module of `modules.json` after the transformer: its kind, its folder and the step that it is."""
+
+    kind: str
+    folder: Path
+    step: str
+
+
+def modules_of(folder: Path) -> list[Module]:
+    """Return the modules of a sentence encoder after the transformer, the pooling first.
+
+    Raises `ConfigError` for modules or a pooling that are not supported.
+    """
+    modules = _modules(folder / MODULES)
+    kinds = [kind for kind, _ in modules]
+    rest = [kind for kind in kinds[2:] if kind not in READERS]
+    wrong = rest or [kind for kind, wanted in zip(kinds, ("Transformer", "Pooling"), strict=False) if kind != wanted]
+    if wrong or len(kinds) < 2:
+        problem = f"{quoted(wrong[0])} is not supported" if wrong else "Pooling is missing"
+        raise ConfigError(f"{folder / MODULES}: {problem}; supported: Transformer, Pooling, {', '.join(READERS)}")
+    own, pooling = (name for _, name in modules[:2])
+    if own:
+        raise ConfigError(f"{folder / MODULES}: the Transformer must lie beside it, got the path {quoted(own)}")
+    if not Path(pooling).match(POOLING):
+        raise ConfigError(f"{folder / MODULES}: the Pooling must lie in N_Pooling, got the path {quoted(pooling)}")
+    found = [Module("Pooling", folder / pooling, _pooling(folder / pooling / CONFIG))]
+    for kind, name in modules[2:]:
+        if kind != "Normalize" and not Path(name).match(f"*_{kind}"):
+            raise ConfigError(f"{folder / MODULES}: the {kind} must lie in N_{kind}, got the path {quoted(name)}")
+        found.append(Module(kind, folder / name, READERS[kind](folder / name / CONFIG)))
+    _require_sizes(found)
+    return found
+
+
+def steps_of(folder: Path) -> tuple[str, ...]:
+    """Return the steps to the vector of a text, as `models.sentence` names them; () for other folders."""
+    return tuple(each.step for each in modules_of(folder)) if is_of_sentences(folder) else ()
 
 
 def pooling_defaults(folder: Path, facts: Facts) -> dict[str, Any]:
@@ -46,24 +89,16 @@ def pooling_defaults(folder: Path, facts: Facts) -> dict[str, Any]:
     """
     if not is_of_sentences(folder):
         return {}
-    modules = _modules(folder / MODULES)
-    kinds = [kind for kind, _ in modules]
-    rest = [kind for kind in kinds[2:] if kind != "Normalize"]
-    wrong = rest or [kind for kind, wanted in zip(kinds, ("Transformer", "Pooling"), strict=False) if kind != wanted]
-    if wrong or len(kinds) < 2:
-        problem = f"{quoted(wrong[0])} is not supported" if wrong else "Pooling is missing"
-        raise ConfigError(f"{folder / MODULES}: {problem}; supported: Transformer, Pooling, Normalize")
-    own, pooling = (name for _, name in modules[:2])
-    if own:
-        raise ConfigError(f"{folder / MODULES}: the Transformer must lie beside it, got the path {quoted(own)}")
-    if not Path(pooling).match(POOLING):
-        raise ConfigError(f"{folder / MODULES}: the Pooling must lie in N_Pooling, got the path {quoted(pooling)}")
-    for _, name in modules[2:]:
-        _require_normalize(folder / name / CONFIG)
-    found = {"pooling": _pooling(folder / pooling / CONFIG, facts), "normalize": len(kinds) > 2}
+    modules = modules_of(folder)
+    path = modules[0].folder / CONFIG
+    if (width := _width(path) or facts.width) != facts.width:
+        raise ConfigError(f"{path}: word_embedding_dimension {quoted(width)} is not the model's {facts.width}")
+    steps = [each.step for each in modules]
+    if has_weights(steps) and not facts.pools:
+        raise ConfigError(f"{folder / MODULES} has layers after the pooling; they need the output {SENTENCE}")
     prompts = _prompts(folder / SENTENCES_TOO)
-    is_alone = prompts and not read_config(folder / pooling / CONFIG).get(ALONE, True)
-    return found | prompts | ({ALONE: False} if is_alone else {})
+    is_alone = prompts and not read_config(path).get(ALONE, True)
+    return {"pooling": steps[0], "normalize": is_unit(steps)} | prompts | ({ALONE: False} if is_alone else {})
 
 
 def _prompts(path: Path) -> dict[str, Any]:
@@ -157,6 +192,8 @@ def require_pooling(values: Mapping[str, object], facts: Facts) -> None:
     """Raise `UnsupportedError` if a bundle's pooling values are invalid, or if its model can't embed."""
     if not values:
         return
+    if facts.pools and not values.get(ALONE, True):
+        raise UnsupportedError(f"a graph with the output {SENTENCE} pools the tokens of a prompt too; {ALONE} is false")
     if facts.ability != "embed" or not {"pooling", "normalize"} <= values.keys() <= EMBEDDING:
         raise UnsupportedError(f"a model that can {facts.ability} has no {quoted(sorted(values))}")
     if values["pooling"] not in get_args(Pooled) or type(values["normalize"]) is not bool:
@@ -187,22 +224,78 @@ def _modules(path: Path) -> Sequence[tuple[str, str]]:
     return [(kind.rpartition(".")[2], name) for kind, name in found]
 
 
-def _require_normalize(path: Path) -> None:
-    """Raise `ConfigError` for a Normalize of anything but the vector of a text."""
-    values = read_config(path) if path.is_file() else {}
-    _require_known(values, NORMALIZED, path)
-    for name in NORMALIZED:
-        if values.get(name) not in (None, VECTOR):
-            raise ConfigError(f"{path}: {name} {quoted(values[name])} is not supported; it must be {VECTOR!r}")
+def _of_vectors(values: Mapping[str, Any], path: Path, *known: str) -> None:
+    """Raise `ConfigError` for unknown keys, and for a module that reads anything but the vector of a text."""
+    _require_known(values, (*known, *SELECTED), path)
+    for name in SELECTED:
+        if values.get(name) not in (None, SENTENCE):
+            raise ConfigError(f"{path}: {name} {quoted(values[name])} is not supported; it must be {SENTENCE!r}")
 
 
-def _pooling(path: Path, facts: Facts) -> str:
+def _normalize(path: Path) -> str:
+    _of_vectors(read_config(path) if path.is_file() else {}, path)
+    return NORMALIZE
+
+
+def _layer_norm(path: Path) -> str:
+    values = read_config(path)
+    _of_vectors(values, path, "dimension")
+    _size(values, "dimension", path)
+    return LAYER_NORM
+
+
+def _dense(path: Path) -> str:
+    """Return the step of a Dense; its activation is a class of PyTorch, Tanh if the file names none."""
+    values = read_config(path)
+    _of_vectors(values, path, *SIZES, "bias", "activation_function", "use_residual")
+    for size in SIZES:
+        _size(values, size, path)
+    if values.get("use_residual"):
+        raise ConfigError(f"{path}: use_residual true is not supported")
+    bias, activation = values.get("bias", True), values.get("activation_function", "torch.nn.Tanh")
+    if type(bias) is not bool:
+        raise ConfigError(f"{path}: bias must be true or false, got {quoted(bias)}")
+    name = ACTIVATIONS.get(str(activation).rpartition(".")[2].lower())
+    if name is None or not str(activation).startswith("torch.nn."):
+        known = ", ".join(FUNCTIONS)
+        raise ConfigError(f"{path}: activation_function {quoted(activation)} is not supported; supported: {known}")
+    return str(Dense(values["out_features"], name, bias))
+
+
+def _size(values: Mapping[str, Any], name: str, path: Path) -> int:
+    size = values.get(name)
+    if type(size) is not int or not 0 < size <= LARGEST:
+        raise ConfigError(f"{path}: {name} must be a whole number from 1 to {LARGEST}, got {quoted(size)}")
+    return size
+
+
+READERS = {DENSE: _dense, NORM: _layer_norm, "Normalize": _normalize}  # of a module after the pooling: its step
+
+
+def _require_sizes(modules: Sequence[Module]) -> None:
+    """Raise `ConfigError` for a module that reads vectors of another size than the module before it gives."""
+    size = _width(modules[0].folder / CONFIG)
+    for kind, folder, step in modules[1:]:
+        name = {DENSE: SIZES[0], NORM: "dimension"}.get(kind)
+        own = read_config(folder / CONFIG)[name] if name else size
+        if size and own != size:
+            before = f"the size {quoted(size)} of the vectors before it"
+            raise ConfigError(f"{folder / CONFIG}: {name} {own} is not {before}")
+        dense = dense_of(step)
+        size = own if dense is None else dense.size
+
+
+def _width(path: Path) -> int | None:
+    """Return the size of the tokens' vectors by the file of a Pooling; None if it has none."""
+    values = read_config(path)
+    found: int | None = values.get("word_embedding_dimension", values.get("embedding_dimension"))
+    return found
+
+
+def _pooling(path: Path) -> str:
     """Return the only pooling mode that is enabled; raise `ConfigError` for none, several or unsupported ones."""
     values = read_config(path)
     _require_known(values, ("word_embedding_dimension", "embedding_dimension", "pooling_mode", ALONE), path)
-    width = values.get("word_embedding_dimension", values.get("embedding_dimension", facts.width))
-    if width != facts.width:
-        raise ConfigError(f"{path}: word_embedding_dimension {quoted(width)} is not the model's {facts.width}")
     flags = {FLAG + DEFAULT_MODE: True, **{name: each for name, each in values.items() if name.startswith(FLAG)}}
     modes = [name.removeprefix(FLAG) for name, is_on in flags.items() if is_on]
     modes = [str(values["pooling_mode"])] if values.get("pooling_mode") is not None else modes

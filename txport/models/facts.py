@@ -22,10 +22,11 @@ Owner = Literal["row", "source"]
 Role = Literal["key", "value"]
 Pooled = Literal["mean", "first", "last", "max", "weighted-mean"]  # how vectors of tokens become one
 Pooling = Literal[Pooled, "none"]
+VectorPrecision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 Ability = Literal["embed", "classify", "tag", "fill"]
 Function = Literal["softmax", "sigmoid", "none"]
 
-HIDDEN, LOGITS = "last_hidden_state", "logits"  # outputs of encoder-only models
+HIDDEN, LOGITS, SENTENCE = "last_hidden_state", "logits", "sentence_embedding"  # outputs of encoder-only models
 INPUTS = ("input_ids", "input_features", "attention_mask", "position_ids", "token_type_ids", "source_lengths")
 LENGTH = "length"  # name of the dim whose size is the number of tokens
 MOST_STATE = 1 << 14  # maximum number of state tensors
@@ -228,6 +229,16 @@ class Facts:
             return "fill"
         return "tag" if logits.is_of_tokens else "classify"
 
+    @property
+    def pools(self) -> bool:
+        """True if an output of the graph is the vector of a text."""
+        return any(each.name == SENTENCE for each in self.outputs)
+
+    @property
+    def vector_size(self) -> int:
+        """Number of elements of the vector of a text."""
+        return next((int(each.dims[0]) for each in self.outputs if each.name == SENTENCE), self.width)
+
     def owned(self, owner: Owner) -> tuple[StateTensor, ...]:
         """Return the state tensors that belong to each row, or to each source, in order."""
         return tuple(each for each in self.state if each.owner == owner)
@@ -319,6 +330,10 @@ def _problems_of_outputs(facts: Facts) -> Iterator[str]:
     if facts.ability == "embed":
         if dims.get(HIDDEN) != (LENGTH, facts.width):
             yield f"a model without {LOGITS} gives {HIDDEN}, {LENGTH} times {facts.width}"
+        if SENTENCE in dims and (len(dims[SENTENCE]) != 1 or LENGTH in dims[SENTENCE]):
+            yield f"{SENTENCE} is one vector for each text, got {quoted(list(dims[SENTENCE]))}"
+    elif SENTENCE in dims:
+        yield f"a model with {LOGITS} has no {SENTENCE}"
     elif dims[LOGITS][-1] != (len(facts.labels) or facts.writes.size):
         yield f"{LOGITS} are over the labels, or else over the vocabulary"
     if facts.ability == "fill" and (dims[LOGITS][0] != LENGTH or facts.vocabulary.mask is None):

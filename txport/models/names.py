@@ -21,8 +21,13 @@ PIECES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.
 WORDS = ("vocab.json", "merges.txt", "vocab.txt")
 SPELLINGS = (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS, CHAT_TEMPLATE, *PIECES, *WORDS)
 FAIRSEQ = "dict.*.txt"  # dictionaries of fairseq, next to one pickle of any name
-POOLING = "*_Pooling"  # folder
-OF_SENTENCES = (MODULES, SENTENCES, SENTENCES_TOO, f"{POOLING}/{CONFIG}")
+POOLING, DENSE, LAYER_NORM, NORMALIZE = "*_Pooling", "*_Dense", "*_LayerNorm", "*_Normalize"  # folders
+OF_SENTENCES = (
+    *(MODULES, SENTENCES, SENTENCES_TOO),
+    *(f"{folder}/{CONFIG}" for folder in (POOLING, DENSE, LAYER_NORM, NORMALIZE)),
+    *(f"{folder}/{WEIGHTS}" for folder in (DENSE, LAYER_NORM)),
+)
+SENTENCE_PICKLES = tuple(f"{folder}/{PICKLE}" for folder in (DENSE, LAYER_NORM))  # never downloaded
 TRAINERS = ("*.npz", "model.bin", FAIRSEQ, "*_step_*.pt")  # of Marian, CTranslate2, fairseq and OpenNMT-py
 # files next to the weights of these trainers: vocabularies, models for subword segmentation, weights in safetensors
 MODELS_OF_PIECES = ("sentencepiece.bpe.model", "sentencepiece.model", "spm.model", "spiece.model", "tokenizer.model")
@@ -35,7 +40,10 @@ ADAPTER, GGUF = "adapter_config.json", ".gguf"  # of PEFT, and of llama.cpp
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 MARKS = (CONFIG, RULES, *TRAINERS)  # a folder that has a file of one of these patterns may be a checkpoint
 # patterns of all files that belong to a checkpoint, except its shards
-MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, *OF_HEARING, *OF_SENTENCES, *BESIDE, *SPELLINGS)
+MAKING = (
+    *(*MARKS, WEIGHTS, *COMPANIONS, GENERATION, *OF_HEARING, *OF_SENTENCES, *SENTENCE_PICKLES),
+    *(*BESIDE, *SPELLINGS),
+)
 # files that are downloaded from the hub: none of them can contain code
 PUBLISHED = (CONFIG, WEIGHTS, INDEX, ADAPTER, *COMPANIONS, GENERATION, *OF_HEARING, *OF_SENTENCES, *SPELLINGS)
 LARGEST_SAMPLES = 1 << 20  # bytes

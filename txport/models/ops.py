@@ -39,6 +39,10 @@ class Ops(Protocol):
         """Return the mean of the activations of each source's tokens, without padding: (..., D) -> (B, D)."""
         ...
 
+    def seen(self) -> Tensor:
+        """Return a mask of each source's tokens, False on padding: (B, T)."""
+        ...
+
     def last_token(self, x: Tensor, counted: Tensor) -> Tensor:
         """Return the activations of each source's last token that `counted` (B, T) has: (..., D) -> (B, D)."""
         ...
@@ -96,11 +100,16 @@ class PlainOps:
 
     def mean(self, x: Tensor) -> Tensor:
         """See `Ops`."""
-        return x.mean(1) if self.mask is None else mean_of(x, (self.mask == 0).flatten(1))
+        return x.mean(1) if self.mask is None else mean_of(x, self.seen())
+
+    def seen(self) -> Tensor:
+        """See `Ops`."""
+        assert self.mask is not None, "sources of encoder-only models have a mask"
+        return (self.mask == 0).flatten(1)
 
     def last_token(self, x: Tensor, counted: Tensor) -> Tensor:
         """See `Ops`."""
-        seen = counted if self.mask is None else counted & (self.mask == 0).flatten(1)
+        seen = counted if self.mask is None else counted & self.seen()
         return last_of(x, seen, torch.arange(x.shape[1], device=x.device))
 
     def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:

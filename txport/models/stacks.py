@@ -14,6 +14,7 @@ from txport.models.facts import CrossAttention, Facts, Tokens, by_layer, key_val
 from txport.models.model import Model, Side, Stack
 from txport.models.ops import Ops
 from txport.models.parts import Attention, Embedding, Layer, Linear, SoftCap
+from txport.models.parts.sentence import Sentence
 
 
 class EncoderDecoder(Model):
@@ -147,9 +148,9 @@ class DecoderOnly(Model):
 class TextEncoder(Model):
     """The layers of a decoder-only model over whole texts, without a cache.
 
-    It gives their hidden states or, if the facts have labels, logits over these for the last token that is not the
-    padding token, as in transformers. The tensors have the names of `DecoderOnly`. The layers' windows hide later
-    tokens.
+    It gives their hidden states, and their vectors by the steps of `sentence`; or, if the facts have labels, logits
+    over these for the last token that is not the padding token, as in transformers. The tensors have the names of
+    `DecoderOnly`. The layers' windows hide later tokens.
     """
 
     def __init__(
@@ -161,11 +162,13 @@ class TextEncoder(Model):
         layer: Callable[[], Layer],
         layers: int,
         final_norm: nn.Module,
+        sentence: Sequence[str] = (),
     ) -> None:
         super().__init__(config, facts)
         self.target_embedding = embedding
         self.decoder = nn.ModuleList(layer() for _ in range(layers))
         self.decoder_norm = final_norm
+        self.sentence = Sentence(facts.width, sentence) if sentence else None
         if facts.labels:
             self.classifier = Linear(facts.width, len(facts.labels), bias=False, tag="classifier")
         self.initialise()
@@ -185,7 +188,8 @@ class TextEncoder(Model):
 
     def outputs(self, states: Tensor, ops: Ops) -> tuple[Tensor, ...]:
         """See `Model.outputs`."""
-        return (self.classifier(states),) if self.facts.labels else (ops.whole(states),)
+        found = self.classifier(states) if self.facts.labels else ops.whole(states)
+        return (found,) if self.sentence is None else (found, self.sentence(states, ops))
 
 
 def seq2seq_facts(

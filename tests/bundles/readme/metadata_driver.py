@@ -61,6 +61,8 @@ def encode(graph: Graph, ids: list[int]) -> Any:
     found = graph.run(given)
     ability = graph.said["ability"]
     how = json.loads(graph.said.get("generation", "{}"))
+    if "sentence_embedding" in found:
+        return found["sentence_embedding"][0].astype(np.float32)
     if ability == "embed":
         vectors = found["last_hidden_state"][0].astype(np.float32)
         vector = vectors[0] if how["pooling"] == "first" else vectors.mean(axis=0)

@@ -193,7 +193,8 @@ SECOND = module_of("Pooling", "1_Pooling")
 @pytest.mark.parametrize(
     ("modules", "message"),
     [
-        ([FIRST, SECOND, module_of("Dense", "2_Dense")], "'Dense' is not supported; supported: Transformer, Pool"),
+        ([FIRST, SECOND, module_of("CNN", "2_CNN")], "'CNN' is not supported; supported: Transformer, Pooling, Dense"),
+        ([FIRST, SECOND, module_of("Dense", "dense")], "the Dense must lie in N_Dense, got the path 'dense'"),
         ([FIRST, SECOND, {"type": "custom.Whitening", "path": ""}], "'custom.Whitening' is custom code, which is not"),
         ([FIRST], "Pooling is missing"),
         ([SECOND, FIRST], "'Pooling' is not supported"),

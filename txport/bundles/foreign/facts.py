@@ -6,11 +6,12 @@ What neither says is an error that asks for it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from txport.bundles.foreign.contracts import EMBEDDINGS, cache_dims, state_of
 from txport.bundles.foreign.values import Values
-from txport.checkpoints.pooling import longest_sentence
+from txport.checkpoints.pooling import longest_sentence, steps_of
 from txport.errors import BundleError, UnsupportedError, quoted
 from txport.models.audio import Features, Speech, features, speech
 from txport.models.config import LONGEST
@@ -18,6 +19,7 @@ from txport.models.facts import (
     LENGTH,
     MOST_LABELS,
     MOST_NUMBERS,
+    SENTENCE,
     Facts,
     Output,
     Owner,
@@ -27,6 +29,7 @@ from txport.models.facts import (
     numbers_of,
 )
 from txport.models.json_values import whole_number
+from txport.models.sentence import has_weights, outputs_of
 from txport.targets.ports import (
     ENCODER,
     INPUT_FEATURES,
@@ -156,8 +159,14 @@ def _encoder(values: Values, file: Graph) -> Facts:
         gives = ", ".join(there) or "none"
         raise UnsupportedError(f"{values.folder} has the outputs {gives}; supported: {LAST_HIDDEN_STATE}, {LOGITS}")
     pooled = (Output(POOLED, (width,)),) if POOLED in there else ()
-    outputs = (Output(LAST_HIDDEN_STATE, (LENGTH, width)), *pooled)
+    outputs = (Output(LAST_HIDDEN_STATE, (LENGTH, width)), *pooled, *_sentence(values.folder, there, width))
     return Facts(task="encode", width=width, source=source, outputs=outputs)
+
+
+def _sentence(folder: Path, there: Mapping[str, Port], width: int) -> tuple[Output, ...]:
+    """Return the output of the modules after the pooling if these have weights, which only the graph can have."""
+    steps = steps_of(folder)
+    return outputs_of(width, steps) if has_weights(steps) and SENTENCE in there else ()
 
 
 def _labelled(values: Values, port: Port, width: int, source: Tokens, has_types: bool) -> Facts:

@@ -75,6 +75,7 @@ def _of_model(manifest: Manifest) -> dict[str, bool]:
     """Return whether the marks that depend on the model hold."""
     facts = manifest.facts
     ability = facts.ability
+    has_hidden = ability == "embed" and not facts.pools
     pooling = manifest.generation.get("pooling", "mean")
     return {
         "generates": facts.generates,
@@ -93,9 +94,11 @@ def _of_model(manifest: Manifest) -> dict[str, bool]:
             for kind in ("classify", "tag")
             for name in get_args(Function)
         },
-        **{name: ability == "embed" and pooling == name for name in get_args(Pooled)},
+        "pools": facts.pools,
+        "hidden states": has_hidden,
+        **{name: has_hidden and pooling == name for name in get_args(Pooled)},
         "prompts": bool(manifest.generation.get("prompts")),
-        "normalize": bool(manifest.generation.get("normalize")),
+        "normalize": has_hidden and bool(manifest.generation.get("normalize")),
         "windows of a decoder": bool(facts.windows and facts.is_causal),
         "windows of an encoder": bool(facts.windows and not facts.is_causal),
         "labels": bool(facts.labels),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from txport.checkpoints import family
 from txport.checkpoints.pooling import (
@@ -15,7 +17,9 @@ from txport.checkpoints.pooling import (
     activation_of,
     is_of_sentences,
     longest_sentence,
+    modules_of,
     pooling_defaults,
+    steps_of,
 )
 from txport.checkpoints.sources.packed import CONFIG_KEY, Layout, read_layout, unpacked
 from txport.checkpoints.sources.source import Source, place_of, read_weights
@@ -26,6 +30,7 @@ from txport.models.config import Config, read_config
 from txport.models.facts import Facts
 from txport.models.generation import Defaults, require_known_options, search_defaults
 from txport.models.names import CONFIG, GENERATION, INDEX, MODULES, TRANSFORMERS, WEIGHTS
+from txport.models.sentence import has_weights
 from txport.text.convert import added_tokens, companions_of
 from txport.text.settings import Settings
 
@@ -50,7 +55,7 @@ def read(folder: Path) -> Source:
     return Source(
         config=config,
         rules=(*(own(config) if own else ()), *kind.weights, *architecture.of(config).weights),
-        weights=partial(_read_weights, folder, layout),
+        weights=partial(_all_weights, folder, layout),
         place=place_of(folder),
         generation=partial(defaults, folder),
         original=TRANSFORMERS,
@@ -61,6 +66,22 @@ def read(folder: Path) -> Source:
 def _read_weights(folder: Path, layout: Layout | None) -> Weights:
     weights = read_weights(folder)
     return weights if layout is None else unpacked(weights, layout, place_of(folder))
+
+
+def _all_weights(folder: Path, layout: Layout | None) -> Weights:
+    """Return the tensors of a folder, and those of sentence-transformers' modules by their names in the model."""
+    found = _read_weights(folder, layout)
+    if not is_of_sentences(folder):
+        return found
+    for number, module in enumerate(each for each in modules_of(folder) if has_weights([each.step])):
+        own = read_weights(module.folder)
+        found = found.joined(own.renamed({name: _of_module(name, number) for name in own}))
+    return found
+
+
+def _of_module(name: str, number: int) -> str:
+    """Return the name in the model of a tensor of a Dense (`linear.weight`) or LayerNorm (`norm.weight`)."""
+    return f"sentence.layers.{number}.{name.removeprefix('linear.').removeprefix('norm.')}"
 
 
 def _weights(folder: Path, layout: Layout | None) -> Weights | None:
@@ -90,9 +111,11 @@ def config_as(folder: Path, values: Mapping[str, object]) -> Config:
         made = kind.read(values, _special_tokens(folder), partial(_weights, folder, layout))
         if longest is not None and (of_sentences or activation is not None):
             made["text_length"] = min(longest, made["max_length"])
-        return architecture.find(kind.architecture).config.from_dict(made)
+        config = architecture.find(kind.architecture).config.from_dict(made)
     except ConfigError as error:
         raise type(error)(f"{folder / CONFIG}: {error}") from error
+    changed: dict[str, Any] = {"sentence": steps_of(folder)}
+    return replace(config, **changed) if has_weights(changed["sentence"]) else config
 
 
 def defaults(folder: Path, facts: Facts) -> Defaults:

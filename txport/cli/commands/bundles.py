@@ -29,6 +29,7 @@ from txport.cli.options import (
 from txport.cli.outputs import INPUT, OUTPUT, OUTPUT_FOLDER, command, in_flags
 from txport.cli.progress import shown, verbose_option
 from txport.errors import UnsupportedError
+from txport.models.sentence import EXPORT_POOLINGS
 from txport.runtimes import GRAPH_RUNTIMES
 from txport.targets import TARGETS
 
@@ -82,6 +83,12 @@ from txport.targets import TARGETS
     "--single",
     is_flag=True,
     help="Add onnx/generate.onnx, a single graph that contains the model and the search (docs/single-graph.md).",
+)
+@click.option(
+    "--pooling",
+    type=click.Choice(EXPORT_POOLINGS),
+    help="Encoders: add the output sentence_embedding, the vector of a text. modules: as modules.json says; others"
+    " replace only its pooling.  [default: modules if layers follow the pooling]",
 )
 @click.option(
     "--against",

@@ -13,15 +13,16 @@ import click
 
 from txport.cli import textio
 from txport.cli.options import F, is_given
-from txport.errors import UnsupportedError
-from txport.models.facts import Facts, Pooling
+from txport.cli.outputs import INPUT
+from txport.errors import UnsupportedError, brief
+from txport.models.facts import Facts, Pooling, VectorPrecision
 
 if TYPE_CHECKING:
     from txport.api.encoding import Fill, Floats, Label, Tag
 
 ARRAY = ".npy"
 TRUE = 0.5  # minimum probability of a printed label, if labels are independent
-VECTORS = ("pooling", "normalize", "dimensions", "prompt")
+VECTORS = ("pooling", "normalize", "dimensions", "prompt", "precision", "ranges")
 LABELS = ("labels", "template", "multi_label")
 OF = {"embed": VECTORS, "classify": ("top", "pairs", *LABELS), "tag": (), "fill": ("top",)}  # a model's options
 FLAGS = {name: f"--{name}".replace("_", "-") for names in OF.values() for name in names} | {"labels": "--label"}
@@ -34,6 +35,8 @@ def encoding_options(command: F) -> F:
     top = "Number of labels, or of tokens per mask, to print, one per line.  [default of tokens: 5]"
     pooling = "Vectors: how the vectors of a text's tokens become one; none: they do not." + _otherwise("mean")
     prompt = "Vectors: name of the bundle's prompt to put before each text; '' is none." + _otherwise("''")
+    precision = "Vectors: type of the numbers, as in sentence-transformers; binary: eight bits in a byte."
+    ranges = "Vectors of int8 and uint8: .npy file with the lowest and the highest number of each dimension, (2, D).  "
     pairs = "A line is two texts separated by a tab, which the model reads as a pair."
     label = "Zero-shot: any label, for a model of natural language inference.  [repeatable]"
     template = "Zero-shot: what a text with a --label implies, with {} for it.  [default: This example is {}.]"
@@ -44,6 +47,8 @@ def encoding_options(command: F) -> F:
         click.option("--label", "labels", multiple=True, metavar="LABEL", help=label),
         click.option("--pairs", is_flag=True, help=pairs),
         click.option("--top", type=click.IntRange(1), help=top),
+        click.option("--ranges", type=INPUT, help=ranges + "[default: those of the texts]"),
+        click.option("--precision", type=click.Choice(get_args(VectorPrecision)), help=precision),
         click.option("--prompt", metavar="NAME", help=prompt),
         click.option("--dimensions", type=click.IntRange(1), help="Vectors: the first so many numbers of each."),
         click.option("--normalize/--no-normalize", default=None, help=normalize),
@@ -94,7 +99,7 @@ def run(
     found, rows = WAYS[model.facts.ability](model, texts, shown, how)
     results = textio.with_progress(found, total, out.stream)
     if is_array(output):
-        _write_array(out.stream, results, shown["pooling"], shown["dimensions"] or model.facts.width)
+        _write_array(out.stream, results, shown, model.facts.vector_size)
         return
     count = unknown = 0
     for text, result in zip(told, results, strict=True):
@@ -110,16 +115,17 @@ def is_array(output: Path | None) -> bool:
     return output is not None and output.suffix == ARRAY
 
 
-def _write_array(stream: IO[str], vectors: Iterable[Floats], pooling: str, width: int) -> None:
+def _write_array(stream: IO[str], vectors: Iterable[Floats], shown: Mapping[str, Any], width: int) -> None:
     """Write one array (N, D) of all vectors in NumPy's format; raise `UnsupportedError` for one vector per token."""
     import numpy as np
 
     from txport.api.encoding import stacked
 
-    if pooling == "none":
+    if shown["pooling"] == "none":
         raise UnsupportedError(f"an {ARRAY} file has one vector per text; --pooling none returns one per token")
 
-    array = stacked(list(vectors), width)
+    found = list(vectors)
+    array = np.array(found) if shown["precision"] and found else stacked(found, shown["dimensions"] or width)
     np.save(stream.buffer, array)  # type: ignore[attr-defined]  # of a file
 
 
@@ -132,11 +138,29 @@ def _embed(model: Any, texts: Iterable[str], shown: Mapping[str, object], how: M
         name = "vector" if vectors.ndim == 1 else "vectors"
         yield (textio.to_json({"input": text, name: values} if as_json else values or []),)
 
-    return model.embed_iter(texts, **{name: shown[name] for name in VECTORS}, **how), rows
+    options = {name: shown[name] for name in VECTORS if shown[name] is not None}
+    if not {"precision", "ranges"} & options.keys():
+        return model.embed_iter(texts, **options, **how), rows
+    if "ranges" in options:
+        options["ranges"] = _read_ranges(options["ranges"])
+    return iter(model.embed(texts, **options, **how)), rows
+
+
+def _read_ranges(path: Any) -> Any:
+    """Return the array of a file in NumPy's format; raise `UnsupportedError` if it is none."""
+    import numpy as np
+
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError, MemoryError) as error:
+        raise UnsupportedError(f"--ranges {path} is no array in NumPy's .npy format: {brief(error)}") from error
 
 
 def _numbers(array: Floats) -> list[object]:
     """Return the values as floats with the fewest digits that identify each fp32 value."""
+    if array.dtype.kind in "iu":
+        whole: list[object] = array.tolist()
+        return whole
     return [_numbers(each) for each in array] if array.ndim > 1 else [float(str(each)) for each in array]
 
 

@@ -84,6 +84,10 @@ class FusedOps(Counted):
         """See `Ops`; only encoders have it."""
         raise NotImplementedError
 
+    def seen(self) -> Tensor:
+        """See `Ops`; only encoders have it."""
+        raise NotImplementedError
+
     def last_token(self, x: Tensor, counted: Tensor) -> Tensor:
         """See `Ops`; only encoders have it."""
         raise NotImplementedError
@@ -142,12 +146,15 @@ class EncoderOps(FusedOps):
 
     def mean(self, x: Tensor) -> Tensor:
         """See `Ops`."""
-        return mean_of(self.whole(x), padding_mask(self.lengths, self.length))
+        return mean_of(self.whole(x), self.seen())
+
+    def seen(self) -> Tensor:
+        """See `Ops`."""
+        return padding_mask(self.lengths, self.length)
 
     def last_token(self, x: Tensor, counted: Tensor) -> Tensor:
         """See `Ops`."""
-        seen = counted & padding_mask(self.lengths, self.length)
-        return last_of(self.whole(x), seen, torch.arange(self.length))
+        return last_of(self.whole(x), counted & self.seen(), torch.arange(self.length))
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         """See `Ops`."""

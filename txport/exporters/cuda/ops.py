@@ -70,6 +70,10 @@ class DeviceOps(Counted):
         """See `Ops`; only encoders have it."""
         raise NotImplementedError
 
+    def seen(self) -> Tensor:
+        """See `Ops`; only encoders have it."""
+        raise NotImplementedError
+
     def last_token(self, x: Tensor, counted: Tensor) -> Tensor:
         """See `Ops`; only encoders have it."""
         raise NotImplementedError
@@ -130,11 +134,15 @@ class EncoderOps(DeviceOps):
 
     def mean(self, x: Tensor) -> Tensor:
         """See `Ops`."""
-        return mean_of(x, self.places < self.lengths[:, None])
+        return mean_of(x, self.seen())
+
+    def seen(self) -> Tensor:
+        """See `Ops`."""
+        return self.places < self.lengths[:, None]
 
     def last_token(self, x: Tensor, counted: Tensor) -> Tensor:
         """See `Ops`."""
-        return last_of(x, counted & (self.places < self.lengths[:, None]), self.places)
+        return last_of(x, counted & self.seen(), self.places)
 
     def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
         """See `Ops`."""

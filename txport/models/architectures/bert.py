@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from txport.errors import quoted
+from txport.models import sentence
 from txport.models.architecture import Architecture
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
 from txport.models.facts import EXCLUSIVE, LENGTH, MULTI_LABEL, REGRESSION, Facts, Output, Tokens, function_of
@@ -32,7 +33,9 @@ from txport.models.parts import (
     Window,
     speeds,
 )
+from txport.models.parts.sentence import Sentence
 
+HIDDEN_STATES = ("hidden", "pooled")
 LABELLED = ("labels", "token_labels", "replaced")
 
 
@@ -62,7 +65,8 @@ class BertConfig(Config):
     activated projection with another one. `positions` are "learned" or "rotary"; layers with a window in `windows` have
     the base `rotary_local_base`. `windows` has a number per layer: a token sees itself and less than so many tokens to
     each side, or all if it is 0. With `head_norm`, heads of labels begin as that of masked language models does,
-    without a pooler. `pooling`: the head "labels" reads the first token, or the mean of all.
+    without a pooler. `pooling`: the head "labels" reads the first token, or the mean of all. `sentence` are the steps
+    from the last hidden states to the vector of a text: see `models.sentence`.
     """
 
     RARE = frozenset(
@@ -76,6 +80,7 @@ class BertConfig(Config):
             "windows",
             "head_norm",
             "pooling",
+            "sentence",
             "token_types",
         }
     )
@@ -111,7 +116,8 @@ class BertConfig(Config):
     windows: tuple[int, ...] = ()
     norm_epsilon: float = real(1e-12, above=0, below=1)
     activation: str = choice("gelu", "gelu_tanh", "relu", "silu")
-    head: str = choice("hidden", "pooled", "tokens", *LABELLED)
+    head: str = choice(*HIDDEN_STATES, "tokens", *LABELLED)
+    sentence: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     problem_type: str = choice(EXCLUSIVE, MULTI_LABEL, REGRESSION)
     pooler: str = choice("tanh", "relu", "gelu")
@@ -155,6 +161,7 @@ class BertConfig(Config):
         if self.token_types and (self.token_types == 1 or not self.segment):
             yield f"token_types must be 0, or 2 or more with segment, got {self.token_types}"
         yield from _window_problems(self)
+        yield from sentence.problems(self.sentence, self.head, HIDDEN_STATES)
         for name in ("pad_id", "cls_id", "sep_id", "mask_id"):
             yield from require_token(name, getattr(self, name), "source", self.vocab_size)
 
@@ -207,7 +214,7 @@ def facts(config: BertConfig) -> Facts:
         task="encode",
         width=config.d_model,
         source=source,
-        outputs=outputs[config.head],
+        outputs=(*outputs[config.head], *sentence.outputs_of(config.d_model, config.sentence)),
         labels=config.labels,
         function_to_apply=function_of(config.problem_type, config.labels),
         has_token_types=config.token_types > 0,
@@ -244,6 +251,7 @@ class Bert(Model):
         self.encoder = nn.ModuleList(self._layer(number, bias) for number in range(1 + max(config.order)))
         self.encoder_norm = self._norm(width) if config.norm_first else None
         self._add_head(width)
+        self.sentence = Sentence(width, config.sentence) if config.sentence else None
         self.initialise()
 
     def _add_head(self, width: int) -> None:
@@ -285,7 +293,8 @@ class Bert(Model):
             "token_labels": lambda: (ops.whole(self.classifier(self.begun(states))),),
             "replaced": lambda: (ops.whole(self.classifier(self.transformed(states))),),
         }
-        return heads[self.config.head]()
+        found = heads[self.config.head]()
+        return found if self.sentence is None else (*found, self.sentence(states, ops))
 
     def pooled(self, states: Tensor, ops: Ops) -> Tensor:
         """Return what a text's labels are computed from: (..., D) -> (B, D)."""
@@ -410,6 +419,7 @@ def _draw_newer(rng: np.random.Generator, layers: int, *, has_shared: bool, head
         "head_norm": head in ("labels", "token_labels") and bool(rng.integers(2)),
         "rotary_base": float(rng.choice([100.0, 1e4])),
         "windows": tuple(windows),
+        "sentence": sentence.draw(rng) if head in HIDDEN_STATES else (),
     }
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from txport.errors import quoted
+from txport.models import sentence
 from txport.models.architecture import Architecture
 from txport.models.config import LARGEST, LONGEST, Config, choice, layers, real, require_token, size
 from txport.models.facts import (
@@ -94,13 +95,14 @@ class LlamaConfig(Config):
     hidden states, "labels" logits over `labels` for the last token that is not `pad_id`. `problem_type` is that of
     labels: exclusive ("single_label_classification"), independent ("multi_label_classification") or numbers
     ("regression"). Texts have up to `max_length` tokens, or up to `text_length` if it is not 0, and with `both_ways`
-    tokens attend to later ones too, through windows as to earlier ones.
+    tokens attend to later ones too, through windows as to earlier ones. `sentence` are the steps from the last hidden
+    states to the vector of a text: see `models.sentence`.
     """
 
     RARE = frozenset(
         {"unturned_layers", "windows", "norm", "parallel", "shared_norm", "input_norm", "joint_norms", "gated"}
         | {"projection_bias", "rotary_size", "embedding_scale", "residual_scale", "logit_scale"}
-        | {"head", "both_ways", "text_length", "labels", "problem_type"}
+        | {"head", "both_ways", "text_length", "labels", "problem_type", "sentence"}
     )
     vocab_size: int = size()
     d_model: int = size(4096)
@@ -155,6 +157,7 @@ class LlamaConfig(Config):
     head: str = choice(TEXT, "hidden", LABELS)
     labels: tuple[str, ...] = ()
     problem_type: str = choice(EXCLUSIVE, MULTI_LABEL, REGRESSION)
+    sentence: tuple[str, ...] = ()
     both_ways: bool = False
     text_length: int = size(0, least=0)
 
@@ -183,6 +186,7 @@ class LlamaConfig(Config):
             yield f"key_heads must divide heads, got {self.key_heads} for {self.heads}"
         yield from _rotary_problems(self)
         yield from _head_problems(self)
+        yield from sentence.problems(self.sentence, self.head, ("hidden",))
         fitting = [each for each in self.windows if 0 <= each <= LONGEST]
         if self.windows and not len(fitting) == len(self.windows) == self.decoder_layers:
             need = f"none, or {self.decoder_layers} numbers from 0 to {LONGEST}, one a layer"
@@ -294,7 +298,10 @@ def facts(config: LlamaConfig) -> Facts:
             task="encode",
             width=config.d_model,
             source=tokens,
-            outputs=(Output(LOGITS, (len(config.labels),)) if is_labelled else hidden,),
+            outputs=(
+                Output(LOGITS, (len(config.labels),)) if is_labelled else hidden,
+                *sentence.outputs_of(config.d_model, config.sentence),
+            ),
             labels=config.labels,
             function_to_apply=function_of(config.problem_type, config.labels),
             windows=windows,
@@ -333,7 +340,7 @@ class LlamaEncoder(TextEncoder):
     config: LlamaConfig
 
     def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config, facts(config), **_stack(config))
+        super().__init__(config, facts(config), **_stack(config), sentence=config.sentence)
 
 
 def build(config: LlamaConfig) -> Model:
@@ -516,6 +523,8 @@ def _encoding(config: LlamaConfig, rng: np.random.Generator) -> LlamaConfig:
     own: dict[str, Any] = {"head": "hidden"}
     if labels:
         own = {"head": LABELS, "problem_type": str(rng.choice(LlamaConfig.choices()["problem_type"]))}
+    else:
+        own["sentence"] = sentence.draw(rng)
     return dataclasses.replace(config, **usual, **own, labels=labels, both_ways=bool(rng.integers(2)))
 
 

@@ -18,6 +18,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
     "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
     "relu2": lambda x: F.relu(x).square(),
 }
 

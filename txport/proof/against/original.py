@@ -21,7 +21,7 @@ from txport.checkpoints.folder import code_name
 from txport.checkpoints.weights.streamed import is_streamed, stay, widen
 from txport.checkpoints.weights.values import Weights
 from txport.errors import CheckpointError, brief, quoted
-from txport.models.facts import LOGITS, Facts, Task
+from txport.models.facts import LOGITS, SENTENCE, Facts, Task
 from txport.proof.against.batches import Batch
 from txport.proof.faults.calls import Record, record_calls
 from txport.system import memory
@@ -104,7 +104,9 @@ class Original:
             raise CheckpointError(f"{self.name} gives no tensor but a {type(found).__name__}; the import gives logits")
         outputs: dict[str, Tensor] = {}
         for name, like in expected.items():
-            given_as = [found[name]] if isinstance(found, Mapping) and isinstance(found.get(name), Tensor) else several
+            given_as = [] if name == SENTENCE else several  # another vector may have its shape
+            if isinstance(found, Mapping) and isinstance(found.get(name), Tensor):
+                given_as = [found[name]]
             chosen = next(
                 (each for each in (_alone(each, like) for each in given_as) if each.shape == like.shape), None
             )

@@ -12,6 +12,8 @@ const POOLINGS = ["mean", "first", "last", "max", "weighted-mean", "none"];
 /** What a token is called for which a model's only label is not so. @type {Record<string, string>} */
 const OTHERWISE = { replaced: "original" };
 const TINY = 1e-12;
+/** The output that is the vector of a text. */
+export const SENTENCE = "sentence_embedding";
 
 /** What a model that only encodes is for; null of one that generates. @param {Facts} facts @returns {Ability | null} */
 export function abilityOf(facts) {
@@ -49,6 +51,31 @@ export function requirePooling(pooling, normalize) {
   }
   if (typeof normalize !== "boolean") {
     throw new UnsupportedError(`normalize must be true or false, got ${quoted(normalize)}`);
+  }
+}
+
+/** How many numbers the vector of a text has, if the graph gives it; else undefined. @param {Facts} facts */
+export function pooledSize(facts) {
+  const found = facts.outputs.find((each) => each.name === SENTENCE);
+  return found && Number(found.dims[0]);
+}
+
+/**
+ * Refuse another pooling than that of the graph, and vectors that it has already normalised, but longer.
+ *
+ * @param {any} defaults of the bundle
+ * @param {string} pooling
+ * @param {boolean} normalize
+ */
+export function requireOwn(defaults, pooling, normalize) {
+  const own = defaults.pooling ?? pooling;
+  if (pooling !== own) {
+    throw new UnsupportedError(
+      `the graph of this bundle has the pooling ${quoted(own)} or 'none', got ${quoted(pooling)}`,
+    );
+  }
+  if (defaults.normalize && !normalize) {
+    throw new UnsupportedError("the graph of this bundle normalises its vectors: normalize must be true, got false");
   }
 }
 

@@ -2,12 +2,15 @@
 
 import { CpuRuntime } from "./cpu.js";
 import {
+  SENTENCE,
   cut,
   likeliest,
   pooled,
+  pooledSize,
   promptOf,
   requireAbility,
   requireDimensions,
+  requireOwn,
   requirePooling,
   requireTop,
   scores,
@@ -236,7 +239,8 @@ export class Model {
   }
 
   /**
-   * A vector for a text, made of those of its tokens; with the pooling "none", all of them (T x D).
+   * A vector for a text: the graph's `sentence_embedding`, or else made of those of its tokens; with the pooling
+   * "none", all of them (T x D).
    *
    * @param {string | number[]} text
    * @param {import("./index.js").EmbedOptions} [options]
@@ -248,7 +252,9 @@ export class Model {
     const defaults = this.manifest.generation;
     const { pooling = defaults.pooling ?? "mean", normalize = defaults.normalize ?? false } = options;
     requirePooling(pooling, normalize);
-    const { width } = this.facts;
+    const size = pooling === "none" ? undefined : pooledSize(this.facts);
+    if (size !== undefined) requireOwn(defaults, pooling, normalize);
+    const width = size ?? this.facts.width;
     const { dimensions = width } = options;
     requireDimensions(dimensions, width);
     const readsIds = Array.isArray(text) || this.#reader.readsIds === true;
@@ -261,7 +267,8 @@ export class Model {
     if (ids.length === 0 && pooling === "none") return new Float32Array();
     if (ids.length === 0) throw new UnknownTextError(`${quoted(text)} has no vector: nothing of it is left`);
     const skip = prompt && defaults.include_prompt === false ? this.#unended(this.#ids(prompt, options)) : 0;
-    const vectors = cut(pooled(outputs.last_hidden_state.data, width, pooling, skip), width, dimensions);
+    const hidden = () => pooled(outputs.last_hidden_state.data, width, pooling, skip);
+    const vectors = cut(size === undefined ? hidden() : outputs[SENTENCE].data, width, dimensions);
     return normalize ? units(vectors, dimensions) : vectors;
   }
 
