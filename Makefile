@@ -7,6 +7,7 @@ ENGINES := $(foreach each,genai openvino llama-cpp,$(PEERS)-$(each))
 HF := .venv-hf
 HF4 := .venv-hf4
 DOCS := .venv-docs
+BULK := .venv-bulk
 JS := tests/transformers_js
 PACKAGE := txport/runtimes/js
 HEADERS := build/headers
@@ -17,7 +18,7 @@ WORDS := transformer attention onnx pronunciation
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test serve-test quick check docs dist format agreement bench bench-peers peers examples hostile gpu clean no-npm
+.PHONY: run test serve-test bulk-test quick check docs dist format agreement bench bench-peers peers examples hostile gpu clean no-npm
 
 run: $(INSTALLED)
 	$(BIN)/txport run g2p-en $(WORDS)
@@ -36,6 +37,10 @@ test: $(INSTALLED) $(HF)/.installed $(PEERS)/.installed $(HEADERS)/.installed $(
 serve-test: $(INSTALLED)
 	$(BIN)/pytest --numprocesses logical --dist worksteal tests/serving
 
+# Bulk work on Ray and Daft, whose processes are killed meanwhile.
+bulk-test: $(BULK)/.installed
+	$(BULK)/bin/python -m pytest tests/bulk/test_engines.py
+
 # What one runs before a commit, in under a minute: the checks without tests, and the tests of files that are fast.
 quick: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -52,6 +57,7 @@ check: $(INSTALLED)
 	$(MAKE) docs
 	$(MAKE) dist
 	$(MAKE) test
+	$(MAKE) bulk-test
 
 # The site of the documents, in build/site; a broken link is an error.
 docs: $(DOCS)/.installed
@@ -93,7 +99,7 @@ gpu:
 	$(if $(wildcard $(INSTALLED)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(ENGINES) $(HF) $(HF4) $(DOCS) $(JS)/node_modules $(PACKAGE)/node_modules examples/node/node_modules build examples/build examples/browser/build *.egg-info
+	rm -rf $(VENV) $(PEERS) $(ENGINES) $(HF) $(HF4) $(DOCS) $(BULK) $(JS)/node_modules $(PACKAGE)/node_modules examples/node/node_modules build examples/build examples/browser/build *.egg-info
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "txport needs Python 3.11 or newer, found " + sys.version)'
@@ -109,6 +115,13 @@ $(HF)/.installed: tests/hugging_face/requirements.txt
 $(DOCS)/.installed: docs/requirements.txt
 	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
+# Beside the packages of the main environment, which it sees.
+$(BULK)/.installed: tests/bulk/requirements.txt $(INSTALLED)
+	test -x $(BULK)/bin/python || $(PYTHON) -m venv $(BULK)
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' >$$($(BULK)/bin/python -c 'import site; print(site.getsitepackages()[0])')/main.pth
+	$(BULK)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
 
 $(HF4)/.installed: tests/agreement/requirements.txt

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from docs.cli import PAGE, render
@@ -22,6 +23,12 @@ from txport.errors import TxportError
 from txport.models.names import MANIFEST
 
 ROOT = Path(__file__).parent.parent
+
+
+def require_options(name: str, arguments: list[str]) -> None:
+    """A command has these options; it is parsed below `txport`, since click keeps the flags of its first help."""
+    with click.Context(cli, **cli.context_settings) as top:
+        cli.commands[name].make_context(name, arguments, parent=top)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/running.md"])
@@ -47,6 +54,14 @@ def test_the_examples_of_serving_run(
     assert lines[-2] == "P R AH N AH N S IY EY SH AH N"
     exec(loop, {})  # noqa: S102
     assert capsys.readouterr().out.splitlines()[-1] == "AH T EH N SH AH N"
+
+
+def test_the_commands_on_the_page_about_bulk_work_can_run() -> None:
+    page = (ROOT / "docs" / "bulk.md").read_text(encoding="utf-8")
+    commands = [shlex.split(line)[1:] for line in page.splitlines() if line.startswith("txport ")]
+    assert {name for name, *_ in commands} >= {"bulk"}
+    for name, *arguments in commands:
+        require_options(name, arguments)
 
 
 def test_the_errors_on_the_page_about_errors_are_those_that_are_printed(
@@ -150,7 +165,7 @@ def test_the_workflow_on_the_page_about_parity_can_run() -> None:
     ours = [command for command in commands if command[0] == "txport"]
     assert {command[1] for command in ours} == {"export", "parity"}
     for _, name, *arguments in ours:
-        cli.commands[name].make_context(name, arguments)
+        require_options(name, arguments)
     written = {path.strip() for step in steps for path in step.get("with", {}).get("path", "").split()}
     assert written == {"baseline.json", "parity.json", "parity.xml", "parity.md"}
 
@@ -164,7 +179,7 @@ def test_the_commands_on_the_page_of_a_family_can_run(page: Path) -> None:
     commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("txport ")]
     assert {name for name, *_ in commands} >= {"export", "run", "parity"}
     for name, *arguments in commands:
-        cli.commands[name].make_context(name, arguments)
+        require_options(name, arguments)
 
 
 def test_every_family_has_a_page() -> None:
@@ -191,7 +206,7 @@ def test_the_page_about_own_checkpoints_can_be_followed(tmp_path: Path) -> None:
     commands = [shlex.split(line) for line in page.splitlines() if line.startswith("txport ")]
     assert {command[1] for command in commands} == {"import", "export"}
     for _, name, *arguments in commands:
-        cli.commands[name].make_context(name, arguments)
+        require_options(name, arguments)
     question, file = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / RULES).write_text(file, encoding="utf-8")
     (tmp_path / "step-90000.pt").touch()

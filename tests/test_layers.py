@@ -43,6 +43,7 @@ ALLOWED = {
     "bench": PRODUCT - {"inspection"},
     "api": PRODUCT - {"inspection"},
     "serving": PRODUCT - {"inspection"},
+    "bulk": {"bulk", *PRODUCT} - {"inspection"},
 }
 ROOMS = tuple(ALLOWED)
 PROOF = {  # rooms of proof -> what of proof they may import; what lies beside them joins them

@@ -19,13 +19,15 @@ from txport.cli.outputs import InputPath, OutputFile, OutputFolder
 from txport.errors import TxportError, UnsupportedError
 
 ODD = {"a null byte": "a\0b", "a lone surrogate": "a\ud800b", "too long": "x" * 5000}
-NAMES = ("checkpoint", "bundle", "source", "against")  # parameters that are paths or other names
+NAMES = ("checkpoint", "bundle", "source", "against", "inputs", "out")  # parameters that are paths or other names
 
 
 def commands(bundle: Path) -> Iterator[tuple[str, str]]:
     """Each command with each parameter that is a path; {} is where the odd one goes."""
     for name, command in cli.commands.items():
-        needed = [each for each in command.params if isinstance(each, click.Argument) and each.nargs == 1]
+        needed = [
+            each for each in command.params if isinstance(each, click.Argument) and (each.nargs == 1 or each.required)
+        ]
         for odd in command.params:
             is_name = odd.name in NAMES and odd.type is click.STRING
             if not (isinstance(odd.type, InputPath | OutputFile | OutputFolder) or is_name):

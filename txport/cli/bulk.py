@@ -27,10 +27,15 @@ def bulk_options(command: F) -> F:
     )
     again = "Go on where an interrupted run with the same texts and options ended: FILE.partial keeps its outputs."
     command = click.option("--resume", is_flag=True, help=again)(command)
-    cut = "Cut texts that are too long: the end of a text, or of the longer one of a pair, the beginning of a prompt."
-    command = click.option("--truncate", is_flag=True, help=cut)(command)
+    command = truncate_option(command)
     kinds = click.Choice(["fail", "skip", "column"])
     return click.option("--errors", type=kinds, default="fail", show_default=True, help=errors)(command)
+
+
+def truncate_option(command: F) -> F:
+    """Add `--truncate`."""
+    cut = "Cut texts that are too long: the end of a text, or of the longer one of a pair, the beginning of a prompt."
+    return click.option("--truncate", is_flag=True, help=cut)(command)
 
 
 def places(files: Sequence[Path], counts: Sequence[int], arguments: Sequence[str]) -> Place:

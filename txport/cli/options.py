@@ -75,6 +75,23 @@ def threads_option(command: F) -> F:
     return click.option("--threads", type=click.IntRange(1), callback=fit_threads, help=text)(command)
 
 
+def workers_option(command: F) -> F:
+    """Add `--workers`, the number of batches that run in parallel."""
+    text = "Batches that run in parallel; with several, each uses one thread unless --threads is given."
+    kind = click.IntRange(1)
+    return click.option("--workers", type=kind, callback=fit_threads, default=1, show_default=True, help=text)(command)
+
+
+def batch_options(command: F) -> F:
+    """Add `--batch-size`, `--batch-tokens` and `--continuous`."""
+    slots = "Continuous batching: new texts take the slots of finished ones (cpu and cuda bundles)."
+    tokens = "Maximum source tokens per batch, padding included."
+    command = click.option("--continuous", is_flag=True, help=slots)(command)
+    command = click.option("--batch-tokens", type=click.IntRange(1), help=tokens)(command)
+    size = "Batch size, in texts."
+    return click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help=size)(command)
+
+
 def fit_threads(context: click.Context, option: click.Parameter, count: int | None) -> int | None:
     """Return the number of threads or workers; raise `UnsupportedError` for more than this machine can use."""
     require_threads(option.opts[0], count)

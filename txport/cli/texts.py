@@ -63,13 +63,19 @@ def told(model: Model, options: dict[str, Any]) -> Model:
     special = options.pop("special_tokens")
     if given and is_given("as_ids"):
         raise UnsupportedError(f"--ids gives all tokens as numbers; it can't be combined with {', '.join(given)}")
-    if as_chat and options["special"]:
-        raise UnsupportedError("the template alone writes the special tokens of a chat; remove --parse-special")
+    named = chat_variables(as_chat, variables, options["special"])
     model = between(model, options)
+    model = model.reading_chats(named) if as_chat else model
+    return model.writing_special_tokens() if special else model
+
+
+def chat_variables(as_chat: bool, variables: Iterable[str], special: bool) -> dict[str, Any]:
+    """Return the variables of a chat template; raise `UnsupportedError` for options that can't be combined."""
+    if as_chat and special:
+        raise UnsupportedError("the template alone writes the special tokens of a chat; remove --parse-special")
     if variables and not as_chat:
         raise UnsupportedError("--template-option needs --chat")
-    model = model.reading_chats(dict(map(_template_option, variables))) if as_chat else model
-    return model.writing_special_tokens() if special else model
+    return dict(map(_template_option, variables))
 
 
 def _template_option(given: str) -> tuple[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from txport.cli.commands import bundles, generation, imports, machine, proofs, serving
+from txport.cli.commands import bulk, bundles, generation, imports, machine, proofs, serving
 from txport.version import __version__
 
 
@@ -24,6 +24,7 @@ for command in (
     generation.run,
     generation.score,
     generation.rank,
+    bulk.bulk,
     serving.serve,
     proofs.parity,
     proofs.matrix,

@@ -16,8 +16,8 @@ from txport.cli import bulk, completion, resuming, textio, texts
 from txport.cli.commands import encoding, speech
 from txport.cli.guard import progress, results
 from txport.cli.options import (
+    batch_options,
     checkpoint_option,
-    fit_threads,
     is_given,
     provider_option,
     section,
@@ -25,6 +25,7 @@ from txport.cli.options import (
     trust_option,
     unknown_option,
     variant_option,
+    workers_option,
 )
 from txport.cli.outputs import INPUT, OUTPUT, command, in_flags
 from txport.cli.searching import FLAGS, IDS, ONLY_GENERATING, search_options
@@ -96,14 +97,7 @@ runtime_option = click.option(
     runtime_option,
     provider_option,
     threads_option,
-    click.option(
-        "--workers",
-        type=click.IntRange(1),
-        callback=fit_threads,
-        default=1,
-        show_default=True,
-        help="Batches that run in parallel; with several, each uses one thread unless --threads is given.",
-    ),
+    workers_option,
     checkpoint_option("For --runtime torch: the checkpoint, if it does not ship."),
     trust_option,
     click.option("--single", is_flag=True, help="Run the single graph that contains the search (export --single)."),
@@ -121,16 +115,7 @@ runtime_option = click.option(
 )
 @section("Encoder-only models", encoding.encoding_options)
 @section("Audio", speech.speech_options)
-@section(
-    "Batches",
-    click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Batch size, in texts."),
-    click.option("--batch-tokens", type=click.IntRange(1), help="Maximum source tokens per batch, padding included."),
-    click.option(
-        "--continuous",
-        is_flag=True,
-        help="Continuous batching: new texts take the slots of finished ones (cpu and cuda bundles).",
-    ),
-)
+@section("Batches", batch_options)
 def run(
     bundle: str,
     text: tuple[str, ...],
@@ -171,7 +156,7 @@ def run(
     textio.require_one(text, inputs)
     _require_shown(as_stream, as_json, raw, options["alignment"])
     bulk.require_fit(truncate)
-    options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
+    options["early_stopping"] = early_stopping_of(early_stopping)
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
     where |= {"checkpoint": checkpoint, "trust_code": trust_code, "single": single, "variant": variant}
     model = api.load(bundle, **where, progress=progress)
@@ -214,7 +199,7 @@ def _carry_out(
         return
     texts.tell_not_followed(model)
     model = texts.told(model, options)
-    options = _chosen(options | _token_ids(model.tokenizer, options), model.defaults, as_json)
+    options = _chosen(options | token_ids(model.tokenizer, options), model.defaults, as_json)
     if not speech.is_for(model.facts):
         source = faults.texts(model, options, source, total)
     with texts.told_of_texts(model):
@@ -312,7 +297,12 @@ def _chosen(options: dict[str, object], defaults: Mapping[str, object], as_json:
     return chosen
 
 
-def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
+def early_stopping_of(choice: str) -> str | bool:
+    """Return the value of `--early-stopping`."""
+    return {"true": True, "false": False}.get(choice, choice)
+
+
+def token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that name tokens, as ids, and remove them from `options`.
 
     Raises `UnsupportedError` if an option for a single token has several.
