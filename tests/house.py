@@ -14,9 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS: dict[str, tuple[int, int]] = {  # figure -> limit, aim
-    "lines in txport/": (68_450, 44_000),
-    "files in txport/": (449, 290),
-    "lines in tests/": (54_700, 40_000),
+    "lines in txport/": (69_800, 44_000),
+    "files in txport/": (459, 290),
+    "lines in tests/": (55_000, 40_000),
     "comparisons of target or task": (11, 15),
     "Any per 1,000 lines": (18, 10),
     "words in README.md": (900, 900),
