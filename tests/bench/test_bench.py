@@ -12,11 +12,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import txport
 from benchmarks.gpu.__main__ import gpu
 from tests.tiny import tiny_config, tiny_model, unproven
 from txport import runtimes
 from txport.bench import measure as bench
 from txport.bench import worker
+from txport.bench.sections import points
 from txport.bundles.bundle import Bundle
 from txport.checkpoints.checkpoint import save_checkpoint
 from txport.cli.commands import cli
@@ -75,6 +77,17 @@ def test_streams_count_their_inputs(result: dict[str, Any]) -> None:
         assert 0 < single["p50"] <= single["p90"] <= single["p99"]
         assert offline["batch"] == 2
         assert min(offline["inputs"]["samples"]) > 0
+
+
+def test_targets_give_a_score(bundle: Bundle) -> None:
+    """The share of wrong answers: none if the targets are the model's own, half if one of two is another."""
+    texts = ["bad", "chief"]
+    answers = [each.output for each in txport.load(bundle.path).generate(texts)]
+    found = bench.candidates([("bundle", bundle)], ("ort",))
+    for targets, score in (([[answers[0]], [answers[1]]], 0), ([["-", answers[0]], ["-"]], 50)):
+        report = bench.run(found, QUICK, bench.Inputs(texts, "two texts", targets))
+        assert report["candidates"]["ort"]["quality"]["score"] == score
+        assert [(each.error, each.on_front) for each in points(report)] == [(score, True)]
 
 
 def test_a_wrong_candidate_is_seen_beside_its_speed(bundle: Bundle, tmp_path: Path) -> None:

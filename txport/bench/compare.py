@@ -65,8 +65,10 @@ def verdicts(old: Json, new: Json, allowed: float) -> list[Verdict]:
         raise UnsupportedError(
             "the older report is of another machine; measure it here, or two candidates, whose ratio is compared"
         )
-    pairs = zip(_samples(old), _samples(new), strict=True)
-    return [_verdict(where, before, after, allowed) for (where, before), (_, after) in pairs]
+    before, after = dict(_samples(old)), dict(_samples(new))
+    if missing := [*(after.keys() - before.keys()), *(before.keys() - after.keys())]:
+        raise UnsupportedError(f"only one of the reports has {missing[0]}; measure both in the same way")
+    return [_verdict(where, before[where], after[where], allowed) for where in after]
 
 
 def noise(old: Json, new: Json) -> str | None:
@@ -121,6 +123,8 @@ def _samples(report: Json) -> Iterator[tuple[str, NDArray[np.float64]]]:
                 reference = _costs(base[phase]["samples"], phase) if base else _costs(size["yardstick"], "")
                 ratios = _costs(each["samples"], phase) - reference
                 turns = np.array(size["turns"], np.int64)
+                if turns.shape != ratios.shape:
+                    raise ValueError("another number of rounds")
                 medians = [float(np.median(ratios[turns == turn])) for turn in sorted(set(turns.tolist()))]
                 yield f"{label}, {where}: {phase}", np.array(medians)
 

@@ -31,7 +31,7 @@ from txport.bench.streams import Item
 from txport.bench.worker import Worker
 from txport.errors import UnsupportedError
 from txport.models.audio import Features
-from txport.proof.metrics import METRICS
+from txport.proof.metrics import metric_of
 from txport.system import machine
 from txport.system.progress import Progress, logged
 from txport.version import __version__
@@ -73,6 +73,7 @@ def run(
     facts = candidates[0].bundle.manifest.facts
     if inputs is not None and inputs.targets and not (facts.generates and facts.vocabulary is facts.reads):
         raise UnsupportedError("targets need a model that reads and writes text; give texts alone")
+    metric_of(metric)  # raises an error if its package is missing
     inputs = inputs or _inputs(candidates, plan)
     limit = (
         None if inputs.targets or (facts.is_encoder_decoder and isinstance(inputs.items[0], str)) else plan.tokens[0]
@@ -168,7 +169,7 @@ def _quality(
             quality[label]["loss"] = each["loss"]
         if inputs.targets:
             answers = workers[label].request("answers", inputs.items)["answers"]
-            quality[label] |= {"metric": metric, "score": METRICS[metric].score(inputs.targets, answers)}
+            quality[label] |= {"metric": metric, "score": metric_of(metric).score(inputs.targets, answers)}
     return quality
 
 
