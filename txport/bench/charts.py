@@ -12,6 +12,7 @@ WIDTH, HEIGHT = 320, 210
 LEAST_ERROR = 1.0  # percent at the top of an axis: smaller differences look small
 STEPS = 100  # points of a distribution
 COLOURS = 6  # of the page
+LABEL = "datum.value ? datum.label : '0'"  # 0 has no unit
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 Json = dict[str, Any]
 PAGE = {
@@ -120,7 +121,9 @@ class Charts:
     def _scatter(self, rows: list[Json], key: str, title: str) -> Any:
         import altair
 
-        x = altair.X(f"{key}:Q", title=title, scale=altair.Scale(zero=True), axis=altair.Axis(format="~s"))
+        x = altair.X(
+            f"{key}:Q", title=title, scale=altair.Scale(zero=True), axis=altair.Axis(format="~s", labelExpr=LABEL)
+        )
         top = 1.1 * max(LEAST_ERROR, *(row["error"] for row in rows))
         y = altair.Y("error:Q", title=quality_name(self._report), scale=altair.Scale(domain=[0, top]))
         front = self._chart([row for row in rows if row["on_front"]]).mark_line(
@@ -159,7 +162,7 @@ class Charts:
         base = self._chart(rows).properties(height=altair.Step(30))
         y = altair.Y("label:N", title=None, sort=self._labels, axis=altair.Axis(labelLimit=130))
         bars = base.mark_bar(height=16).encode(
-            altair.X("median:Q", title=title, axis=altair.Axis(format="~s")), y, self._colour()
+            altair.X("median:Q", title=title, axis=altair.Axis(format="~s", labelExpr=LABEL)), y, self._colour()
         )
         range_ = base.mark_rule(color=self._colours["ink"]).encode(altair.X("q1:Q"), altair.X2("q3:Q"), y)
         return bars + range_
