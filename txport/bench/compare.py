@@ -72,19 +72,19 @@ def verdicts(old: Json, new: Json, allowed: float) -> list[Verdict]:
 
 
 def noise(old: Json, new: Json) -> str | None:
-    """Return why no verdict is possible: other programs were busy, or there are too few rounds; None if it is."""
+    """Return why no verdict is possible: other programs were busy; None if it is."""
     for name, report in (("the older report", old), ("this one", new)):
         if report["busy rounds"]:
             return f"other programs used the processor in {report['busy rounds']} rounds of {name}"
-        if min(report["plan"]["rounds"], report["plan"]["starts"]) < FEWEST:
-            return f"a verdict needs {FEWEST} rounds in {FEWEST} starts, and {name} has fewer"
     return None
 
 
 def require_same(old: Json, plan: Mapping[str, Any], labels: Sequence[str] | Mapping[str, Any]) -> None:
-    """Raise `UnsupportedError` unless an older report has the same plan and candidates, and phases."""
+    """Raise `UnsupportedError` unless an older report has the same plan and candidates, phases and enough starts."""
     if PHASES not in plan["scenario"]:
         raise UnsupportedError("reports are compared by their phases: add the scenario phases")
+    if min(plan["rounds"], plan["starts"]) < FEWEST:
+        raise UnsupportedError(f"a verdict needs at least {FEWEST} rounds and {FEWEST} starts; measure more of them")
     if old["plan"] != plan or list(old["candidates"]) != list(labels):
         raise UnsupportedError("the older report has another plan or other candidates; measure both in the same way")
 
