@@ -40,7 +40,7 @@ ALLOWED = {
     "search": {"search", "runtimes", *CHECKPOINTS},
     "proof": PROOF_ROOMS,
     "inspection": {"inspection", "exporters", *BUNDLES},
-    "bench": PRODUCT - {"inspection"},
+    "bench": PRODUCT,
     "api": PRODUCT - {"inspection"},
     "serving": PRODUCT - {"inspection"},
     "bulk": {"bulk", *PRODUCT} - {"inspection"},

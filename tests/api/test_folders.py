@@ -70,7 +70,7 @@ def test_a_report_is_written_also_without_the_baseline(own: tuple[Path, Bundle],
 
 def test_a_benchmark_is_written_also_without_an_older_report(own: tuple[Path, Bundle], tmp_path: Path) -> None:
     report = tmp_path / "bench.json"
-    how = ["--runtime", "ort", "--rounds", "3", "--tokens", "3", "--report", str(report)]
+    how = ["--runtime", "ort", "--quick", "--rounds", "3", "--tokens", "3", "--report", str(report)]
     found = CliRunner().invoke(cli, ["bench", str(own[1].path), *how, "--compare", str(tmp_path / "none.json")])
     assert isinstance(found.exception, TextError)
     assert str(found.exception).endswith(f"nothing was compared with an older report; {report} can become it")

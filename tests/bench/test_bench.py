@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,98 +12,119 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import txport
 from benchmarks.gpu.__main__ import gpu
+from tests.tiny import tiny_config, tiny_model, unproven
 from txport import runtimes
 from txport.bench import measure as bench
+from txport.bench import worker
+from txport.bench.sections import points
 from txport.bundles.bundle import Bundle
+from txport.checkpoints.checkpoint import save_checkpoint
 from txport.cli.commands import cli
 from txport.cli.guard import run_guarded
-from txport.errors import CheckpointError, TextError, UnsupportedError
+from txport.errors import CheckpointError, UnsupportedError
+
+PLAN = bench.Plan(
+    batch=(2,), beams=(2,), source=(5,), tokens=(4,), rounds=3, threads=1, inputs=4, seconds=1.0, starts=2
+)
+QUICK = replace(PLAN, scenario=("phases",), starts=1, beams=(1,), source=(4,))
+
+
+def measured(bundle: Bundle, checkpoint: str | None, names: Sequence[str], plan: bench.Plan) -> Any:
+    return bench.run(bench.candidates([("bundle", bundle)], names, checkpoint), plan)
 
 
 @pytest.fixture(scope="module")
 def result(bundle: Bundle, checkpoint: Path) -> dict[str, Any]:
-    protocol = bench.Protocol(batch=2, beams=2, source=5, tokens=4, rounds=3, threads=1)
-    return bench.run(bundle, str(checkpoint), ("torch", "ort"), protocol)
+    plan = replace(PLAN, batch=(1, 2))
+    return {"command": "txport bench", **measured(bundle, str(checkpoint), ("torch", "ort"), plan)}
 
 
 def test_every_phase_of_every_runtime_has_ordered_quartiles(result: dict[str, Any]) -> None:
-    assert list(result["runtimes"]) == ["torch", "ort"]
-    for phases in result["runtimes"].values():
-        assert list(phases) == list(bench.UNITS)
-        assert all(0 < each["q1"] <= each["median"] <= each["q3"] for each in phases.values())
+    assert list(result["candidates"]) == ["torch", "ort"]
+    assert [size["batch"] for size in result["sizes"]] == [1, 2]
+    for size in result["sizes"]:
+        for phases in size["figures"].values():
+            assert set(phases) == set(bench.UNITS) - {"load"}
+            assert all(0 < each["min"] <= each["q1"] <= each["median"] <= each["q3"] for each in phases.values())
+            assert {len(each["samples"]) for name, each in phases.items() if name != "peak memory"} == {3}
     assert json.loads(json.dumps(result)) == result
 
 
+def test_loading_and_the_first_run_are_repeated_in_new_processes(result: dict[str, Any]) -> None:
+    for each in result["candidates"].values():
+        assert [len(each["figures"][phase]["samples"]) for phase in ("load", "first run")] == [2, 2]
+
+
 def test_runtimes_generate_the_same_tokens_and_work_in_processes_of_their_own(result: dict[str, Any]) -> None:
-    assert result["same_tokens"]
-    memory = {name: phases["peak memory"]["median"] for name, phases in result["runtimes"].items()}
+    assert [size["equal tokens"] for size in result["sizes"]] == 2 * [{"torch": 1.0, "ort": 1.0}]
+    memory = {name: each["figures"]["peak memory"]["median"] for name, each in result["candidates"].items()}
     assert memory["ort"] < memory["torch"], "a process that runs a bundle must not hold PyTorch"
 
 
-def test_a_regression_is_told_by_ratio_to_the_first_runtime(result: dict[str, Any]) -> None:
-    result = copy.deepcopy(result)
-    busier = copy.deepcopy(result)
-    slower = copy.deepcopy(result)
-    for phases in (phases for report in (result, busier, slower) for phases in report["runtimes"].values()):
-        for figure in phases.values():
-            figure["q1"] = figure["q3"] = figure["median"]
-    for phases in busier["runtimes"].values():
-        phases["encode"] = {key: value * 3 for key, value in phases["encode"].items()}
-    ort = slower["runtimes"]["ort"]
-    ort["load"] = {key: value * 5 for key, value in ort["load"].items()}
-    ort["encode"] = {key: value * 1.5 for key, value in ort["encode"].items()}
-    ort["tokens"] = {key: value / 1.5 for key, value in ort["tokens"].items()}
-    assert bench.regressions(result, busier, 10) == []
-    assert [line.split(" is ")[0] for line in bench.regressions(result, slower, 10)] == ["ort: encode", "ort: tokens"]
-    assert bench.regressions(result, slower, 60) == []
-    result["runtimes"]["ort"]["encode"]["q3"] *= 2  # the older run was as slow at times
-    assert [line.split(" is ")[0] for line in bench.regressions(result, slower, 10)] == ["ort: tokens"]
+def test_quality_is_that_of_the_same_tokens(result: dict[str, Any]) -> None:
+    quality = {name: each["quality"] for name, each in result["candidates"].items()}
+    assert [each["reference"] for each in quality.values()] == ["torch", "torch"]
+    assert [each["error"] for each in quality.values()] == [0, 0]
+    assert quality["ort"]["loss"] == pytest.approx(quality["torch"]["loss"], rel=1e-4)
 
 
-def test_reports_of_different_protocols_are_not_compared(result: dict[str, Any]) -> None:
-    other = copy.deepcopy(result)
-    other["protocol"]["batch"] = 3
-    with pytest.raises(UnsupportedError, match="another protocol"):
-        bench.regressions(result, other, 10)
+def test_streams_count_their_inputs(result: dict[str, Any]) -> None:
+    for each in result["candidates"].values():
+        single, offline = each["single"], each["offline"]
+        assert single["count"] == len(single["latency"]["samples"]) == 4
+        assert 0 < single["p50"] <= single["p90"] <= single["p99"]
+        assert offline["batch"] == 2
+        assert min(offline["inputs"]["samples"]) > 0
 
 
-@pytest.mark.parametrize("damage", ["", [], {}, {"load": None}, None])
-def test_a_report_without_the_figures_that_are_compared_is_refused(
-    damage: Any, result: dict[str, Any], tmp_path: Path
-) -> None:
-    file = tmp_path / "old.json"
-    for name in result["runtimes"]:
-        old = copy.deepcopy(result)
-        old["runtimes"][name] = damage
-        file.write_text(json.dumps(old), encoding="utf-8")
-        with pytest.raises((TextError, UnsupportedError), match=r"is not a report|the report has no"):
-            bench.regressions(bench.read_report(file), result, 10)
+def test_targets_give_a_score(bundle: Bundle) -> None:
+    """The share of wrong answers: none if the targets are the model's own, half if one of two is another."""
+    texts = ["bad", "chief"]
+    answers = [each.output for each in txport.load(bundle.path).generate(texts)]
+    found = bench.candidates([("bundle", bundle)], ("ort",))
+    for targets, score in (([[answers[0]], [answers[1]]], 0), ([["-", answers[0]], ["-"]], 50)):
+        report = bench.run(found, QUICK, bench.Inputs(texts, "two texts", targets))
+        assert report["candidates"]["ort"]["quality"]["score"] == score
+        assert [(each.error, each.on_front) for each in points(report)] == [(score, True)]
+
+
+def test_a_wrong_candidate_is_seen_beside_its_speed(bundle: Bundle, tmp_path: Path) -> None:
+    """Another model of the same vocabulary is not as the first one, and not on the front by its error."""
+    save_checkpoint(tmp_path / "toy", tiny_model(tiny_config(), seed=7))
+    other = unproven(tmp_path / "toy", tmp_path / "other")
+    found = bench.candidates([("one", bundle), ("two", other)], ("ort",))
+    report = bench.run(found, QUICK)
+    assert list(report["candidates"]) == ["one ort", "two ort"]
+    assert report["candidates"]["two ort"]["quality"]["error"] > 0
+    assert report["candidates"]["one ort"]["quality"]["error"] == 0
+    assert report["sizes"][0]["equal tokens"]["two ort"] < 1
 
 
 def test_lengths_beyond_the_model_are_refused(bundle: Bundle) -> None:
     with pytest.raises(UnsupportedError, match="longest sequence, 24; got 16 and 10000"):
-        bench.run(bundle, None, ("ort",), bench.Protocol(tokens=10_000))
+        measured(bundle, None, ("ort",), replace(QUICK, tokens=(10_000,), source=(16,)))
 
 
 def test_a_runtime_that_fails_to_load_is_one_error(bundle: Bundle) -> None:
     with pytest.raises(UnsupportedError, match="runtime nonsense: unknown runtime 'nonsense'"):
-        bench.run(bundle, None, ("nonsense",), bench.Protocol(source=4, tokens=4, rounds=3))
+        measured(bundle, None, ("nonsense",), QUICK)
 
 
 def test_a_process_that_ended_before_it_was_asked_has_said_why(bundle: Bundle) -> None:
-    arguments = ("nonsense", str(bundle.path), None, None, bench.Protocol(), False)
-    with bench.Worker("runtime nonsense", bench._work, *arguments) as worker:
-        worker._process.join()
+    arguments = ("nonsense", str(bundle.path), None, None, QUICK, False)
+    with bench.Worker("runtime nonsense", worker.work, *arguments) as process:
+        process._process.join()
         with pytest.raises(UnsupportedError, match="runtime nonsense: unknown runtime 'nonsense'"):
-            worker.request("round")
+            process.request("round", bench.Protocol())
 
 
 def test_another_model_is_not_measured_beside_it(bundle: Bundle) -> None:
     with pytest.raises(UnsupportedError, match="was not made from this preset:tiny: their hashes differ"):
-        bench.run(bundle, "preset:tiny", ("torch",), bench.Protocol(source=4, tokens=4, rounds=3))
+        measured(bundle, "preset:tiny", ("torch",), QUICK)
     with pytest.raises(CheckpointError, match="there is no checkpoint nowhere"):
-        bench.run(bundle, "nowhere", ("torch",), bench.Protocol(source=4, tokens=4, rounds=3))
+        measured(bundle, "nowhere", ("torch",), QUICK)
 
 
 def test_the_gpu_record_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,18 +141,9 @@ def test_the_gpu_record_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_errors_of_a_process_are_those_of_the_command(bundle: Bundle) -> None:
     with pytest.raises(UnsupportedError, match="runtime reference: the reference runtime has one thread, got 2"):
-        bench.run(bundle, None, ["reference"], bench.Protocol(threads=2))
+        measured(bundle, None, ["reference"], replace(QUICK, threads=2))
     with pytest.raises(UnsupportedError, match="beams must not exceed the model's target vocabulary, 22; got 100"):
-        bench.run(bundle, None, ["ort"], bench.Protocol(beams=100))
-
-
-def test_what_was_not_measured_is_not_compared() -> None:
-    figures = {"median": 1.0, "q1": 1.0, "q3": 1.0}
-    phases = {phase: figures for phase in bench.UNITS if phase != "peak memory"}
-    report = {"protocol": {}, "runtimes": {"ort": phases}}
-    assert bench.regressions(report, report, 0.0) == []
-    measured = bench._figures([dict.fromkeys(bench.UNITS, 1.0)], {"load": 1.0, "peak memory": float("nan")})
-    assert "load" in measured
+        measured(bundle, None, ["ort"], replace(QUICK, beams=(100,)))
 
 
 @pytest.mark.parametrize("names", [("ort", "reference"), ("reference", "ort")])

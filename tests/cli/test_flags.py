@@ -21,7 +21,7 @@ from txport.runtimes.ort.nvidia.driver import Driver
 from txport.runtimes.ort.nvidia.problems import Nvidia, Problem
 
 PACKAGE = Path(txport.__file__).parent
-FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]+")
+FLAG = re.compile(r"(?<![\w-])(?<!var\()--[a-z][\w-]+")  # var(--x) is a colour of a page
 WHOLE = re.compile(r"`[^`]*`|\b(?:pip|docker)\b[^,;)]*")  # a command to type, of whatever program
 
 

@@ -19,7 +19,7 @@ import txport
 from txport import cli
 from txport.api import locate, release
 from txport.api import model as api
-from txport.bench import measure as measure
+from txport.bench import compare
 from txport.bundles import bundle as bundles
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.cli.outputs import Command, InputPath, OutputFile, OutputFolder, require_outputs
@@ -51,7 +51,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         assert (end.value.code, out, err.count("\n")) == (2, "", 1)
         return err
 
-    for module, name in ((locate, "find_bundle"), (api, "load"), (release, "matrix"), (measure, "read_report")):
+    for module, name in ((locate, "find_bundle"), (api, "load"), (release, "matrix"), (compare, "read_report")):
         monkeypatch.setattr(module, name, work)
     return run
 

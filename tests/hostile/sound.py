@@ -78,5 +78,6 @@ def _report(sound: Sound) -> Any:
     bundle = sound.bundle("portable")
     report = api.parity(load_bundle(bundle), sound.checkpoint, {"ort": "cpu"})
     write_json(sound.parity_report, report.to_dict())
-    cli.main(["bench", str(bundle), "--runtime", "ort", "--rounds", "3", "--report", str(sound.bench_report)])
+    how = ["--runtime", "ort", "--rounds", "5", "--batch", "1", "--scenario", "phases"]
+    cli.main(["bench", str(bundle), *how, "--report", str(sound.bench_report)])
     return report

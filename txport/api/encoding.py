@@ -216,7 +216,7 @@ class Encoder:
         *,
         pooling: Pooled | None = None,
         precision: VectorPrecision,
-        ranges: Any = None,
+        ranges: object = None,
         **how: Unpack[Vectors],
     ) -> NDArray[Any]: ...
 

@@ -48,7 +48,7 @@ def quantize(vectors: NDArray[np.float32], precision: VectorPrecision, ranges: A
     return result
 
 
-def _ranges(vectors: NDArray[np.float32], precision: str, ranges: Any) -> NDArray[np.float32]:
+def _ranges(vectors: NDArray[np.float32], precision: str, ranges: object) -> NDArray[np.float32]:
     """Return the lowest and the highest number of each dimension: (2, D)."""
     if ranges is None:
         if len(vectors) == 1:

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from txport.audio.spectrogram import drawn_features
+from txport.bench.plan import Protocol as Protocol
 from txport.errors import UnsupportedError
 from txport.models.audio import Features
 from txport.models.facts import Facts, Task
 from txport.runtimes.base import EncoderRuntime, Inputs, Ints, QueuedRuntime, Runtime
 from txport.runtimes.inputs import lengths_of
 from txport.search.generate import first_tokens
-
-
-@dataclass(frozen=True, kw_only=True)
-class Protocol:
-    """The settings of a benchmark: sizes in tokens, and rounds after the warm-up."""
-
-    provider: str = "cpu"
-    threads: int | None = None
-    batch: int = 1
-    beams: int = 1
-    source: int = 16
-    tokens: int = 16
-    rounds: int = 9
 
 
 def draw_source(facts: Facts, protocol: Protocol) -> Inputs:

@@ -35,7 +35,7 @@ METHODS: dict[Ability | None, str] = {
     "tag": "tag_iter",
     "fill": "fill_iter",
 }
-Work = Callable[[list[Any]], Iterator[Any]]
+Work = Callable[[list[Any]], Iterator[object]]
 _running = threading.Lock()  # one batch at a time: a model with one worker is not for several threads
 
 
@@ -61,7 +61,7 @@ class Batch:
         self.prefix = prefix
         self.options = options
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: Any) -> object:
         """Return a batch with the new columns; raise `TextError` for one without texts in the column."""
         if isinstance(batch, pa.Array | pa.ChunkedArray):
             return self.outputs(batch)
@@ -122,7 +122,7 @@ class Batch:
         found = [TextError("the text is null") if value is None else next(known) for value in values]
         return pa.array([_values(each, columns) for each in found], columns.struct)
 
-    def _of(self, names: Iterable[str]) -> dict[str, Any]:
+    def _of(self, names: Iterable[str]) -> dict[str, object]:
         return {name: self.options[name] for name in names if name in self.options}
 
     def _columns(self, bundle: Bundle) -> Columns:
@@ -156,7 +156,7 @@ def require_column(schema: pa.Schema, column: str, what: str) -> None:
         raise TextError(f"{what} has no column {quoted(column)}; its columns are {', '.join(schema.names)}")
 
 
-def require_options(method: Callable[..., Any], options: Mapping[str, object]) -> None:
+def require_options(method: Callable[..., object], options: Mapping[str, object]) -> None:
     """Raise `UnsupportedError` for an option that a method of an encoder-only model does not have."""
     known = [name for name in inspect.signature(method).parameters if name not in ("texts", "how")]
     known += [name for name in Batches.__annotations__ if name not in known]
@@ -175,11 +175,11 @@ def require_type(kind: pa.DataType, column: str, is_chat: bool = False) -> None:
 def _texts(column: pa.Array | pa.ChunkedArray, is_chat: bool, name: str) -> list[str | None]:
     """Return texts; a chat that is a list of messages becomes JSON."""
     require_type(column.type, name, is_chat)
-    values: list[Any] = column.to_pylist()
+    values: list[object] = column.to_pylist()
     return [value if isinstance(value, str | None) else json.dumps(_without_nulls(value)) for value in values]
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: object) -> object:
     """Return the messages of a chat without keys that only other messages have, which Arrow makes null."""
     if isinstance(value, list):
         return [_without_nulls(item) for item in value]
@@ -188,7 +188,7 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _key(options: Mapping[str, Any]) -> str:
+def _key(options: Mapping[str, object]) -> str:
     return json.dumps(options, sort_keys=True)
 
 
@@ -205,7 +205,7 @@ def _load(bundle: str, loading: str, reading: str) -> Any:
     return model.writing_special_tokens() if options.get("special_tokens") else model
 
 
-def _cut(model: Any, options: Mapping[str, Any], text: str) -> str:
+def _cut(model: Any, options: Mapping[str, object], text: str) -> str:
     try:
         cut: str = model.truncate(text, **{name: options[name] for name in options if name not in NOT_OF_TEXTS})
     except (TextError, NoRoomError):  # the text has this error when it is encoded
@@ -220,7 +220,7 @@ def _pair(text: str) -> tuple[str, ...]:
     return parts
 
 
-def _rows(work: Work, texts: list[str]) -> Iterator[Any]:
+def _rows(work: Work, texts: list[str]) -> Iterator[object]:
     """Yield the result of each text, or its error; an error of a text changes no other result.
 
     An error of a text comes after the results of all texts before it. An error of a run is of a whole batch: halves
@@ -242,6 +242,6 @@ def _rows(work: Work, texts: list[str]) -> Iterator[Any]:
             return
 
 
-def _values(found: Any, columns: Columns) -> dict[str, Any]:
+def _values(found: object, columns: Columns) -> dict[str, object]:
     error = str(found) if isinstance(found, TxportError) else getattr(found, "error", None)
     return {ERROR: error} if error is not None else columns.values(found)

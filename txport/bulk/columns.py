@@ -14,7 +14,7 @@ LABELS = pa.list_(pa.struct({"label": pa.string(), "score": pa.float64()}))
 TAGS = pa.list_(pa.struct({"token": pa.string(), "label": pa.string(), "score": pa.float64()}))
 MASKS = pa.list_(pa.list_(pa.struct({"token": pa.string(), "id": pa.int64(), "score": pa.float64()})))
 GENERATED = {"output": pa.string(), "score": pa.float64(), "finish": pa.string()}
-Values = dict[str, Any]
+Values = dict[str, object]
 
 
 class Columns(NamedTuple):

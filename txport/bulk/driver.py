@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -71,7 +71,7 @@ def run(
     return summary
 
 
-def _record(batch: Batch, source: Source, rows: int) -> dict[str, Any]:
+def _record(batch: Batch, source: Source, rows: int) -> dict[str, object]:
     """Return what the files of a run depend on, as JSON."""
     options = {name: value for name, value in batch.options.items() if name not in FREE}
     record = {
@@ -85,7 +85,7 @@ def _record(batch: Batch, source: Source, rows: int) -> dict[str, Any]:
         "rows": rows,
         "options": options,
     }
-    found: dict[str, Any] = json.loads(json.dumps(record))
+    found: dict[str, object] = json.loads(json.dumps(record))
     return found
 
 

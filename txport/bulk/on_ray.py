@@ -65,7 +65,7 @@ class RayEngine:
             if own:
                 ray.shutdown()
 
-    def _started(self, batch: Batch) -> list[Any]:
+    def _started(self, batch: Batch) -> list[object]:
         cores = int(batch.options.get("threads") or 1)
         batch = Batch(batch.bundle, batch.column, prefix=batch.prefix, **{**batch.options, "threads": cores})
         gpus = int(batch.options.get("provider", "cpu") != "cpu")
@@ -95,7 +95,7 @@ class RayEngine:
             raise UnsupportedError(f"{wanted}; give fewer actors or more machines")
 
     def _computed(self, pool: list[Any], shards: Texts) -> Outputs:
-        running: dict[Any, tuple[int, Any]] = {}  # a future -> number of its shard, and its actor
+        running: dict[object, tuple[int, object]] = {}  # a future -> number of its shard, and its actor
         free = [actor for _ in range(AHEAD) for actor in pool]
         while True:
             while free and (shard := next(shards, None)) is not None:

@@ -285,7 +285,7 @@ def _json_tables(stream: BinaryIO, _: str, schema: pa.Schema | None) -> Iterator
         yield _with_faults(table, [fault for _, fault in chunk])
 
 
-def _json_row(line: Line) -> tuple[Mapping[str, Any], str | None]:
+def _json_row(line: Line) -> tuple[Mapping[str, object], str | None]:
     text, fault = line
     if fault:
         return {}, fault
@@ -297,7 +297,7 @@ def _json_row(line: Line) -> tuple[Mapping[str, Any], str | None]:
     return (row, None) if isinstance(row, dict) else ({}, "the line is not a JSON object")
 
 
-def _typed(values: list[Any], kind: pa.DataType | None) -> pa.Array:
+def _typed(values: list[object], kind: pa.DataType | None) -> pa.Array:
     """Return an array of JSON values; values of several types become strings of JSON."""
     if kind is None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from txport.errors import ConfigError, UnsupportedError, quoted
 from txport.models.config import LARGEST, read_config
@@ -82,7 +82,7 @@ def steps_of(folder: Path) -> tuple[str, ...]:
     return tuple(each.step for each in modules_of(folder)) if is_of_sentences(folder) else ()
 
 
-def pooling_defaults(folder: Path, facts: Facts) -> dict[str, Any]:
+def pooling_defaults(folder: Path, facts: Facts) -> dict[str, object]:
     """Return the options of `Encoder.embed` by `modules.json`, and the prompts; empty if there is no such file.
 
     Raises `ConfigError` for modules or a pooling that are not supported.
@@ -101,7 +101,7 @@ def pooling_defaults(folder: Path, facts: Facts) -> dict[str, Any]:
     return {"pooling": steps[0], "normalize": is_unit(steps)} | prompts | ({ALONE: False} if is_alone else {})
 
 
-def _prompts(path: Path) -> dict[str, Any]:
+def _prompts(path: Path) -> dict[str, object]:
     """Return the prompts by their names and the name of the default one, as far as there are any."""
     values = read_config(path) if path.is_file() else {}
     prompts, name = values.get("prompts") or {}, values.get("default_prompt_name")
@@ -224,7 +224,7 @@ def _modules(path: Path) -> Sequence[tuple[str, str]]:
     return [(kind.rpartition(".")[2], name) for kind, name in found]
 
 
-def _of_vectors(values: Mapping[str, Any], path: Path, *known: str) -> None:
+def _of_vectors(values: Mapping[str, object], path: Path, *known: str) -> None:
     """Raise `ConfigError` for unknown keys, and for a module that reads anything but the vector of a text."""
     _require_known(values, (*known, *SELECTED), path)
     for name in SELECTED:
@@ -262,7 +262,7 @@ def _dense(path: Path) -> str:
     return str(Dense(values["out_features"], name, bias))
 
 
-def _size(values: Mapping[str, Any], name: str, path: Path) -> int:
+def _size(values: Mapping[str, object], name: str, path: Path) -> int:
     size = values.get(name)
     if type(size) is not int or not 0 < size <= LARGEST:
         raise ConfigError(f"{path}: {name} must be a whole number from 1 to {LARGEST}, got {quoted(size)}")

@@ -75,7 +75,7 @@ class Command(click.Command):
     def invoke(self, context: click.Context) -> object:
         """Raise `OutputError` or `UnsupportedError` for a file that can't or must not be written."""
         given = [(each, context.params[each.name]) for each in self.params if each.name in context.params]
-        files = {flag_of(each): path for each, path in given if isinstance(each.type, OutputFile) and path}
+        files = dict(item for each, paths in given if isinstance(each.type, OutputFile) for item in _files(each, paths))
         folders = {flag_of(each): path for each, path in given if isinstance(each.type, OutputFolder) and path}
         if files:
             named = ((flag_of(each), value) for each, value in given if not isinstance(each.type, OutputFile))
@@ -138,6 +138,14 @@ class Command(click.Command):
             return flags[name] + {"True": "", "False": " none"}.get(value, f" {value.strip(QUOTE)}")
 
         return ARGUMENT.sub(flag, message)
+
+
+def _files(option: click.Parameter, paths: Any) -> Iterator[tuple[str, Path]]:
+    """Yield the files of an option by its flag; with their paths if there are several."""
+    if not isinstance(paths, tuple):
+        paths = (paths,) if paths else ()
+    for path in paths:
+        yield flag_of(option) if len(paths) == 1 else f"{flag_of(option)} {path}", path
 
 
 def _others(command: click.Command) -> list[click.Command]:

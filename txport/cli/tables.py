@@ -133,47 +133,14 @@ def show_culprit(culprit: Culprit | None) -> None:
 
 
 def show_bench(result: dict[str, Any]) -> None:
-    """Print one row per phase and one column per runtime, and how each compares with the first."""
-    names = list(result["runtimes"])
-    columns = ["phase", "unit", *names, *(f"{name} beside {names[0]}" for name in names[1:])]
-    rows = [
-        (phase, result["units"][phase], *cells, *ratios)
-        for phase in result["units"]
-        for cells, ratios in [_bench_row(result, phase, names)]
-    ]
-    protocol = ", ".join(f"{key} {value}" for key, value in result["protocol"].items() if value is not None)
-    show(f"Median (quartiles); {protocol}", columns, rows)
+    """Print the tables of a report of `bench`."""
+    from txport.bench.sections import about, sections
 
-
-def _bench_row(result: dict[str, Any], phase: str, names: list[str]) -> tuple[list[str], list[str]]:
-    from txport.bench.measure import BANDWIDTH
-
-    figures = [result["runtimes"][name].get(phase) for name in names]
-    cells = [_figure(each) if each else "" for each in figures]
-    base = figures[0]
-    compared = phase not in BANDWIDTH
-    ratios = [
-        _gain(phase, base["median"], each["median"]) if base and each and compared else "" for each in figures[1:]
-    ]
-    return cells, ratios
-
-
-def _gain(phase: str, base: float, other: float) -> str:
-    """Return how a figure compares with the first runtime's, as in `2.1 x faster`."""
-    from txport.bench.measure import RATES
-
-    gain = other / base if phase in RATES else base / other
-    better, worse = ("less", "more") if phase == "peak memory" else ("faster", "slower")
-    if f"{gain:.2f}" == "1.00":
-        return "equal"
-    return f"{gain:.2f} x {better}" if gain >= 1 else f"{1 / gain:.2f} x {worse}"
-
-
-def _figure(figure: dict[str, float]) -> str:
-    low, middle, high = (
-        f"{figure[key]:.3g}" if figure[key] < 1000 else f"{figure[key]:.0f}" for key in ("q1", "median", "q3")
-    )
-    return middle if low == high else f"{middle} ({low} to {high})"
+    for line in about(result):
+        echo(line)
+    for each in sections(result):
+        echo()
+        show(f"{each.title}. {each.note}", list(each.columns), [tuple(row) for row in each.rows])
 
 
 def show_bundle(bundle: Bundle, brief: bool) -> None:

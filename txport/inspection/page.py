@@ -62,7 +62,12 @@ def page(bundle: Bundle) -> str:
     manifest = bundle.manifest
     kind = f"{manifest.architecture} in" if isinstance(manifest, ForeignManifest) else manifest.target
     title = text_of(f"{manifest.checkpoint['name']}, {kind} {manifest.precision}")
-    return PAGE.format(title=title, style=STYLE.read_text(encoding="utf-8"), body="\n".join(_body(bundle, title)))
+    return document(title, _body(bundle, title))
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """Return a page with this style; the title and the parts of the body are HTML."""
+    return PAGE.format(title=title, style=STYLE.read_text(encoding="utf-8"), body="\n".join(body))
 
 
 def _body(bundle: Bundle, title: str) -> Iterator[str]:
@@ -89,7 +94,7 @@ def _body(bundle: Bundle, title: str) -> Iterator[str]:
     yield _pairs(dict(_limits(manifest)))
     yield "<h2>Files</h2>"
     rows = [(_code(name), readable(each["bytes"]), _code(each["sha256"][:16])) for name, each in manifest.files.items()]
-    yield _table(["file", "size", "SHA-256 begins"], rows, numbers=(1,))
+    yield table(["file", "size", "SHA-256 begins"], rows, numbers=(1,))
     if manifest.tools:
         tools = ", ".join(f"{name} {version}" for name, version in manifest.tools.items())
         yield f"<footer>Checkpoint SHA-256 {text_of(manifest.checkpoint['sha256'])}; made with {_text(tools)}.</footer>"
@@ -163,7 +168,7 @@ def _weights(bundle: Bundle) -> Iterator[str]:
     yield treemap(parts, kinds)
     rows = [(_code(part.name), bar(part, most, kinds), readable(part.bytes), _percent(part, total), str(part.tensors))
             for part in parts]  # fmt: skip
-    yield _table(["part", "", "size", "of all", "tensors"], rows, numbers=(2, 3, 4))
+    yield table(["part", "", "size", "of all", "tensors"], rows, numbers=(2, 3, 4))
 
 
 def _percent(part: Part, total: int) -> str:
@@ -177,10 +182,10 @@ def _graphs(manifest: Manifest) -> Iterator[str]:
             (side, _code(name), text_of(dtype), _code(dims), _marked(description))
             for side, name, dtype, dims, description in port_rows(graph, manifest.facts)
         ]
-        yield _table(["", "port", "type", "dims", "what"], rows, first="")
+        yield table(["", "port", "type", "dims", "what"], rows, first="")
     if dims := [(_code(name), _marked(description)) for name, description in dim_rows(manifest)]:
         yield "<h3>Names in these tables</h3>"
-        yield _table(["name", "what"], dims)
+        yield table(["name", "what"], dims)
 
 
 def _operators(bundle: Bundle) -> str:
@@ -189,7 +194,7 @@ def _operators(bundle: Bundle) -> str:
     names = sorted({name for each in counts.values() for name in each}, key=lambda name: (-_total(counts, name), name))
     rows = [(_code(name), *(str(each[name] or "") for each in counts.values())) for name in names]
     rows.insert(0, ("all", *(str(each.total()) for each in counts.values())))
-    return _table(["operator", *counts], rows, numbers=range(1, len(counts) + 1))
+    return table(["operator", *counts], rows, numbers=range(1, len(counts) + 1))
 
 
 def _kernels(bundle: Bundle) -> Iterator[str]:
@@ -200,7 +205,7 @@ def _kernels(bundle: Bundle) -> Iterator[str]:
     yield f"<h2>On CUDA</h2>{f'<p>{_text(why)}</p>' if why else ''}"
     for role, audit in placed.items():
         yield f"<h3>{_code(bundle.manifest.graphs[role].file)}</h3><p>{_text(sentence(audit))}</p>"
-        yield _table(COLUMNS, [(_code(name), *map(text_of, rest)) for name, *rest in rows(audit)], numbers=(2,))
+        yield table(COLUMNS, [(_code(name), *map(text_of, rest)) for name, *rest in rows(audit)], numbers=(2,))
 
 
 def _total(counts: Mapping[str, Counter[str]], name: str) -> int:
@@ -230,10 +235,10 @@ def _limits(manifest: Manifest) -> Iterator[tuple[str, object]]:
 
 def _pairs(values: dict[str, object]) -> str:
     rows = [(f"{text_of(name)}", _text(value)) for name, value in values.items()]
-    return _table([], rows, first="key")
+    return table([], rows, first="key")
 
 
-def _table(head: Sequence[str], rows: Iterable[Row], numbers: Sequence[int] = (), first: str = "name") -> str:
+def table(head: Sequence[str], rows: Iterable[Row], numbers: Sequence[int] = (), first: str = "name") -> str:
     """Return a table of cells that are HTML already: at most `MOST` rows, and the number of the others."""
     waiting = iter(rows)
     shown = list(islice(waiting, MOST))

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from txport.api.generated import Generated, Prepared
 from txport.api.transcription import Audio, Requests, Transcribing, Transcript
@@ -90,7 +90,7 @@ class Handle:
                     yield text
         yield from self._last(output)
 
-    def __await__(self) -> Generator[Any, None, Generated]:
+    def __await__(self) -> Generator[object, None, Generated]:
         """Wait for the result; if the waiting task is cancelled, so is the request."""
         return self._wait().__await__()
 
@@ -186,7 +186,7 @@ class Engine:
         self,
         text: str | None = None,
         *,
-        messages: str | Sequence[Mapping[str, Any]] | None = None,
+        messages: str | Sequence[Mapping[str, object]] | None = None,
         ids: Sequence[int] | None = None,
         priority: int = 0,
         deadline: float | None = None,
@@ -195,7 +195,7 @@ class Engine:
         special: bool = False,
         source_language: str | None = None,
         target_language: str | None = None,
-        template_options: Mapping[str, Any] | None = None,
+        template_options: Mapping[str, object] | None = None,
         continue_final_message: bool | None = None,
         **options: Unpack[Searching],
     ) -> Handle:
@@ -261,7 +261,7 @@ class Engine:
         return Handle(ticket, prepared)
 
     def _reading(
-        self, source_language: str | None, target_language: str | None, options: Mapping[str, Any]
+        self, source_language: str | None, target_language: str | None, options: Mapping[str, object]
     ) -> tuple[Model, SearchOptions]:
         """Return the model with languages set, and the checked options; equal ones are checked once."""
         try:
@@ -270,7 +270,7 @@ class Engine:
             return self._choose(source_language, target_language, **options)
 
     def _choose(
-        self, source_language: str | None, target_language: str | None, **options: Any
+        self, source_language: str | None, target_language: str | None, **options: object
     ) -> tuple[Model, SearchOptions]:
         model = self.model
         if source_language is not None or target_language is not None:
@@ -303,6 +303,6 @@ def entering(priority: object, deadline: object) -> tuple[int, float | None]:
     return whole("priority", priority, -MAX_PRIORITY, MAX_PRIORITY), seconds
 
 
-def frozen(value: Any) -> Any:
+def frozen(value: object) -> object:
     """Return a value with tuples in place of lists, so that it can be a key."""
     return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value

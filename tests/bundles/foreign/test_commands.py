@@ -144,9 +144,10 @@ def test_pytorch_runs_its_checkpoint_in_its_place(folders: dict[str, Path], caps
 
 
 def test_it_is_measured(folders: dict[str, Path]) -> None:
-    how = bench.Protocol(batch=2, beams=2, source=5, tokens=3, rounds=3, threads=1)
-    found = bench.run(open_bundle(folders["marian"]), str(FOLDER / "marian"), ["ort"], how)
-    assert {"encode", "first token", "further token", "tokens"} <= found["runtimes"]["ort"].keys()
+    plan = bench.Plan(batch=(2,), beams=(2,), source=(5,), tokens=(3,), rounds=3, threads=1, inputs=2, starts=1)
+    marian = open_bundle(folders["marian"])
+    found = bench.run(bench.candidates([("marian", marian)], ["ort"], str(FOLDER / "marian")), plan)
+    assert {"encode", "first token", "further token", "tokens"} <= found["sizes"][0]["figures"]["ort"].keys()
 
 
 def test_speech_is_written_down(tmp_path: Path) -> None:

@@ -302,12 +302,13 @@ def test_the_cpu_target_and_few_bits_are_refused_with_the_reason(tmp_path: Path)
 def test_the_torch_runtime_and_bench_run_the_module_itself(translator: Bundle, example: Path) -> None:
     name = f"{example}:ADAPTER"
     model = txport.load(translator.path, runtime="torch", checkpoint=name, trust_code=True)
-    found, other = (each.search(SOURCES, max_new_tokens=6) for each in (model, txport.load(translator.path)))
-    assert [each[0].tokens for each in found] == [each[0].tokens for each in other]
+    ours, other = (each.search(SOURCES, max_new_tokens=6) for each in (model, txport.load(translator.path)))
+    assert [each[0].tokens for each in ours] == [each[0].tokens for each in other]
     with pytest.raises(UnsupportedError, match="ort does not run user code"):
         txport.load(translator.path, trust_code=True)
-    protocol = bench.Protocol(rounds=3, tokens=4, source=4)
-    result = bench.run(translator, name, ["torch", "ort"], protocol, trust_code=True)
-    assert result["same_tokens"]
+    plan = bench.Plan(rounds=3, tokens=(4,), source=(4,), batch=(1,), inputs=2, starts=1)
+    found = bench.candidates([("translator", translator)], ["torch", "ort"], name)
+    result = bench.run(found, plan, trust_code=True)
+    assert set(result["sizes"][0]["equal tokens"].values()) == {1.0}
     with pytest.raises(UnsupportedError, match="is a file and its adapter"):
-        bench.run(translator, "g2p-en", ["torch"], protocol, trust_code=True)
+        bench.run(bench.candidates([("translator", translator)], ["torch"], "g2p-en"), plan, trust_code=True)

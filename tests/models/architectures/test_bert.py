@@ -404,12 +404,13 @@ def test_options_that_make_no_sense_are_refused(
 def test_a_bench_measures_texts(bundles: dict[str, Path]) -> None:
     from txport.bench import measure as bench
 
-    how = bench.Protocol(batch=2, source=5, rounds=3, threads=1)
-    found = bench.run(load_bundle(bundles["labels"]), None, ["ort"], how)
-    assert set(found["runtimes"]["ort"]) == set(found["units"])
-    assert {"encode", "texts", "tokens"} <= set(found["units"])
+    plan = bench.Plan(batch=(2,), source=(5,), rounds=3, threads=1, inputs=4, starts=1)
+    labels = bench.candidates([("labels", load_bundle(bundles["labels"]))], ["ort"])
+    found = bench.run(labels, plan)
+    assert {"encode", "texts", "tokens"} <= set(found["sizes"][0]["figures"]["ort"])
+    assert found["candidates"]["ort"]["quality"]["error"] == 0
     with pytest.raises(UnsupportedError, match="beams needs a generating model"):
-        bench.run(load_bundle(bundles["labels"]), None, ["ort"], dataclasses.replace(how, beams=2))
+        bench.run(labels, dataclasses.replace(plan, beams=(2,)))
 
 
 def test_configs_that_make_no_model_are_refused() -> None:

@@ -164,7 +164,7 @@ def _numbers(array: Floats) -> list[object]:
     return [_numbers(each) for each in array] if array.ndim > 1 else [float(str(each)) for each in array]
 
 
-def _classify(model: Any, texts: Iterable[str], shown: Mapping[str, Any], how: Mapping[str, object]) -> Way:
+def _classify(model: Any, texts: Iterable[str], shown: Mapping[str, object], how: Mapping[str, object]) -> Way:
     others = _other_labels(shown)
     labels = others.get("labels", model.facts.labels)
     function = model.facts.function_to_apply if not others else "sigmoid" if others["multi_label"] else "softmax"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import math
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from txport.bench.plan import Plan, settings
 from txport.bundles.manifest import PRECISIONS
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
@@ -20,13 +24,45 @@ from txport.cli.options import (
     variant_option,
 )
 from txport.cli.outputs import INPUT, OUTPUT, command, in_flags
-from txport.errors import TextError, UnsupportedError
+from txport.errors import TextError, UnavailableError, UnsupportedError
+from txport.proof.metrics import METRICS
 from txport.runtimes import MODULES
+from txport.targets import TARGETS
+
+if TYPE_CHECKING:
+    from txport.bench.measure import Inputs
+    from txport.bundles.bundle import Bundle
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+class Percent(click.FloatRange):
+    """A percentage, with or without the sign."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; raise an error of usage unless it is finite and not negative."""
+        return super().convert(str(value).removesuffix("%"), param, ctx)  # type: ignore[arg-type]  # click parses it
+
+
+def plan_options(command: F) -> F:
+    """Add an option for each setting that `txport.bench.plan` declares; a setting of several values is repeatable."""
+    for name, default, setting in reversed(list(settings())):
+        several = isinstance(default, tuple)
+        kind: Any = click.Choice(setting.choices) if setting.choices else None
+        of = type(default[0] if several else default)
+        kind = kind or (click.IntRange(int(setting.least or 0)) if of is int else click.FloatRange(setting.least))
+        quick = "" if setting.quick is None else f" With --quick {setting.quick:g}."
+        text = f"{setting.help}{quick}{'  [repeatable]' if several else ''}"
+        add = click.option(f"--{name}", type=kind, multiple=several, default=default, show_default=True, help=text)
+        command = add(command)
+    return command
 
 
 @command()
-@click.argument("bundle", shell_complete=completion.models)
-@checkpoint_option("The checkpoint of the bundle, unless it is included in txport.")
+@click.argument("bundles", metavar="BUNDLE...", nargs=-1, required=True, shell_complete=completion.models)
+@checkpoint_option("The checkpoint of the bundles, unless it is included in txport.")
 @trust_option
 @variant_option
 @click.option(
@@ -41,71 +77,172 @@ from txport.runtimes import MODULES
 @provider_option
 @threads_option
 @click.option(
+    "--target",
+    "targets",
+    type=click.Choice(list(TARGETS)),
+    multiple=True,
+    default=("portable",),
+    show_default=True,
+    help="Target of the export, if BUNDLE is the name of a checkpoint.  [repeatable]",
+)
+@click.option(
     "--precision",
+    "precisions",
     type=click.Choice(list(PRECISIONS)),
-    help="Precision of the export, if BUNDLE is the name of a checkpoint.",
+    multiple=True,
+    help="Precision of the export, if BUNDLE is the name of a checkpoint.  [repeatable]",
 )
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Batch size.")
-@click.option("--beams", type=click.IntRange(1), default=1, show_default=True, help="Beams per row.")
-@click.option("--source", type=click.IntRange(1), default=16, show_default=True, help="Source length, in tokens.")
-@click.option("--tokens", type=click.IntRange(2), default=16, show_default=True, help="Target length, in tokens.")
+@plan_options
+@click.option("--quick", is_flag=True, help="Measure less, in under a minute for a small model.")
 @click.option(
-    "--rounds", type=click.IntRange(3), default=9, show_default=True, help="Measured rounds; runtimes alternate."
+    "--input",
+    "texts",
+    type=INPUT,
+    help="Lines of TEXT, or of TEXT, a tab and TARGET: measure single, offline and quality on them.  [default: the"
+    " samples of the checkpoint, or random tokens]",
 )
-@click.option("--report", type=OUTPUT, help="Write all figures as JSON.")
 @click.option(
-    "--compare", type=INPUT, help="An older report: exit 1 if a figure is worse beyond the quartiles of both."
+    "--metric",
+    type=click.Choice(list(METRICS)),
+    default="exact",
+    show_default=True,
+    help="Score of the answers for the targets of --input; exact is the error rate.",
 )
-@click.option("--max-regression", type=float, default=10.0, show_default=True, help="Allowed slow-down, in percent.")
+@click.option(
+    "--report",
+    "reports",
+    type=OUTPUT,
+    multiple=True,
+    help="Write everything: .html a page with plots, .md Markdown, others JSON.  [repeatable]",
+)
+@click.option(
+    "--compare",
+    type=INPUT,
+    help="An older report as JSON: exit 1 if a phase became slower, 3 if the machine is too busy to tell.",
+)
+@click.option(
+    "--max-regression",
+    type=Percent(0, math.inf, max_open=True),
+    default=10.0,
+    show_default=True,
+    help="Allowed slow-down, in percent.",
+)
 def bench(
-    bundle: str,
+    bundles: tuple[str, ...],
     checkpoint: str | None,
     names: tuple[str, ...],
     provider: str,
-    precision: str | None,
-    report: Path | None,
+    targets: tuple[str, ...],
+    precisions: tuple[str, ...],
+    quick: bool,
+    texts: Path | None,
+    metric: str,
+    reports: tuple[Path, ...],
     compare: Path | None,
     max_regression: float,
     trust_code: bool,
     variant: str | None,
-    **protocol: Any,
+    **given: Any,
 ) -> None:
-    """Measure BUNDLE phase by phase, against PyTorch on the same machine.
+    """Measure each BUNDLE on each runtime, beside PyTorch on the same machine: speed, memory and quality.
 
-    Each runtime runs in its own process; rounds alternate between runtimes. The end token is ignored, so
-    that every runtime generates the same number of tokens.
+    Each candidate runs in its own process; rounds alternate between candidates. In phases, the end token is
+    ignored, so that every candidate generates the same number of tokens.
     """
     from txport import runtimes
-    from txport.api.locate import checkpoint_of, find_bundle
+    from txport.api.locate import checkpoint_of
+    from txport.bench import compare as comparing
     from txport.bench import measure as measure
+    from txport.bench import page
     from txport.cli import tables
 
     for name in names:
         runtimes.require(name, provider)
     if compare is None and is_given("max_regression"):
         raise UnsupportedError("--max-regression needs --compare with an older report")
+    if texts is None and is_given("metric"):
+        raise UnsupportedError("--metric needs --input with targets")
+    for path in reports:
+        page.require(path)
     is_first = compare is not None and not compare.exists()  # the report may become the one to compare with
-    old = measure.read_report(compare) if compare and not is_first else None
-    how = measure.Protocol(provider=provider, **protocol)
-    if old:
-        measure.require_same(old, asdict(how), dict.fromkeys(names))
-    found = find_bundle(bundle, precision=precision, variant=variant, progress=progress)
+    old = comparing.read_report(compare) if compare and not is_first else None
+    plan = Plan(provider=provider, **_settings(given, quick))
+    inputs = _inputs(texts) if texts else None
+    found = list(_bundles(bundles, targets, precisions, variant))
     for name in names:
-        if name != "torch":
-            runtimes.require_target(name, found.manifest.target, provider)
-    source = checkpoint or (checkpoint_of(found, f"txport bench {bundle}") if "torch" in names else None)
-    result = measure.run(found, source, names, how, progress, trust_code=trust_code)
-    if report:
-        textio.write_json(report, result)
+        for _, bundle in found if name != "torch" else ():
+            runtimes.require_target(name, bundle.manifest.target, provider)
+    first = found[0][1]
+    source = checkpoint or (checkpoint_of(first, f"txport bench {bundles[0]}") if "torch" in names else None)
+    candidates = measure.candidates(found, names, source)
+    if old:
+        comparing.require_same(old, comparing.plan_of(plan), [each.label for each in candidates])
+    result = measure.run(candidates, plan, inputs, progress, metric=metric, trust_code=trust_code)
+    result = {"command": _command(), **result}
+    for path in reports:
+        textio.write_text(path, page.render(result, path))
     tables.show_bench(result)
-    slower = measure.regressions(old, result, max_regression) if old else []
-    for line in slower:
-        echo(line, err=True)
-    if slower:
-        raise SystemExit(1)
+    if old:
+        _judge(old, result, max_regression)
     if is_first:
-        written = f"; {report} can become it" if report else ""
+        written = f"; {reports[0]} can become it" if reports else ""
         raise TextError(f"{compare} is missing, so nothing was compared with an older report{written}")
+
+
+def _settings(given: Mapping[str, Any], quick: bool) -> dict[str, Any]:
+    """Return the settings; with `quick`, its values for those that were not given."""
+    faster = {name: each.quick for name, _, each in settings() if quick and each.quick and not is_given(name)}
+    return {**given, **faster}
+
+
+def _bundles(
+    names: Sequence[str], targets: Sequence[str], precisions: Sequence[str], variant: str | None
+) -> Iterator[tuple[str, Bundle]]:
+    from txport.api.locate import find_bundle, is_on_demand
+
+    for name in names:
+        for target in targets if is_on_demand(name) else targets[:1]:
+            for precision in precisions or (None,):
+                bundle = find_bundle(name, precision=precision, variant=variant, target=target, progress=progress)
+                yield name, bundle
+
+
+def _inputs(path: Path) -> Inputs:
+    """Return the texts of a file, and their targets if its lines have a tab."""
+    from txport.bench.measure import Inputs
+
+    lines = list(textio.open_texts((), [path])[0])
+    if not any("\t" in line for line in lines):
+        return Inputs(lines, path.name)
+    targets: dict[str, list[str]] = {}
+    for text, target in textio.split_pairs(lines):
+        targets.setdefault(text, []).append(target)
+    return Inputs(list(targets), path.name, list(targets.values()))
+
+
+def _command() -> str:
+    """Return the command line that was given."""
+    return shlex.join(["txport", *sys.argv[1:]])
+
+
+def _judge(old: dict[str, object], new: dict[str, object], allowed: float) -> None:
+    """Print the verdict on two reports; exit 1 for a slow-down, 3 if the machine is too noisy to tell."""
+    from txport.bench import compare
+
+    verdicts = compare.verdicts(old, new, allowed)
+    why = compare.noise(old, new)
+    worse = [] if why else [each for each in verdicts if each.is_worse]
+    unclear = [] if why else [each for each in verdicts if not each.is_clear]
+    for each in worse or unclear:
+        echo(each.describe(), err=True)
+    if worse:
+        echo(f"verdict: slower in {len(worse)} of {len(verdicts)} figures", err=True)
+        raise SystemExit(1)
+    if why or unclear:
+        reason = why or f"{len(unclear)} of {len(verdicts)} intervals contain the limit; give more --rounds"
+        raise UnavailableError(f"too noisy to tell: {reason}")
+    most = max(verdicts, key=lambda each: each.change)
+    echo(f"verdict: pass; the largest of {len(verdicts)} changes is that of {most.describe()}")
 
 
 @command()
