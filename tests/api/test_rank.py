@@ -190,6 +190,7 @@ def pairs_of(texts: list[str], labels: list[str], template: str) -> list[tuple[s
         ({"labels": "a"}, "labels must be a list of strings, got 'a'"),
         ({"labels": ["a"], "template": "a"}, "template must have one {} for the label, as in 'This example is {}.'"),
         ({"labels": ["a"], "multi_label": 2}, "multi_label"),
+        ({"multi_label": True}, "template and multi_label are for given labels"),
     ],
 )
 def test_labels_that_are_none_are_refused(given: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from tests.fakes import TableRuntime, Tokens, random_table
 from tests.search.test_generate import BOS, EOS, SEEDS, every_sequence, facts_of, search, sum_of
 from txport.errors import UnsupportedError
+from txport.models.options import CHECKS, DEFAULTS, GenerationOptions
+from txport.models.options import options as declarations
 from txport.runtimes.base import Floats, Ints
 from txport.search import constraints
 from txport.search.constraints import possible_tops
@@ -399,3 +401,12 @@ def test_max_length_counts_the_start_token_and_the_prefix(
     assume(EOS not in prefix)
     found = find(seed, [prefix], {"max_length": length, "beams": beams})
     assert found == find(seed, [prefix], {"max_new_tokens": length - 1 - len(prefix), "beams": beams})
+
+
+def test_defaults_are_valid_options_as_they_are() -> None:
+    """Their values are not checked: a default must be what the check makes of it."""
+    for name, declared in declarations(GenerationOptions).items():
+        if (value := DEFAULTS[name]) is not None:
+            checked = CHECKS[declared.kind](name, value, declared)
+            assert (type(checked), checked) == (type(value), value), name
+            assert not declared.range or declared.contains(value), name

@@ -357,6 +357,8 @@ class Encoder:
             return [Label(names[at], float(found[at])) for at in best(found, count)]
 
         if labels is None:
+            if multi_label or template != TEMPLATE:
+                raise UnsupportedError("template and multi_label are for given labels: add labels")
             function = _function(self.facts)
             return self._each(texts, lambda _, outputs: listed(scores(outputs[LOGITS], function)), [], **how)
         hypotheses = [hypothesis(template, name) for name in names]

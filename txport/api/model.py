@@ -44,6 +44,7 @@ from txport.search.generate import Ids, begin, prompts_of, require_fit, require_
 from txport.search.lanes import GenerationRequest
 from txport.search.numbers import numbers_only
 from txport.search.options import (
+    DEFAULTS,
     Found,
     Searching,
     SearchOptions,
@@ -586,10 +587,9 @@ class Model(Encoder):
     def _options(self, options: Mapping[str, Any], prefixes: Ids, method: Callable[..., Any]) -> SearchOptions:
         """Return the options of a search; raise `UnsupportedError` for others, with those that `method` takes."""
         require_ability(self.facts, "generate")
-        known = [entry.name for entry in dataclasses.fields(SearchOptions)]
-        if (strange := next((name for name in options if name not in known), None)) is not None:
+        if (strange := next((name for name in options if name not in DEFAULTS), None)) is not None:
             arguments = inspect.signature(method).parameters.values()
-            known = [each.name for each in arguments if each.default is not each.empty] + known
+            known = [each.name for each in arguments if each.default is not each.empty] + list(DEFAULTS)
             raise UnsupportedError(f"unknown option {strange!r}; supported: {', '.join(known)}")
         chosen = chosen_options(self.defaults, options)
         if chosen.stop:

@@ -7,6 +7,7 @@ From the declarations come the checks and their messages, the options of the com
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -46,7 +47,7 @@ class Option:
     choices: tuple[bool | str, ...] = ()
     in_javascript: bool = True
 
-    @property
+    @functools.cached_property
     def range(self) -> str:
         """The bounds in words, as in `lie in 0 to 1`; "" if there are none."""
         lower = self.least if self.above is None else self.above
@@ -262,7 +263,7 @@ class GenerationOptions:
     def __post_init__(self) -> None:
         for name, declared in options(GenerationOptions).items():
             value = getattr(self, name)
-            if value is None and DEFAULTS[name] is None:
+            if value is DEFAULTS[name]:  # a default is valid
                 continue
             value = CHECKS[declared.kind](name, value, declared)
             if declared.range and not declared.contains(value):
@@ -270,6 +271,7 @@ class GenerationOptions:
             object.__setattr__(self, name, value)
 
 
+@functools.cache
 def options(record: type) -> Mapping[str, Option]:
     """Return the declarations of a record by name, in order."""
     fields = dataclasses.fields(record)
@@ -279,6 +281,7 @@ def options(record: type) -> Mapping[str, Option]:
 DEFAULTS: Mapping[str, object] = {each.name: each.default for each in dataclasses.fields(GenerationOptions)}
 
 
+@functools.cache
 def needing(other: str) -> tuple[str, ...]:
     """Return the options that have no effect without another one: `do_sample`, or more than one of `beams`."""
     return tuple(name for name, each in options(GenerationOptions).items() if each.needs == other)

@@ -173,6 +173,9 @@ class SearchOptions(GenerationOptions):
             raise UnsupportedError(f"{what}; put the token at the end of the prompt")
 
 
+DEFAULTS: dict[str, object] = {entry.name: entry.default for entry in dataclasses.fields(SearchOptions)}
+
+
 def _problems(options: SearchOptions) -> Iterable[str]:
     """Yield error messages for invalid options, the most basic first."""
     if options.min_new_tokens > (options.max_new_tokens or math.inf):
@@ -180,8 +183,7 @@ def _problems(options: SearchOptions) -> Iterable[str]:
     processor: object = options.logits_processor
     if processor is not None and not callable(processor):
         yield f"logits_processor must be a function of scores and tokens, got {quoted(processor)}"
-    defaults = {entry.name: entry.default for entry in dataclasses.fields(options)}
-    changed = {name for name, default in defaults.items() if getattr(options, name) != default}
+    changed = {name for name, default in DEFAULTS.items() if getattr(options, name) != default}
     if not options.do_sample:
         for name in sorted(changed.intersection(needing("do_sample"))):
             yield f"{name} is for sampling; give do_sample too"
@@ -228,7 +230,7 @@ def require_defaults(values: Mapping[str, object], facts: Facts) -> None:
     if not facts.generates:
         require_pooling(values, facts)
         return
-    known = {each.name for each in dataclasses.fields(SearchOptions)} - {"logits_processor", "scores", "alignment"}
+    known = DEFAULTS.keys() - {"logits_processor", "scores", "alignment"}
     if strange := sorted(values.keys() - known):
         raise UnsupportedError(f"unknown option {quoted(strange[0])}")
     if values:
