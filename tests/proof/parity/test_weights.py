@@ -342,10 +342,8 @@ def seal_graphs(checkpoint: Checkpoint, folder: Path, target: str) -> Bundle:
     return seal(folder, export_graphs(checkpoint, folder, target=target))
 
 
-@pytest.mark.parametrize(("name", "generation"), [("gpt2", {}), ("bert", {})])
-def test_a_causal_model_has_no_greatest_number_of_new_tokens(
-    name: str, generation: dict[str, Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_a_causal_model_has_no_greatest_number_of_new_tokens(name: str, tmp_path: Path) -> None:
     """It follows from the prompt."""
     bundle = seal_graphs(saved(drawn(name, 0), tmp_path / "model"), tmp_path / "bundle", "portable")
-    assert bundle.manifest.generation == generation
+    assert "max_new_tokens" not in bundle.manifest.generation

@@ -239,7 +239,7 @@ def _judge(old: dict[str, object], new: dict[str, object], allowed: float) -> No
         echo(f"verdict: slower in {len(worse)} of {len(verdicts)} figures", err=True)
         raise SystemExit(1)
     if why or unclear:
-        reason = why or f"{len(unclear)} of {len(verdicts)} intervals contain the limit; give more --rounds"
+        reason = why or f"{len(unclear)} of {len(verdicts)} intervals contain the limit; give more --starts"
         raise UnavailableError(f"too noisy to tell: {reason}")
     most = max(verdicts, key=lambda each: each.change)
     echo(f"verdict: pass; the largest of {len(verdicts)} changes is that of {most.describe()}")
