@@ -99,7 +99,7 @@ def test_a_process_of_a_benchmark_prints_nothing_among_its_figures(
 ) -> None:
     """What it prints itself goes past what the command writes, to the file descriptors it was started with."""
     arguments = ("bench", exported[0], "--checkpoint", f"{noisy}:ADAPTER", "--trust-code", "--runtime", "torch")
-    how = ("--rounds", 3, "--source", 4)
+    how = ("--rounds", 3, "--source", 4, "--quick", "--starts", 1)
     found = invoke(*arguments, *how)
     assert found.exit_code == 0, found.stderr
     assert "torch" in found.stdout
