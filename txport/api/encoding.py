@@ -62,6 +62,15 @@ class Vectors(Batches, total=False):
     prompt: str | None
 
 
+class Classifying(Batches, total=False):
+    """Options of `Encoder.classify`, which explains them."""
+
+    top: int | None
+    labels: Sequence[str] | None
+    template: str
+    multi_label: bool
+
+
 @dataclass(frozen=True)
 class Label:
     """A label and its score: its probability, or the logit of a regression model."""
@@ -314,17 +323,8 @@ class Encoder:
         """Return the number of tokens without a special one at their end."""
         return len(ids) - (bool(ids) and ids[-1] in self.facts.vocabulary.special)
 
-    def classify(
-        self,
-        texts: Texts,
-        *,
-        top: int | None = None,
-        labels: Sequence[str] | None = None,
-        template: str = TEMPLATE,
-        multi_label: bool = False,
-        **how: Unpack[Batches],
-    ) -> list[list[Label]]:
-        """Return the `top` labels of each text (default: all), highest score first; `how` are the options of `infer`.
+    def classify(self, texts: Texts, **how: Unpack[Classifying]) -> list[list[Label]]:
+        """Return the `top` labels of each text (default: all), highest score first; `how` has those of `infer` too.
 
         Scores are softmax probabilities if labels are exclusive, sigmoid probabilities if they are independent, and the
         logits themselves for a regression model (`Facts.function_to_apply`).
@@ -334,9 +334,7 @@ class Encoder:
         are the softmax over the labels of the logits of entailment; with `multi_label` or for one label, that over
         entailment and contradiction. `truncate` is then true by default. Raises `UnsupportedError` for another model.
         """
-        return list(
-            self.classify_iter(texts, top=top, labels=labels, template=template, multi_label=multi_label, **how)
-        )
+        return list(self.classify_iter(texts, **how))
 
     def classify_iter(
         self,
