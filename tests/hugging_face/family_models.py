@@ -112,6 +112,15 @@ MODERNBERT: dict[str, Any] = {
     "bos_token_id": 3,
     "eos_token_id": 4,
 }
+DEBERTA: dict[str, Any] = {
+    **BERT,
+    "relative_attention": True,
+    "pos_att_type": "c2p|p2c",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "pad_token_id": 0,
+}
+DEBERTA2: dict[str, Any] = {**DEBERTA, "position_buckets": 6, "norm_rel_ebd": "layer_norm", "share_att_key": True}
 NOMIC: dict[str, Any] = {**BERT, "num_attention_heads": 2}
 
 
@@ -378,6 +387,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "gte": ("GteModel", {**ROBERTA, "num_attention_heads": 2, **SPECIAL}),
     "gte-tokens": ("GteForMaskedLM", {**ROBERTA, "num_attention_heads": 2, **SPECIAL}),
     "gte-labels": ("GteForSequenceClassification", {**ROBERTA, "num_attention_heads": 2, **SPECIAL}),
+    "deberta-v2": ("DebertaV2Model", DEBERTA2),
+    "deberta-v2-tokens": ("DebertaV2ForMaskedLM", {**DEBERTA2, "type_vocab_size": 2}),
+    "deberta-v2-tokens-new": ("DebertaV2ForMaskedLM", {**DEBERTA2, "legacy": False, "pos_att_type": ["c2p"]}),
+    "deberta-v2-labels": (
+        "DebertaV2ForSequenceClassification",
+        {**DEBERTA2, "conv_kernel_size": 3, "conv_act": "gelu", "max_relative_positions": 12},
+    ),
+    "deberta-v2-token-labels": (
+        "DebertaV2ForTokenClassification",
+        {**DEBERTA2, "share_att_key": False, "embedding_size": 20, "norm_rel_ebd": "none", "position_buckets": -1},
+    ),
+    "deberta": ("DebertaModel", {**DEBERTA, "max_relative_positions": 4}),
+    "deberta-tokens": ("DebertaForMaskedLM", {**DEBERTA, "pos_att_type": "p2c"}),
+    "deberta-labels": (
+        "DebertaForSequenceClassification",
+        {**DEBERTA, "position_biased_input": True, "type_vocab_size": 2, "pooler_hidden_act": "tanh"},
+    ),
+    "deberta-token-labels": ("DebertaForTokenClassification", {**DEBERTA, "relative_attention": False}),
     "albert": ("AlbertModel", ALBERT),
     "albert-groups": ("AlbertForSequenceClassification", {**ALBERT, "num_hidden_groups": 2}),
     "albert-inner": ("AlbertForMaskedLM", {**ALBERT, "num_hidden_layers": 2, "inner_group_num": 2}),
@@ -411,7 +438,9 @@ def make(name: str, **other: Any) -> Any:
             if parameter.dim() == 1:
                 starts_at_one = "norm" in key.lower() and key.endswith("weight") and not name.startswith("gemma")
                 drawn = 0.2 * drawn + starts_at_one
-            elif not any(each in key for each in ("embed", "shared", "wte", "wpe", "relative_attention_bias")):
+            elif not any(
+                each in key for each in ("embed", "shared", "wte", "wpe", "relative_attention_bias", "rel_embeddings")
+            ):
                 drawn *= 1.3 * max(parameter.shape) ** -0.5
             if name.startswith(("gemma2", "gemma3")) and "embed_tokens" in key:
                 drawn *= 0.3  # or each token is followed by itself

@@ -196,7 +196,7 @@ SCORED = {"Identity": "regression", "Sigmoid": "single_label_classification"}
 LAYER = r"^(encoder\.\d+)\."
 BEFORE: tuple[Rule, ...] = (
     Drop(r"(roberta|mpnet|data2vec_text)\.pooler\."),  # classes with a head replace the pooler
-    Rename(r"^(bert|ernie|roberta|data2vec_text|distilbert|mpnet|electra|albert)\.", ""),
+    Rename(r"^(bert|ernie|roberta|data2vec_text|distilbert|mpnet|electra|albert|deberta)\.", ""),
 )
 WEIGHTS: tuple[Rule, ...] = (
     *BEFORE,

@@ -84,6 +84,7 @@ class BertConfig(Config):
             "token_types",
         }
     )
+    WIDENS_FIRST = False  # a projection of embeddings has no bias, and comes before their norm
     vocab_size: int = size(30522)
     d_model: int = size(768)
     heads: int = size(12)
@@ -227,8 +228,11 @@ class Bert(Model):
 
     config: BertConfig
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, own: Callable[[], Attention] | None = None) -> None:
+        """`own` makes the attention of a layer, in place of BERT's."""
         super().__init__(config, facts(config))
+        self._own = own
+        widens_first = config.embedding_size > 0 and config.WIDENS_FIRST
         self.source_embedding = Embedding(
             config.vocab_size,
             config.width,
@@ -237,12 +241,13 @@ class Bert(Model):
             offset=config.position_offset,
             segment=config.segment,
             types=config.token_types,
-            norm=self._norm(config.width) if config.embedding_norm else None,
+            norm=self._norm(config.width) if config.embedding_norm and not widens_first else None,
             dropout=config.dropout,
         )
         width = config.d_model
         if config.embedding_size:
-            self.widen = Linear(config.width, width, tag="embedding_in")
+            self.widen = Linear(config.width, width, bias=not widens_first, tag="embedding_in")
+        self.widen_norm = self._norm(width) if widens_first and config.embedding_norm else None
         bias = None
         if config.buckets:
             bias = RelativeBias(config.heads, config.buckets, config.farthest, config.max_length, both_ways=True)
@@ -279,6 +284,8 @@ class Bert(Model):
         x = self.source_embedding(ids, ops)
         if self.config.embedding_size:
             x = self.widen(x)
+        if self.widen_norm is not None:
+            x = self.widen_norm(x)
         for number, place in enumerate(self.config.order):
             x = self.encoder[place](x, ops, number)
         return cast(Tensor, x if self.encoder_norm is None else self.encoder_norm(x))
@@ -316,17 +323,21 @@ class Bert(Model):
     def _layer(self, number: int, bias: RelativeBias | None) -> Layer:
         config = self.config
         width = config.d_model
-        head_size = width // config.heads
-        window = self._neighbourhoods.get(config.windows[number] if config.windows else 0)
-        core = DotProduct(config.heads, config.heads, head_size**-0.5, bias=bias)
-        rotary = self._rotaries[window is not None]
-        attention = Attention(width, core, head_size, bias=config.attention_bias, rotary=rotary, window=window)
+        attention = self._own() if self._own is not None else self._attention(number, bias)
         build = GatedFeedForward if config.gated else FeedForward
         feed_forward = build(width, config.feed_forward, config.activation, bias=config.feed_forward_bias)
         before = iter([self._norm(width) if number or config.first_norm else nn.Identity(), self._norm(width)])
         return Layer(
             attention, feed_forward, lambda: Residual(next(before), first=config.norm_first, dropout=config.dropout)
         )
+
+    def _attention(self, number: int, bias: RelativeBias | None) -> Attention:
+        config = self.config
+        head_size = config.d_model // config.heads
+        window = self._neighbourhoods.get(config.windows[number] if config.windows else 0)
+        core = DotProduct(config.heads, config.heads, head_size**-0.5, bias=bias)
+        rotary = self._rotaries[window is not None]
+        return Attention(config.d_model, core, head_size, bias=config.attention_bias, rotary=rotary, window=window)
 
     def _rotary(self, base: float) -> Rotary | None:
         config = self.config
