@@ -13,7 +13,18 @@ from txport.errors import quoted
 from txport.models import sentence
 from txport.models.architecture import Architecture
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
-from txport.models.facts import EXCLUSIVE, LENGTH, MULTI_LABEL, REGRESSION, Facts, Output, Tokens, function_of
+from txport.models.facts import (
+    END,
+    EXCLUSIVE,
+    LENGTH,
+    MULTI_LABEL,
+    REGRESSION,
+    START,
+    Facts,
+    Output,
+    Tokens,
+    function_of,
+)
 from txport.models.model import Model, Stack
 from txport.models.ops import Ops
 from txport.models.parts import (
@@ -46,7 +57,8 @@ class BertConfig(Config):
     `head` is "hidden" (last hidden states), "pooled" (last hidden states, and the pooler's output for the first token),
     "tokens" (logits over the vocabulary per token, as of masked language models), "labels" (logits over `labels` per
     text), "token_labels" (logits over `labels` per token) or "replaced" (the logit of one label per token, as of
-    ELECTRA's discriminator). `problem_type` is for the head "labels": labels are exclusive
+    ELECTRA's discriminator) or "spans" (two logits per token: of the first and of the last token of an answer, of which
+    a text is a question and a context). `problem_type` is for the head "labels": labels are exclusive
     ("single_label_classification"), independent ("multi_label_classification") or numbers ("regression"). The table of
     positions begins with `position_offset` unused rows; RoBERTa has `pad_id` + 1. Texts have up to `max_length` tokens,
     or up to `text_length` if it is not 0. `segment`: add the embedding of token type 0 to each token; if `token_types`,
@@ -117,7 +129,7 @@ class BertConfig(Config):
     windows: tuple[int, ...] = ()
     norm_epsilon: float = real(1e-12, above=0, below=1)
     activation: str = choice("gelu", "gelu_tanh", "relu", "silu")
-    head: str = choice(*HIDDEN_STATES, "tokens", *LABELLED)
+    head: str = choice(*HIDDEN_STATES, "tokens", *LABELLED, "spans")
     sentence: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     problem_type: str = choice(EXCLUSIVE, MULTI_LABEL, REGRESSION)
@@ -202,6 +214,7 @@ def facts(config: BertConfig) -> Facts:
         "labels": (Output("logits", (labels,)),),
         "token_labels": (Output("logits", (LENGTH, labels)),),
         "replaced": (Output("logits", (LENGTH, labels)),),
+        "spans": (Output(START, (LENGTH,)), Output(END, (LENGTH,))),
     }
     source = Tokens(
         size=config.vocab_size,
@@ -261,11 +274,12 @@ class Bert(Model):
 
     def _add_head(self, width: int) -> None:
         config = self.config
-        begins = config.head == "tokens" or (config.head in ("labels", "token_labels") and config.head_norm)
+        begins = config.head == "tokens" or (config.head in ("labels", "token_labels", "spans") and config.head_norm)
         if config.head in ("pooled", "labels") and not begins:
             self.pooler = Linear(width, width, config.head_bias, tag="pooler")
-        if config.head in LABELLED:
-            self.classifier = Linear(config.width if begins else width, len(config.labels), tag="classifier")
+        if config.head in (*LABELLED, "spans"):
+            count = len(config.labels) or 2
+            self.classifier = Linear(config.width if begins else width, count, tag="classifier")
         if begins or config.head == "replaced":
             self.transform = Linear(width, config.width if begins else width, config.head_bias, tag="transform")
         if begins:
@@ -299,9 +313,14 @@ class Bert(Model):
             "labels": lambda: (self.classifier(self.pooled(states, ops)),),
             "token_labels": lambda: (ops.whole(self.classifier(self.begun(states))),),
             "replaced": lambda: (ops.whole(self.classifier(self.transformed(states))),),
+            "spans": lambda: self.spans(ops.whole(self.classifier(self.begun(states)))),
         }
         found = heads[self.config.head]()
         return found if self.sentence is None else (*found, self.sentence(states, ops))
+
+    def spans(self, logits: Tensor) -> tuple[Tensor, ...]:
+        """Return the logits of the first and of the last token of an answer: (B, S, 2) -> (B, S) twice."""
+        return logits[..., 0], logits[..., 1]
 
     def pooled(self, states: Tensor, ops: Ops) -> Tensor:
         """Return what a text's labels are computed from: (..., D) -> (B, D)."""
@@ -357,6 +376,7 @@ NAMES = {  # head -> class name in transformers
     "labels": "BertForSequenceClassification",
     "token_labels": "BertForTokenClassification",
     "replaced": "BertForTokenClassification",
+    "spans": "BertForQuestionAnswering",
 }
 
 
@@ -395,7 +415,7 @@ def draw(rng: np.random.Generator) -> BertConfig:
     encoder_layers = distinct * int(rng.integers(1, 3)) or int(rng.integers(1, 4))
     embedding_size = int(rng.choice([0, 8, 12]))
     farthest = buckets // 2 + int(rng.integers(1, 20))
-    types = int(rng.choice([0, 2, 3])) if values["head"] == "labels" else 0
+    types = int(rng.choice([0, 2, 3])) if values["head"] in ("labels", "spans") else 0
     return BertConfig(
         **values,
         vocab_size=vocab_size,
@@ -427,7 +447,7 @@ def _draw_newer(rng: np.random.Generator, layers: int, *, has_shared: bool, head
     windows: list[int] = rng.choice([0, 1, 2, 5], layers).tolist() if rng.integers(2) and not has_shared else []
     return found | {
         "first_norm": not found["norm_first"] or bool(rng.integers(2)),
-        "head_norm": head in ("labels", "token_labels") and bool(rng.integers(2)),
+        "head_norm": head in ("labels", "token_labels", "spans") and bool(rng.integers(2)),
         "rotary_base": float(rng.choice([100.0, 1e4])),
         "windows": tuple(windows),
         "sentence": sentence.draw(rng) if head in HIDDEN_STATES else (),
