@@ -487,7 +487,7 @@ class Encoder:
         unknown, special = how.get("unknown", "auto"), switch("special", how.get("special", False))
         require_unknown(unknown)
         for pair in many("texts", texts):
-            if not _is_pair(pair):
+            if isinstance(pair, str) or not _is_pair(pair):
                 raise TextError(f"a question and its context must be a pair of strings, got {quoted(pair)}")
             question, context = pair
             read = reading_pairs(self.tokenizer).encode_aligned(question, context, unknown, special)
