@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ from click.testing import CliRunner
 
 import txport
 from tests.recorded import ANSWERS, EXPECTED_ANSWERS
-from tests.seeded import bundle_of
+from tests.seeded import bundle_of, saved
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.cli.commands import cli
 from txport.errors import LongTextError, TextError, UnsupportedError
+from txport.models.architectures.bert import PRESETS
+from txport.models.facts import END, START
+from txport.proof.proven import prove, write
+from txport.proof.verify.encoding import load_golden
 
 OURS = {
     "top_k": "nbest",
@@ -94,3 +99,14 @@ def test_the_command_line_answers_from_a_file_and_from_columns(model: Any, tmp_p
     refused = CliRunner().invoke(cli, ["run", str(bundle), "who", "--context", str(bundle / "missing.txt")])
     assert refused.exit_code != 0
     assert "missing.txt can't be read as text in UTF-8" in str(refused.exception)
+
+
+@pytest.mark.parametrize(("target", "precision"), [("portable", "fp32"), ("cpu", "int8")])
+def test_a_model_of_answers_is_proven_and_verified(target: str, precision: str, tmp_path: Path) -> None:
+    checkpoint = saved(dataclasses.replace(PRESETS["bert-tiny"], head="spans", token_types=2), tmp_path / "model")
+    (tmp_path / "bundle").mkdir()
+    bundle, report = prove(write(checkpoint, tmp_path / "bundle", target=target, precision=precision), checkpoint)
+    assert report.passed, report.failures()
+    assert {each.search for each in report.tokens} == {"likeliest place"}
+    assert load_golden(bundle).outputs.keys() == {START, END}
+    assert CliRunner().invoke(cli, ["verify", str(bundle.path)]).exit_code == 0
