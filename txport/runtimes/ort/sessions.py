@@ -40,8 +40,9 @@ SPIN, SPIN_OF = 10, {MODEL: 50}
 # Maximum size in bytes of a constant that constant folding computes when a portable graph is loaded on the CPU. Without
 # a limit, ONNX Runtime keeps a transposed copy of each matrix in addition to the one that its kernels read. With the
 # limit, a Transpose becomes an attribute of the product: results are bitwise equal, in the same time (docs/sizes.md).
-# It allows the projected vectors of a DeBERTa's positions, 512 x 1024 numbers: else each run would project them again.
-MOST_FOLDED = 1 << 21
+# An encoder alone may have twice as much: a DeBERTa's projected vectors of positions are 512 x 1024 numbers, and each
+# run would project them again.
+MOST_FOLDED = 1 << 20
 FOLDING = "optimization.constant_folding_max_output_size_in_bytes"
 
 # Bytes of fp32 weights up to which the graphs of prompts and of steps both pack them. Products of a prompt with weights
@@ -86,8 +87,9 @@ def start_sessions(
     def started(role: str) -> ort.InferenceSession:
         options = session_options(threads, weights, spin=SPIN_OF.get(role, SPIN), spins=role == spinning)
         options.use_deterministic_compute = name in NVIDIA
+        folded = 2 * MOST_FOLDED if role == MODEL else MOST_FOLDED
         if name == CPU and bundle.manifest.made_for.is_standard and role != GENERATE:  # the body of a loop is not fused
-            options.add_session_config_entry(FOLDING, str(MOST_FOLDED))
+            options.add_session_config_entry(FOLDING, str(folded))
         if role == PREFILL and reads_in_place(sum(map(len, maps)), bundle.manifest.arithmetic):
             options.add_session_config_entry("session.disable_prepacking", "1")
         return start_session(bundle.file(role), name, options, {**settings[role], **options_of(role)})
