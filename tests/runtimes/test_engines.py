@@ -225,7 +225,7 @@ def test_openvino_reads_caches_and_attention_as_one(made: Bundle) -> None:
     assert kinds["ScaledDotProductAttention"] == len(rows) // 2
 
 
-@pytest.mark.parametrize("preset", ["llama-windows-tiny", "t5-tiny", "whisper-mini-tiny"])
+@pytest.mark.parametrize("preset", ["llama-windows-tiny", "t5-tiny", "whisper-mini-tiny", "additive-tiny"])
 def test_openvino_computes_groups_windows_and_biases(preset: str, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(f"preset:{preset}")
     assert check(bundle_of(checkpoint, tmp_path / "out", "portable"), checkpoint, {"openvino": "cpu"}).passed

@@ -83,7 +83,7 @@ def _of_rows(mask: Value, query: Value) -> Value:
 
 def _operand(product: Node, at: int, grouped: bool) -> Value:
     value = _value(product, at)
-    return _value(value.get_node()) if grouped else value
+    return _value(value.get_node()) if grouped and value.get_node().get_input_size() else value
 
 
 def _repeated(heads: Value, count: int) -> Value:
