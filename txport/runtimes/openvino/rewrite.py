@@ -107,9 +107,7 @@ def with_variables(model: Model, caches: Mapping[str, str], logits: str) -> Mode
             _fuse(each)
     parameters = {name: each for each in model.get_parameters() for name in each.output(0).get_names()}
     results = _results(model)
-    rows, places = op.parameter([-1], np.int32), op.parameter([-1], np.int64)
-    rows.output(0).set_names({BEAM_IDX})
-    places.output(0).set_names({LOGIT_PLACES})
+    rows, places = op.parameter([-1], np.int32, name=BEAM_IDX), op.parameter([-1], np.int64, name=LOGIT_PLACES)
     tokens = next(each for each in model.get_parameters() if len(each.get_partial_shape()) == 2)
     batch = op.gather(op.shape_of(tokens), _numbers([0]), _numbers(0))
     kept = []
@@ -133,8 +131,12 @@ def _gather_places(logits: Node, places: Node) -> None:
         if len(varying) != 1:
             break
         node, at = below, varying[0]
-    gathered = openvino.opset13.gather(_value(node, at), places, _numbers(1))
-    node.input(at).replace_source_output(gathered.output(0))
+    value = _value(node, at)
+    gathered = openvino.opset13.gather(value, places, _numbers(1)).output(0)
+    node.input(at).replace_source_output(gathered)
+    if node is logits:
+        gathered.set_names(value.get_names())
+        value.set_names(set())
 
 
 def _numbers(values: object) -> Node:

@@ -118,7 +118,7 @@ class Compiled:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._inputs = [each.get_any_name() for each in model.inputs]
+        self._inputs = [each.get_node().get_friendly_name() for each in model.inputs]  # others have names of nodes, too
         self.outputs = {name: at for at, each in enumerate(model.outputs) for name in each.get_names()}
         self._free: deque[Request] = deque()  # its operations are atomic
 
@@ -216,7 +216,8 @@ class OpenVinoEngine:
         present = {name: request.caches[pasts[each]] for each, name in graph.present("row").items()}
         rows, size = inputs[INPUT_IDS].shape
         places = Held(np.arange(size if LOGITS in outputs else 0))
-        made = _made(graph, [name for name in compiled.outputs if name != LOGITS], lengths)
+        names = compiled.outputs.keys() & {port.name for port in graph.outputs} - {LOGITS}
+        made = _made(graph, [*names], lengths)
         logits = graph.port(LOGITS)
         made[LOGITS] = Held(np.empty((rows, *places.shape, *logits.shape(lengths)[2:]), logits.dtype))
         request.run({**inputs, BEAM_IDX: Held(request.rows), LOGIT_PLACES: places}, made)
