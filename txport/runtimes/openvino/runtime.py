@@ -51,8 +51,8 @@ class Request:
         self._outputs = outputs
         self._bound: list[Tensor | None] = [None] * len(inputs)
         self.rows = np.zeros(0, np.int32)
-        self.length = 0
-        self.caches: dict[str, Cache] = {}
+        self.length = self.turn = 0  # `turn` counts the selections of rows
+        self._ports: Sequence[Port] = ()
 
     def run(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         """Run the graph and write all outputs into `outputs`; raise `ValueError` if an output has another shape."""
@@ -70,34 +70,50 @@ class Request:
 
     def fill(self, ports: Sequence[Port], inputs: Mapping[str, Tensor], lengths: Mapping[str, int]) -> None:
         """Set the caches of `ports` to the inputs; `lengths` are the values of their dynamic dims."""
-        self.caches = {port.name: Cache(self, port) for port in ports}
+        self._ports = ports
         batch, past = _dynamic(ports[0])
         self.rows = np.arange(lengths[batch], dtype=np.int32)
         self.length = lengths[past]
         for each in self._request.query_state() if self.length else ():
             each.state = openvino.Tensor(inputs[each.name].array.astype(each.state.element_type.to_dtype()))
 
-    def cache(self, name: str) -> Array:
-        """Return a copy of a cache."""
-        return next(each.state.data.copy() for each in self._request.query_state() if each.name == name)
+    def caches(self) -> dict[str, Cache]:
+        """Return the caches by name, as the state after the last run or selection."""
+        return {port.name: Cache(self, port, self.length, self.turn) for port in self._ports}
+
+    def values(self, name: str) -> Array:
+        """Return a copy of a cache with the rows that the next run takes."""
+        array: Array = next(each.state.data for each in self._request.query_state() if each.name == name)
+        return array[self.rows]
 
 
 class Cache(NamedTuple):
-    """A cache in a request, as the state of a run that is over."""
+    """A cache in a request after `length` tokens and `turn` selections; later steps of the request keep its values."""
 
     request: Request
     port: Port
+    length: int
+    turn: int
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the request has neither run nor selected rows since."""
+        return (self.length, self.turn) == (self.request.length, self.request.turn)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Its dims, for example (R, G, P, H)."""
         batch, past = _dynamic(self.port)
-        return self.port.shape({batch: len(self.request.rows), past: self.request.length})
+        return self.port.shape({batch: len(self.request.rows), past: self.length})
 
     @property
     def array(self) -> Array:
-        """Its values, copied."""
-        return self.request.cache(self.port.name).astype(self.port.dtype, copy=False)
+        """Its values, copied. Raise `ValueError` if its rows were selected since."""
+        if self.turn != self.request.turn:
+            raise ValueError(f"the rows of {self.port.name} were selected; use the state that `select` returned")
+        axis = self.port.dims.index(_dynamic(self.port)[1])
+        array = self.request.values(self.port.name).astype(self.port.dtype, copy=False)
+        return array.take(np.arange(self.length), axis)
 
     @property
     def tensor(self) -> object:
@@ -203,17 +219,16 @@ class OpenVinoEngine:
     ) -> dict[str, Tensor]:
         """Run the decoder over new tokens, and return its outputs. Without logits in `outputs`, compute none.
 
-        Caches that are arrays become variables of a new request; others grow in theirs.
+        Caches that are arrays, or of a state before the last step, become variables of a new request; others grow.
         """
         graph = self._graphs[DECODER]
         pasts = graph.past("row")
         first = inputs[next(iter(pasts.values()))]
-        if isinstance(first, Cache):
+        if isinstance(first, Cache) and first.is_current:
             request = first.request
         else:
             request = compiled.request()
             request.fill([graph.port(past) for past in pasts.values()], inputs, lengths)
-        present = {name: request.caches[pasts[each]] for each, name in graph.present("row").items()}
         rows, size = inputs[INPUT_IDS].shape
         places = Held(np.arange(size if LOGITS in outputs else 0))
         names = compiled.outputs.keys() & {port.name for port in graph.outputs} - {LOGITS}
@@ -223,7 +238,8 @@ class OpenVinoEngine:
         request.run({**inputs, BEAM_IDX: Held(request.rows), LOGIT_PLACES: places}, made)
         request.rows = np.arange(rows, dtype=np.int32)
         request.length += size
-        return made | present
+        caches = request.caches()
+        return made | {name: caches[pasts[each]] for each, name in graph.present("row").items()}
 
     def placement(self) -> dict[str, dict[str, int]]:
         """See `GraphRuntime.placement`."""
@@ -276,10 +292,15 @@ def _made(graph: Graph, names: Sequence[str], lengths: Mapping[str, int]) -> dic
 def _selected(inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Tensor]:
     """Select rows of a decoder's state; the next run selects those of its caches."""
     rows = inputs[ROWS].array
-    request = next(each.request for each in inputs.values() if isinstance(each, Cache))
+    first = next(each for each in inputs.values() if isinstance(each, Cache))
+    if not first.is_current:
+        raise ValueError("rows can be selected from the newest state only")
+    request = first.request
     request.rows = request.rows[rows]
+    request.turn += 1
     given = {name: inputs[name.removeprefix("selected.")] for name in outputs}
-    return {name: each if isinstance(each, Cache) else Held(each.array[rows]) for name, each in given.items()}
+    caches = {f"selected.{name}": each for name, each in request.caches().items()}
+    return {name: caches[name] if name in caches else Held(each.array[rows]) for name, each in given.items()}
 
 
 def _compile(
