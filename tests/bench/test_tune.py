@@ -109,7 +109,7 @@ def test_tune_keeps_what_it_found_and_doctor_shows_it(own: Bundle) -> None:
     before = {file.name: file.read_bytes() for file in own.path.iterdir() if file.is_file()}
     found = CliRunner().invoke(cli, ["tune", str(own.path), "--budget", "2s", "--json"])
     assert found.exit_code == 0, found.output
-    best = json.loads(found.stdout)[0]["settings"]
+    best = json.loads(found.stdout)["outcomes"][0]["settings"]
     kept = tuned.find(own.path)
     assert kept == tuned.Settings(**best)
     shown = json.loads(CliRunner().invoke(cli, ["doctor", "--json"]).stdout)["tuned"]

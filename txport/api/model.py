@@ -707,7 +707,7 @@ def load(
     `user_compute_stream`, the address of a CUDA stream (`torch.cuda.Stream().cuda_stream`), otherwise two streams of
     its own, one for the encoder.
     """
-    is_placed = not (runtime is threads is workers is None)
+    is_placed = any(each is not None for each in (runtime, threads, workers))
     runtime, threads, workers = _placed(runtime, provider, threads, workers)
     if runtime != "torch":
         _require_no_source(runtime, checkpoint, trust_code)

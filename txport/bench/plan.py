@@ -51,7 +51,7 @@ class Plan:
         USUAL,
         "phases: time and memory of each phase, by size; limits: the least time that memory and products allow a phase,"
         " and a profile of its operators; single: latency of one input at a time; offline: inputs and"
-        " tokens a second in batches; server: the highest rate of requests whose p99 stays in --bound.",
+        " tokens a second in batches; server: the highest rate of requests whose p99 stays in the bound.",
         choices=(*USUAL, SERVER),
     )
     rounds: int = _setting(30, "Measured rounds of each size; candidates alternate.", 3, 12)

@@ -319,14 +319,11 @@ def _limits(report: Json) -> Section:
         "by",
         "share, %",
     )
-    rates = "; ".join(
-        f"{label}: {short(each['limits']['rates']['fp32'] / 1e9)} and {short(each['limits']['rates']['int8'] / 1e9)}"
-        for label, each in report["candidates"].items()
-        if each["limits"]
-    )
+    rates = next(each["limits"]["rates"] for each in report["candidates"].values() if each["limits"])
+    fp32, int8 = (short(rates[kind] / 1e9) for kind in ("fp32", "int8"))
     note = (
         "The limit is the larger of the time to read the weights once and of the time of the products, at the rates of"
-        f" large products of fp32 and int8, in GOp/s: {rates}. Caches and attention's own operators are not counted."
+        f" large products in fp32 and int8, {fp32} and {int8} GOp/s. Caches and attention's operators are not counted."
     )
     return Section(LIMITS, LIMITS, note, columns, rows)
 

@@ -247,17 +247,12 @@ def _judge(old: dict[str, object], new: dict[str, object], allowed: float) -> No
     echo(f"verdict: pass; the largest of {len(verdicts)} changes is that of {most.describe()}")
 
 
-class Duration(click.ParamType):
-    """A time such as 90s, 5m or 1h."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return seconds; raise an error of usage for anything else."""
-        found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([smh])", str(value))
-        if found is None or not float(found[1]):
-            self.fail(f"{value!r} is not a time such as 90s, 5m or 1h.", param, ctx)
-        return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+def seconds_of(_: click.Context, __: click.Parameter, value: str) -> float:
+    """Return the seconds of a time such as 90s, 5m or 1h; raise an error of usage for anything else."""
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([smh])", value)
+    if found is None or not float(found[1]):
+        raise click.BadParameter(f"{value!r} is not a time such as 90s, 5m or 1h.")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 @command()
@@ -270,7 +265,14 @@ class Duration(click.ParamType):
     show_default=True,
     help="What is to be best: latency of one text, texts a second in batches, or peak memory.",
 )
-@click.option("--budget", type=Duration(), default="5m", show_default=True, help="Time of the search: 90s, 5m, 1h.")
+@click.option(
+    "--budget",
+    metavar="TIME",
+    default="5m",
+    show_default=True,
+    callback=seconds_of,
+    help="Time of the search: 90s, 5m.",
+)
 @click.option(
     "--input", "texts", type=INPUT, help="Lines of text to measure on.  [default: the samples of the checkpoint]"
 )
@@ -298,7 +300,8 @@ def tune(bundle: str, goal: str, budget: float, texts: Path | None, target: str,
     best, *others = search.tune(found, goal, budget, lines, progress)
     file = tuned.store(found.path, best.settings, goal=goal, figure=best.figure, gain=best.gain)
     if as_json:
-        textio.print_json([{**each._asdict(), "settings": asdict(each.settings)} for each in (best, *others)], indent=2)
+        outcomes = [{**each._asdict(), "settings": asdict(each.settings)} for each in (best, *others)]
+        textio.print_json({"for": goal, "unit": GOALS[goal], "outcomes": outcomes}, indent=2)
     else:
         tables.show_tuned(best, others, GOALS[goal])
         echo(f"kept in {file}")
