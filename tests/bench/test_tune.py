@@ -46,6 +46,13 @@ def test_the_best_settings_are_first_and_the_defaults_are_among_them(goal: str, 
     assert best.gain > tune.CLEAR or best.settings == tune.DEFAULT
 
 
+def test_settings_that_can_not_run_are_left_out(fused: Bundle) -> None:
+    """The openvino runtime does not run bundles of the cpu target."""
+    wrong = tuned.Settings(runtime="openvino", threads=1)
+    (only,) = tune._measure(fused, "latency", [tune.DEFAULT, wrong], 0.5, (), 0)
+    assert only.settings == tune.DEFAULT
+
+
 def test_settings_that_were_found_are_used_and_the_outputs_are_the_same(own: Bundle) -> None:
     plain = txport.load(own.path)
     tuned.store(own.path, FOUND)

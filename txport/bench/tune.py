@@ -24,7 +24,7 @@ from txport.bench.rounds import draw_source
 from txport.bench.worker import Worker, errors_sent
 from txport.bundles.bundle import Bundle
 from txport.bundles.foreign.manifest import ForeignManifest
-from txport.errors import UnsupportedError
+from txport.errors import TxportError, UnsupportedError
 from txport.models.audio import Features
 from txport.system import machine, memory
 from txport.system.cores import cores
@@ -65,8 +65,9 @@ def candidates(bundle: Bundle, goal: str) -> list[Settings]:
 def tune(bundle: Bundle, goal: str, seconds: float, texts: Sequence[str], progress: Progress = logged) -> list[Outcome]:
     """Return the best settings first, the defaults if none is clearly better; then the others.
 
-    Settings whose outputs are not those of the defaults are left out. Without `texts`, the samples of the checkpoint
-    are run, or random tokens. Raises `UnsupportedError` for a bundle that reads audio, or does not run on the CPU.
+    Settings that can't run, or whose outputs are not those of the defaults, are left out. Without `texts`, the samples
+    of the checkpoint are run, or random tokens. Raises `UnsupportedError` for a bundle of other tools, one that reads
+    audio, or one of the cuda target.
     """
     manifest = bundle.manifest
     if isinstance(manifest, ForeignManifest) or isinstance(manifest.facts.reads, Features) or manifest.made_for.on_gpu:
@@ -103,15 +104,16 @@ def _measure(
     figures: dict[Settings, list[float]] = {}
     with contextlib.ExitStack() as stack:
         workers: dict[Settings, Worker] = {}
+        expected: object = None
         begun = time.monotonic()
         for each in settings:
             process = Worker(each.describe(), work, str(bundle.path), each, list(texts))
             workers[each] = stack.enter_context(process)
-            outputs = workers[each].request("outputs")
-            if each == DEFAULT:
-                expected = outputs
-            if outputs == expected:
-                figures[each] = []
+            with contextlib.suppress(*() if each == DEFAULT else (TxportError,)):  # what can't run is left out
+                outputs = workers[each].request("outputs")
+                expected = outputs if each == DEFAULT else expected
+                if outputs == expected:
+                    figures[each] = []
         left = len(settings) * seconds - (time.monotonic() - begun)
         for number in range(ROUNDS + 1):
             for each, values in figures.items():
