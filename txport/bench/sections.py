@@ -72,13 +72,21 @@ def sections(report: Json) -> Iterator[Section]:
 def reached(report: Json) -> list[Json]:
     """Return the limit of each phase that was timed: its milliseconds, what sets it, and the share that is reached."""
     rows: list[Json] = []
+    varied = [name for name in SIZES if len({size[name] for size in report["sizes"]}) > 1]
     for label, each in report["candidates"].items():
         limits = each["limits"] or {"sizes": []}
         for size, phases in zip(report["sizes"], limits["sizes"], strict=bool(limits["sizes"])):
             for phase, figures in phases.items():
                 if taken := size["figures"][label].get(phase):
                     limit, by = _limit(figures, limits["rates"])
-                    about = {"label": label, "size": size_name(size), "phase": phase, "ms": taken["median"]}
+                    where = ", ".join([phase, *(f"{name} {size[name]}" for name in varied)])
+                    about = {
+                        "label": label,
+                        "size": size_name(size),
+                        "phase": phase,
+                        "where": where,
+                        "ms": taken["median"],
+                    }
                     rows.append({**about, **figures, "limit": limit, "by": by, "share": 100 * limit / taken["median"]})
     return rows
 
@@ -296,7 +304,7 @@ def _limits(report: Json) -> Section:
     rows = [
         (
             each["label"],
-            f"{each['size']}: {each['phase']}",
+            each["where"],
             *map(
                 short,
                 (each["ms"], each["bytes"] / 1e6, each["bandwidth"] / 1e9, each["fp32"] / 1e6, each["int8"] / 1e6),
