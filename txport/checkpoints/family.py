@@ -38,11 +38,9 @@ SPECIAL = (
     "mask_token_id",
     "pad_token_id",
 )
-_DEBERTA = "its scores compare contents with positions, which no operator of a target computes"
 _EXPERTS = "its layers have experts, of which each token takes a few"
 _WINDOWS = "its encoder attends to windows, and only those of decoders are known"
 REFUSED = {  # well-known types that are not supported -> reason
-    **dict.fromkeys(("deberta", "deberta-v2"), _DEBERTA),
     "xlm-roberta-xl": "its layers normalise before attention, and only XLM-R's, which normalise after it, are known",
     **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "nllb-moe", "switch_transformers"), _EXPERTS),
     **dict.fromkeys(("olmoe", "deepseek_v2", "deepseek_v3", "gpt_oss", "dbrx", "granitemoe", "phimoe"), _EXPERTS),

@@ -86,6 +86,7 @@ class PlainOps:
         self.source_mask = source_mask
         self.source_rows = source_rows
         self.weights: dict[int, Tensor] = {}
+        self._far: Tensor | None = None
         self._masks: dict[Window, Tensor] = {}
         self._blocks: dict[Window, Blocks] = {}
         self._caches = {(each.layer, each.owner, each.role): each for each in self.state}
@@ -199,11 +200,13 @@ class PlainOps:
         return self._masks[part.window]
 
     def _distances(self, key: Tensor) -> Tensor:
-        """Return the relative positions key - query: (T, S); the queries have the last T positions."""
-        size = key.shape[2]
-        new = self.places.shape[-1]
-        places = torch.arange(size, device=key.device)
-        return places[None, :] - places[size - new :][:, None]
+        """Return the relative positions key - query, which all layers share: (T, S); queries have the last T places."""
+        if self._far is None:
+            size = key.shape[2]
+            new = self.places.shape[-1]
+            places = torch.arange(size, device=key.device)
+            self._far = places[None, :] - places[size - new :][:, None]
+        return self._far
 
 
 def mean_of(x: Tensor, seen: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Letters in shape comments: B batch, T new tokens, S tokens attended to, N heads,
 D model size. "..." are the dims of activations: (B, T), or (B x T) with all tokens of a batch in a row.
 """
 
-from txport.models.parts.attention import Additive, Attention, DotProduct, Window, additive
+from txport.models.parts.attention import Additive, Attention, Disentangled, DotProduct, Window, additive
 from txport.models.parts.embedding import Embedding, Frames
 from txport.models.parts.layer import Layer, Residual
 from txport.models.parts.linear import ACTIVATIONS, FeedForward, GatedFeedForward, Linear, SoftCap
@@ -13,6 +13,7 @@ from txport.models.parts.norms import NORM_TYPES, NORMS, RMSNorm, UnbiasedNorm
 from txport.models.parts.positions import (
     Layout,
     Pairing,
+    PositionVectors,
     RelativeBias,
     RelativeVectors,
     Rotary,
@@ -30,6 +31,7 @@ __all__ = [
     "NORM_TYPES",
     "Additive",
     "Attention",
+    "Disentangled",
     "DotProduct",
     "Embedding",
     "FeedForward",
@@ -39,6 +41,7 @@ __all__ = [
     "Layout",
     "Linear",
     "Pairing",
+    "PositionVectors",
     "RMSNorm",
     "RelativeBias",
     "RelativeVectors",
