@@ -68,13 +68,14 @@ class Experts(nn.Module):
 
     def _of_own(self, rows: Tensor, shares: Tensor, numbers: Tensor, ops: Ops) -> Tensor:
         """Each expert for the rows of its tokens: rows (R, D), shares and numbers of experts (R, K) -> (R, D)."""
-        taken = numbers.flatten()  # (R x K,)
+        taken = numbers.t().flatten()  # (K x R,): in this order, transformers gives an expert its rows
         order = taken.argsort(stable=True)
+        places = torch.arange(rows.shape[0], device=rows.device).repeat(self.chosen).index_select(0, order)
         counts = F.one_hot(taken, len(self.experts)).sum(0)  # (E,)
-        given = by_expert(rows.index_select(0, order // self.chosen), counts)
+        given = by_expert(rows.index_select(0, places), counts)
         made = torch.cat([expert(own, ops) for expert, own in zip(self.experts, given, strict=True)])
-        mixed = unflatten(made.index_select(0, order.argsort()), 0, (-1, self.chosen)) * shares[..., None]
-        summed: Tensor = mixed.sum(1)
+        mixed = unflatten(made.index_select(0, order.argsort()), 0, (self.chosen, -1)) * shares.t()[..., None]
+        summed: Tensor = mixed.sum(0)
         return summed
 
     def _of_all(self, rows: Tensor, shares: Tensor, numbers: Tensor, ops: Ops) -> Tensor:
