@@ -6,13 +6,14 @@ from txport.errors import TxportError
 from txport.version import __version__
 
 __all__ = [
-    "Engine", "Fill", "Generated", "Handle", "Hypothesis", "Label", "Model", "Ranked", "Segment", "Tag", "Transcript",
-    "TxportError",
+    "Answer", "Engine", "Fill", "Generated", "Handle", "Hypothesis", "Label", "Model", "Ranked", "Segment", "Tag",
+    "Transcript", "TxportError",
     "__version__", "export", "load",
 ]  # fmt: skip
 
 TYPE_CHECKING = False  # as in typing; importing typing would take most of a command's start time
 if TYPE_CHECKING:
+    from txport.api.answers import Answer
     from txport.api.encoding import Fill, Label, Ranked, Tag
     from txport.api.generated import Generated, Hypothesis
     from txport.api.model import Engine, Handle, Model, Segment, Transcript, export, load

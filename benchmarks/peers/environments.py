@@ -36,8 +36,9 @@ DECODERS = {
     "onnxruntime-genai int4": Peer(ENGINES + "genai", "int4"),
     "OpenVINO GenAI int4": Peer(ENGINES + "openvino_llm", "int4"),
 }
+DYNAMIC = "ONNX Runtime dynamic int8"
 ENCODERS = {
-    "ONNX Runtime dynamic int8": Peer(ENGINES + "ort_encoder", "int8"),
+    DYNAMIC: Peer(ENGINES + "ort_encoder", "int8"),
     "Optimum Intel int8": Peer(ENGINES + "openvino_encoder", "int8"),
     "Optimum Intel fp32": Peer(ENGINES + "openvino_encoder", "fp32"),
 }

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.peers.engines import Search, Sources
 from benchmarks.peers.engines.hf_folder import FOLDER, SMALL
-from benchmarks.peers.environments import DECODERS, ENCODERS
+from benchmarks.peers.environments import DECODERS, DYNAMIC, ENCODERS
 from recipes.g2p_en.g2p import Dictionary, read_dictionary
 from txport.bench import measure as bench
 from txport.checkpoints.checkpoint import config_of
@@ -28,7 +28,10 @@ BASE, TINY, G2P = "preset:base", "preset:tiny", "g2p-en"
 GPT2, LLAMA, T5 = "preset:gpt2-125m", "preset:llama-125m", "preset:t5-small"
 WHISPER = "whisper-tiny"
 SMOLLM = "smollm2-135m"
+PYTHIA = "pythia-160m"
 BERTS = ("minilm-l6", "bert-base")
+LATER = ("modernbert-base", "cross-encoder-l6")
+SIZES = ((1, 16), (1, 128), (8, 64), (32, 128))  # texts, and tokens of each
 FOLDERS = ("marian-base", "t5-small", "gpt2", WHISPER, "nllb-600m")
 STREAMED = ("gpt2", "nllb-600m")  # a step reads more than the CPU's caches hold
 QUICK = {BASE: TINY, **{f"preset:{kind}-{size}": f"preset:{kind}-tiny" for kind, size in
@@ -165,13 +168,13 @@ def of_llama(peer: str, precision: str) -> list[Line]:
     ]  # fmt: skip
 
 
-def of_bert(name: str, peer: str, precision: str) -> list[Line]:
+def of_bert(name: str, peer: str, precision: str, sizes: Sequence[tuple[int, int]] = SIZES) -> list[Line]:
     """Return the lines of an encoder's folder in one precision: batches by their number of texts and of tokens."""
     return [
         line(f"folder {name}, {batch} x {length}, {precision}", peer,
              Task(checkpoint=FOLDER + name, batch=batch, sources=4 * batch, source=length, encodes=True),
              1.3 if precision == "int8" else 1.0, precision, unit="texts/s")
-        for batch, length in ((1, 16), (1, 128), (8, 64), (32, 128))
+        for batch, length in sizes
     ]  # fmt: skip
 
 
@@ -223,6 +226,12 @@ LINES = [
     *(each for peer in OPENVINO for each in against_openvino(peer)),
     *(each for peer, (_, precision) in DECODERS.items() for each in of_llama(peer, precision)),
     *(each for name in BERTS for peer, (_, precision) in ENCODERS.items() for each in of_bert(name, peer, precision)),
+    *(each for name in LATER for each in of_bert(name, DYNAMIC, "int8", ((1, 128), (32, 128)))),
+    *(
+        line(f"folder {PYTHIA}, greedy, batch {batch}, int8", peer, of_folder(PYTHIA, batch), 1.3, "int8")
+        for peer in (OPTIMUM, CT2_INT8)
+        for batch in (1, 32)
+    ),
 ]
 
 

@@ -134,6 +134,9 @@ def of_texts(model: Any) -> Said:
     for number, row in enumerate(inputs):
         ids = torch.from_numpy(row[row != FILL])[None]
         found = model(input_ids=ids, attention_mask=torch.ones_like(ids))
+        if "start_logits" in found:
+            said[f"outputs.{number}"] = torch.cat([found["start_logits"], found["end_logits"]]).numpy()
+            continue
         said[f"outputs.{number}"] = found["logits" if "logits" in found else "last_hidden_state"][0].numpy()
     return said
 

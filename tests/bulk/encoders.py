@@ -14,6 +14,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "embed": {"head": "hidden"},
     "tag": {"head": "token_labels", "labels": ("A", "B")},
     "fill": {"head": "tokens"},
+    "answer": {"head": "spans"},
 }
 
 

@@ -75,6 +75,11 @@ def test_pairs_and_vectors_of_tokens(encoders: dict[str, Path]) -> None:
     (expected,) = txport.load(encoders["classify"]).classify([("a b", "c")])
     assert rows[0]["labels"] == as_values(expected)
     assert "a tab" in rows[1]["error"]
+    rows = Batch(encoders["answer"], nbest=2).outputs(pa.array(["a b\tc d e", "a b"])).to_pylist()
+    answers = txport.load(encoders["answer"]).answer("a b", "c d e", nbest=2)
+    assert rows[0]["answers"] == as_values(answers)
+    assert (rows[0]["output"], rows[0]["score"]) == (answers[0].text, answers[0].score)
+    assert "a tab" in rows[1]["error"]
     (row,) = Batch(encoders["embed"], pooling="none").outputs(pa.array(["a b"])).to_pylist()
     assert np.array(row["vectors"]).shape == (4, 16)
 

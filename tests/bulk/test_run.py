@@ -147,6 +147,7 @@ def test_nothing_is_written_before_wrong_input_is_refused(place: Path, call: Cli
     for more, message in (
         (["--column", "row"], "has a column row"),
         (["--top", 3], "--top needs a model that can classify or fill"),
+        (["--context", "words.txt"], "--context is of `txport run`"),
         (["--alignment", "soft"], "--alignment has no column; `txport run --json` writes it"),
         (["--actors", 2], "--address and --actors need --engine ray; give --workers"),
         (["--engine", "ray", "--workers", 2], "--workers are of --engine local; give --actors"),
@@ -157,6 +158,13 @@ def test_nothing_is_written_before_wrong_input_is_refused(place: Path, call: Cli
         assert message in err
     assert "words.txt is a file, expected a folder" in call("bulk", "bundle", "words.txt", "words.txt").err
     assert not (place / "out").exists()
+
+
+def test_questions_are_answered_by_their_own_contexts(place: Path, encoders: dict[str, Path], call: Cli) -> None:
+    pq.write_table(pa.table({"text": ["a b\tc d e", "f\ta b c"]}), "in.pq")
+    assert call("bulk", encoders["answer"], "in.pq", "out", "--top", 2).code == 0
+    (first, _) = pq.read_table("out").to_pylist()
+    assert first["answers"] == [vars(each) for each in txport.load(encoders["answer"]).answer("a b", "c d e", nbest=2)]
 
 
 def test_rows_of_tables_keep_their_columns(place: Path, call: Cli) -> None:

@@ -49,6 +49,7 @@ def configs() -> dict[str, tuple[Any, dict[str, Any]]]:
         "tag": (dataclasses.replace(bert, head="token_labels", labels=LABELS), {}),  # type: ignore
         "replaced": (dataclasses.replace(bert, head="replaced", labels=("v",)), {}),  # type: ignore
         "fill": (bert, {}),
+        "answer": (dataclasses.replace(bert, head="spans"), {}),  # type: ignore
     }
 
 
@@ -87,7 +88,8 @@ def right(bundle: Bundle) -> Any:
         return model.transcribe([audio(facts.source)], language="en")[0].tokens
     if facts.task == "encode":
         text = " ".join(map(str, ([facts.vocabulary.mask] if facts.ability == "fill" else []) + SOURCE))
-        return {"embed": _embed, "classify": _classify, "tag": _tag, "fill": _fill}[str(facts.ability)](model, text)
+        ways = {"embed": _embed, "classify": _classify, "tag": _tag, "fill": _fill, "answer": _answer}
+        return ways[str(facts.ability)](model, text)
     found = next(iter(model.generate([" ".join(map(str, SOURCE))])))
     return list(found.hypotheses[0].tokens)
 
@@ -101,6 +103,15 @@ def _classify(model: Any, text: str) -> int | list[float]:
     if model.facts.function_to_apply == "softmax":
         return LABELS.index(max(found, key=lambda label: found[label]))
     return [found[label] for label in model.facts.labels]
+
+
+def _answer(model: Any, text: str) -> tuple[int, int]:
+    """Of a text that is a context alone."""
+    starts, ends = (each.astype(np.float64) for each in next(model.infer([text])).values())
+    spans = [
+        (first, last) for first in range(1, len(starts) - 1) for last in range(first, min(first + 15, len(ends) - 1))
+    ]
+    return max(spans, key=lambda span: starts[span[0]] + ends[span[1]])
 
 
 def _tag(model: Any, text: str) -> list[int] | list[float]:

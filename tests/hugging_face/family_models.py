@@ -130,6 +130,15 @@ MODERNBERT: dict[str, Any] = {
     "bos_token_id": 3,
     "eos_token_id": 4,
 }
+DEBERTA: dict[str, Any] = {
+    **BERT,
+    "relative_attention": True,
+    "pos_att_type": "c2p|p2c",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "pad_token_id": 0,
+}
+DEBERTA2: dict[str, Any] = {**DEBERTA, "position_buckets": 6, "norm_rel_ebd": "layer_norm", "share_att_key": True}
 NOMIC: dict[str, Any] = {**BERT, "num_attention_heads": 2}
 
 
@@ -390,9 +399,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "bert-tokens": ("BertForMaskedLM", BERT),
     "bert-labels": ("BertForSequenceClassification", {**BERT, "id2label": {"0": "no", "1": "perhaps", "2": "yes"}}),
     "bert-token-labels": ("BertForTokenClassification", {**BERT, "hidden_act": "gelu_new"}),
+    "bert-spans": ("BertForQuestionAnswering", {**BERT, "num_labels": 2}),
     "roberta": ("RobertaModel", ROBERTA),
     "roberta-tokens": ("RobertaForMaskedLM", ROBERTA),
     "roberta-labels": ("RobertaForSequenceClassification", ROBERTA),
+    "roberta-spans": ("RobertaForQuestionAnswering", {**ROBERTA, "num_labels": 2}),
     "xlm-roberta": ("XLMRobertaModel", ROBERTA),
     "camembert": ("CamembertForMaskedLM", ROBERTA),
     "data2vec": ("Data2VecTextModel", ROBERTA),
@@ -406,6 +417,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "distilbert": ("DistilBertModel", DISTIL),
     "distilbert-tokens": ("DistilBertForMaskedLM", DISTIL),
     "distilbert-labels": ("DistilBertForSequenceClassification", DISTIL),
+    "distilbert-spans": ("DistilBertForQuestionAnswering", {**DISTIL, "num_labels": 2}),
     "mpnet": ("MPNetModel", MPNET),
     "mpnet-tokens": ("MPNetForMaskedLM", MPNET),
     "mpnet-labels": ("MPNetForSequenceClassification", MPNET),
@@ -425,6 +437,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
             "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "modernbert-spans": ("ModernBertForQuestionAnswering", {**MODERNBERT, "num_labels": 2}),
     "nomic_bert": ("NomicBertModel", NOMIC),
     "nomic_bert-tokens": ("NomicBertForMaskedLM", NOMIC),
     "nomic_bert-labels": ("NomicBertForSequenceClassification", NOMIC),
@@ -437,6 +450,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "gte": ("GteModel", {**ROBERTA, "num_attention_heads": 2, **SPECIAL}),
     "gte-tokens": ("GteForMaskedLM", {**ROBERTA, "num_attention_heads": 2, **SPECIAL}),
     "gte-labels": ("GteForSequenceClassification", {**ROBERTA, "num_attention_heads": 2, **SPECIAL}),
+    "deberta-v2": ("DebertaV2Model", DEBERTA2),
+    "deberta-v2-tokens": ("DebertaV2ForMaskedLM", {**DEBERTA2, "type_vocab_size": 2}),
+    "deberta-v2-tokens-new": (
+        "DebertaV2ForMaskedLM",
+        {**DEBERTA2, "legacy": False, "tie_word_embeddings": False, "pos_att_type": ["c2p"]},
+    ),
+    "deberta-v2-labels": (
+        "DebertaV2ForSequenceClassification",
+        {**DEBERTA2, "conv_kernel_size": 3, "conv_act": "gelu", "max_relative_positions": 12},
+    ),
+    "deberta-v2-token-labels": (
+        "DebertaV2ForTokenClassification",
+        {**DEBERTA2, "share_att_key": False, "embedding_size": 20, "norm_rel_ebd": "none", "position_buckets": -1},
+    ),
+    "deberta-v2-spans": ("DebertaV2ForQuestionAnswering", {**DEBERTA2, "num_labels": 2, "type_vocab_size": 2}),
+    "deberta": ("DebertaModel", {**DEBERTA, "max_relative_positions": 4}),
+    "deberta-tokens": ("DebertaForMaskedLM", {**DEBERTA, "pos_att_type": "p2c"}),
+    "deberta-labels": (
+        "DebertaForSequenceClassification",
+        {**DEBERTA, "position_biased_input": True, "type_vocab_size": 2, "pooler_hidden_act": "tanh"},
+    ),
+    "deberta-token-labels": ("DebertaForTokenClassification", {**DEBERTA, "relative_attention": False}),
     "albert": ("AlbertModel", ALBERT),
     "albert-groups": ("AlbertForSequenceClassification", {**ALBERT, "num_hidden_groups": 2}),
     "albert-inner": ("AlbertForMaskedLM", {**ALBERT, "num_hidden_layers": 2, "inner_group_num": 2}),
@@ -470,7 +505,9 @@ def make(name: str, **other: Any) -> Any:
             if parameter.dim() == 1:
                 starts_at_one = "norm" in key.lower() and key.endswith("weight") and not name.startswith("gemma")
                 drawn = 0.2 * drawn + starts_at_one
-            elif not any(each in key for each in ("embed", "shared", "wte", "wpe", "relative_attention_bias")):
+            elif not any(
+                each in key for each in ("embed", "shared", "wte", "wpe", "relative_attention_bias", "rel_embeddings")
+            ):
                 drawn *= 1.3 * max(parameter.shape) ** -0.5
             if name.startswith(("gemma2", "gemma3")) and "embed_tokens" in key:
                 drawn *= 0.3  # or each token is followed by itself

@@ -120,6 +120,14 @@ def m2m100(folder: Path, full: bool) -> Any:
     )
 
 
+def deberta_v2(folder: Path, full: bool) -> Any:
+    ids = {"pad": 0, "bos": 1, "eos": 2, "unk": 3}
+    names = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]"}
+    how: dict[str, Any] = {f"{name}_id": id_ for name, id_ in ids.items()}
+    train(folder / "spm.model", full=full, **how, **{f"{name}_piece": token for name, token in names.items()})
+    return transformers.DebertaV2Tokenizer(str(folder / "spm.model"))
+
+
 def llama(folder: Path, legacy: bool = True, **how: Any) -> Any:
     train(
         folder / "tokenizer.model",
@@ -220,6 +228,7 @@ CHATS: list[list[dict[str, Any]]] = [
     [HELLO, {"role": "tool", "content": {"temperature": 12.5, "sky": "été"}}],
 ]
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+DEBERTA = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]
 WHISPER = ["<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"]
 KINDS: dict[str, tuple[str, Callable[[Path, bool], Any]]] = {  # name -> model_type, and what makes it
     "t5": ("t5", t5),
@@ -263,6 +272,8 @@ KINDS: dict[str, tuple[str, Callable[[Path, bool], Any]]] = {  # name -> model_t
         ),
     ),
     "roberta": ("roberta", lambda folder, full: byte_level(folder, transformers.RobertaTokenizer, ROBERTA, 4)),
+    "deberta": ("deberta", lambda folder, full: byte_level(folder, transformers.DebertaTokenizer, DEBERTA, 4)),
+    "deberta-v2": ("deberta-v2", deberta_v2),
     "bart": ("bart", lambda folder, full: byte_level(folder, transformers.BartTokenizer, ROBERTA, 4)),
     "whisper": (
         "whisper",

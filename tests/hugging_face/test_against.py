@@ -53,6 +53,9 @@ NAMES = [
     "mpnet",
     "electra",
     "albert",
+    "bert-spans",
+    "deberta",
+    "deberta-v2-labels",
 ]
 
 

@@ -26,6 +26,7 @@ from tests.hugging_face.family_models import CASES, LONGEST, VOCABULARY, attenti
 from tests.recorded import EXPECTED, FAMILIES, NEWEST, names, whole
 
 NEW, GIVEN = 8, 5
+GIVEN_BY_HEADS = ("logits", "start_logits", "end_logits")
 
 SENTENCES: dict[str, dict[str, Any]] = {  # folder -> its files, as sentence-transformers writes them
     "sentences-mean": {"mode": "mean_tokens", "normalize": True, "longest": 12},
@@ -129,8 +130,8 @@ def of_texts(model: Any) -> dict[str, Any]:
     outputs = {}
     for number, text in enumerate(TEXTS):
         found = model(input_ids=torch.tensor([text]), attention_mask=torch.ones(1, len(text)).long())
-        name = "logits" if "logits" in found else "last_hidden_state"
-        outputs[f"{name}.{number}"] = found[name][0].numpy()
+        for name in [name for name in GIVEN_BY_HEADS if name in found] or ["last_hidden_state"]:
+            outputs[f"{name}.{number}"] = found[name][0].numpy()
     return outputs
 
 

@@ -19,6 +19,7 @@ from txport.models.names import TOKENIZER, WEIGHTS
 # Each is written as another model of theirs, or has caches of another shape.
 FAMILIES = (
     *("bert", "bert-tokens", "bert-labels", "bert-token-labels", "electra", "roberta", "sentences-mean"),
+    *("bert-spans", "deberta-v2-labels", "deberta-v2-spans"),
     *("t5", "flan-t5", "marian", "bart", "m2m_100", "whisper"),
     *("gpt2", "opt", "llama", "mistral-window", "qwen2-window", "qwen3", "smollm3", "gemma", "gemma2", "gemma3"),
 )

@@ -29,6 +29,7 @@ OPTIMUM = {
     "fill": ("ORTModelForMaskedLM", "ORTModelForCustomTasks"),
     "classify": ("ORTModelForSequenceClassification", "ORTModelForCustomTasks"),
     "tag": ("ORTModelForTokenClassification", "ORTModelForCustomTasks"),
+    "answer": ("ORTModelForQuestionAnswering",),
 }
 JS = {
     "seq2seq": ("AutoModelForSeq2SeqLM",),
@@ -38,6 +39,7 @@ JS = {
     "fill": ("AutoModelForMaskedLM",),
     "classify": ("AutoModelForSequenceClassification",),
     "tag": ("AutoModelForTokenClassification",),
+    "answer": ("AutoModelForQuestionAnswering",),
 }
 PIPELINES = {  # task -> the bundle that serves it
     "translation": "translates",

@@ -16,8 +16,9 @@ WHISPER = HERE / "whisper"
 CTRANSLATE2 = HERE / "ctranslate2_models"
 SENTENCES = HERE / "sentences"
 TEXTS = HERE / "text_models"
+ANSWERS = HERE / "answers"
 NEWEST = "transformers-5"
-EXPECTED = "expected.npz"
+EXPECTED, EXPECTED_ANSWERS = "expected.npz", "expected.json"
 CONFIG = "config.json"
 
 

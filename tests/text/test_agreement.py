@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.recorded import TOKENIZERS
@@ -94,6 +94,7 @@ def chat_reader(name: str) -> ChatReader:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=25)  # of each of 22 tokenizers
 @given(data=st.data())
 def test_tokens_that_follow_do_not_change_the_text_before_unfinished_characters(name: str, data: st.DataObject) -> None:
     """What is streamed is never taken back: byte tokens are decoded together, and a wrong one changes those before."""

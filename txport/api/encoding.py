@@ -1,7 +1,8 @@
-"""Methods of encoder-only models: embed, classify, tag, fill. `api.Model` inherits them."""
+"""Methods of encoder-only models: embed, classify, tag, fill, answer. `api.Model` inherits them."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack, get
 import numpy as np
 from numpy.typing import NDArray
 
+from txport.api.answers import Answer, Spans, Window, answers, windows_of
 from txport.api.arguments import many, require_unknown, sizes
 from txport.api.vectors import quantize, require_precision
 from txport.errors import LongTextError, TextError, UnknownTextError, UnsupportedError, quoted
@@ -69,6 +71,16 @@ class Classifying(Batches, total=False):
     labels: Sequence[str] | None
     template: str
     multi_label: bool
+
+
+class Answering(Batches, total=False):
+    """Options of `Encoder.answer`, which explains them."""
+
+    nbest: int
+    longest: int
+    stride: int | None
+    window: int | None
+    impossible: bool
 
 
 @dataclass(frozen=True)
@@ -176,7 +188,7 @@ class Encoder:
         if isinstance(text, str) and not truncate:
             return encode_within(self.tokenizer, longest, text, unknown, special)
         texts: Sequence[str] = (text,) if isinstance(text, str) else text
-        reads_pairs = self.facts.ability == "classify"
+        reads_pairs = self.facts.ability in ("classify", "answer")
         if not isinstance(text, str) and not (reads_pairs and _is_pair(text)):
             pair = " or a pair of strings" if reads_pairs else ""
             raise TextError(f"a text must be a string{pair}, got {quoted(text)}")
@@ -184,6 +196,10 @@ class Encoder:
         if len(ids) > longest:
             what = " with ".join(map(shorten, texts))
             raise LongTextError(f"{what} has {len(ids)} tokens, the most is {longest}; truncate=True cuts it")
+        return self._typed(ids, types)
+
+    def _typed(self, ids: Sequence[int], types: Sequence[int]) -> list[int]:
+        """Return ids that say the types of their tokens, if the model has types."""
         size = self.facts.vocabulary.size if self.facts.has_token_types else 0
         if size and max(types) > 1:
             raise TextError(f"the tokenizer gives tokens the type {max(types)}; the model has the types 0 and 1")
@@ -428,6 +444,58 @@ class Encoder:
             filled.append([Fill(token, at, float(found[at])) for token, at in zip(tokens, chosen, strict=True)])
         return filled
 
+    def answer(self, question: str, context: str, **how: Unpack[Answering]) -> list[Answer]:
+        """Return the `nbest` most probable answers (default: 1) to a question that are parts of a context, best first.
+
+        A window has up to `window` tokens with the question (default: 384, or what the model takes); a longer context
+        has several, of which neighbours share `stride` tokens (default: 128, at most half a window). An answer has up
+        to `longest` tokens (default: 15), and whole words. With `impossible`, one of the answers may be "": that there
+        is none. Answers and scores are those of transformers' `question-answering`. The other options are those of
+        `infer`; nothing is cut. Raises `LongTextError` for a question that leaves no room for the context.
+        """
+        return next(self.answer_iter([(question, context)], **how))
+
+    def answer_iter(
+        self,
+        texts: Iterable[tuple[str, str]],
+        *,
+        nbest: int = 1,
+        longest: int = 15,
+        stride: int | None = None,
+        window: int | None = None,
+        impossible: bool = False,
+        **how: Unpack[Batches],
+    ) -> Iterator[list[Answer]]:
+        """Like `answer`, for an iterable of pairs (question, context) of any length; yield results in order."""
+        require_ability(self.facts, "answer")
+        spans = Spans(nbest, longest, stride, window, impossible)
+        asked = deque[tuple[str, list[Window]]]()
+        ids = self._windows(texts, spans, asked, how)
+        sized = how.get("batch_size", BATCH_SIZE), how.get("batch_tokens")
+        nothing: Outputs = {}
+        found = self._batched(ids, lambda _, outputs: outputs, nothing, *sized)
+        return (
+            answers(context, own, [first, *islice(found, len(own) - 1)], spans)
+            for first in found
+            for context, own in [asked.popleft()]
+        )
+
+    def _windows(
+        self, texts: Iterable[tuple[str, str]], spans: Spans, asked: deque[tuple[str, list[Window]]], how: Batches
+    ) -> Iterator[list[int]]:
+        """Yield the ids of all windows of pairs of texts; add each context and its windows to `asked`."""
+        unknown, special = how.get("unknown", "auto"), switch("special", how.get("special", False))
+        require_unknown(unknown)
+        for pair in many("texts", texts):
+            if isinstance(pair, str) or not _is_pair(pair):
+                raise TextError(f"a question and its context must be a pair of strings, got {quoted(pair)}")
+            question, context = pair
+            read = reading_pairs(self.tokenizer).encode_aligned(question, context, unknown, special)
+            typed = read._replace(ids=self._typed(read.ids, read.types))
+            own = windows_of(question, typed, spans, self.facts.vocabulary.longest)
+            asked.append((context, own))
+            yield from (each.ids for each in own)
+
     def _masked(self, ids: list[int], text: Text) -> list[int]:
         if (mask := self.facts.vocabulary.mask) not in ids:
             token = "" if mask is None else self.tokenizer.tokens([mask])[0]
@@ -451,9 +519,22 @@ class Encoder:
 
         With `masked`, raise `TextError` for a non-empty text without a mask token.
         """
-        batch_size, batch_tokens = sizes(batch_size, batch_tokens)
         require_unknown(unknown)
         special, truncate = switch("special", special), switch("truncate", truncate)
+        given = ((text, self._encode_known(text, unknown, special, truncate)) for text in many("texts", texts))
+        encoded = (self._masked(ids, text) if masked and ids else ids for text, ids in given)
+        return self._batched(encoded, finish, nothing, batch_size, batch_tokens)
+
+    def _batched(
+        self,
+        encoded: Iterator[list[int]],
+        finish: Callable[[Sequence[int], Outputs], Result],
+        nothing: Result,
+        batch_size: int,
+        batch_tokens: int | None,
+    ) -> Iterator[Result]:
+        """Yield `finish(ids, outputs)` of each input, or `nothing` for one without tokens."""
+        batch_size, batch_tokens = sizes(batch_size, batch_tokens)
 
         def work(batch: list[list[int]]) -> list[Result]:
             assert isinstance(self.runtime, EncoderRuntime)
@@ -461,8 +542,6 @@ class Encoder:
             found = iter(infer(self.runtime, known, self.facts) if known else ())
             return [finish(ids, next(found)) if ids else nothing for ids in batch]
 
-        given = ((text, self._encode_known(text, unknown, special, truncate)) for text in many("texts", texts))
-        encoded = (self._masked(ids, text) if masked and ids else ids for text, ids in given)
         return in_batches(encoded, at_once(work), batch_size, len, self.workers, batch_tokens)
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport import runtimes
+from txport.api.answers import Answer
 from txport.api.arguments import checked_features, listed, many, paired, require_many, require_unknown, sizes, token_ids
 from txport.api.encoding import BATCH_SIZE, Encoder, Fill, Label, Ranked, Tag, require_ability
 from txport.api.generated import Generated, Hypothesis, Prepared, finish_of, grown, hypothesis
@@ -65,8 +66,8 @@ from txport.text.load import chat_of, tokenizer_of
 from txport.text.token_bytes import UNFINISHED, without_last_bytes
 
 __all__ = [
-    "Engine", "Fill", "Generated", "Handle", "Hypothesis", "Label", "Model", "Ranked", "Segment", "Tag", "Transcript",
-    "export", "load", "load_checkpoint", "parity",
+    "Answer", "Engine", "Fill", "Generated", "Handle", "Hypothesis", "Label", "Model", "Ranked", "Segment", "Tag",
+    "Transcript", "export", "load", "load_checkpoint", "parity",
 ]  # fmt: skip
 
 Item = TypeVar("Item")

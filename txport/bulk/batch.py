@@ -34,6 +34,7 @@ METHODS: dict[Ability | None, str] = {
     "classify": "classify_iter",
     "tag": "tag_iter",
     "fill": "fill_iter",
+    "answer": "answer_iter",
 }
 Work = Callable[[list[Any]], Iterator[object]]
 _running = threading.Lock()  # one batch at a time: a model with one worker is not for several threads
@@ -52,8 +53,8 @@ class Batch:
 
         `prefix` is put before the names of the new columns. `options` are those of `txport.load` (`runtime`,
         `provider`, `threads`, `workers`, `variant`), those of the model's method (`generate_iter`, `embed_iter`,
-        `classify_iter`, `tag_iter` or `fill_iter`), `truncate`, and for generating models `chat`, `template_options`
-        and `special_tokens`. With `pairs`, a text is two texts separated by a tab.
+        `classify_iter`, `tag_iter`, `fill_iter` or `answer_iter`), `truncate`, and for generating models `chat`,
+        `template_options` and `special_tokens`. With `pairs`, a text is two texts separated by a tab.
         """
         is_path = os.path.exists(bundle)  # noqa: PTH110 - False for text that can't be a path
         self.bundle = str(Path(bundle).absolute() if is_path else bundle)  # for processes with other working folders
@@ -140,7 +141,7 @@ class Batch:
             cut = functools.partial(_cut, model, rest) if truncates else str
             return lambda texts: method(map(cut, texts), errors="return", **rest)
         require_options(method, rest)
-        split = _pair if self.options.get("pairs") else str
+        split = _pair if self.options.get("pairs") or model.facts.ability == "answer" else str
         return lambda texts: method(map(split, texts), truncate=truncates, **rest)
 
 

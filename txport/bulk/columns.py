@@ -12,6 +12,7 @@ from txport.models.facts import Facts
 ERROR = "error"
 LABELS = pa.list_(pa.struct({"label": pa.string(), "score": pa.float64()}))
 TAGS = pa.list_(pa.struct({"token": pa.string(), "label": pa.string(), "score": pa.float64()}))
+ANSWERS = pa.list_(pa.struct({"text": pa.string(), "score": pa.float64(), "start": pa.int64(), "end": pa.int64()}))
 MASKS = pa.list_(pa.list_(pa.struct({"token": pa.string(), "id": pa.int64(), "score": pa.float64()})))
 GENERATED = {"output": pa.string(), "score": pa.float64(), "finish": pa.string()}
 Values = dict[str, object]
@@ -50,6 +51,9 @@ def columns_of(facts: Facts, defaults: Mapping[str, Any], options: Mapping[str, 
         case "fill":
             return Columns({"masks": MASKS}, lambda found: {"masks": [[vars(fill) for fill in mask] for mask in found]})
 
+        case "answer":
+            return Columns({"output": pa.string(), "score": pa.float64(), "answers": ANSWERS}, _answers)
+
 
 def _generated(found: Any) -> Values:
     if not found.hypotheses:  # "skip" has removed all of the text
@@ -60,6 +64,11 @@ def _generated(found: Any) -> Values:
 def _hypotheses(found: Any) -> Values:
     every = [{"output": each.output, "score": each.score, "finish": each.finish} for each in found.hypotheses]
     return {**_generated(found), "hypotheses": every}
+
+
+def _answers(found: Any) -> Values:
+    best = {"output": found[0].text, "score": found[0].score} if found else {}
+    return {**best, "answers": [vars(answer) for answer in found]}
 
 
 def _labels(found: Any) -> Values:

@@ -114,6 +114,7 @@ CALIBRATED: Mapping[str, type] = {
     "error_before": float,  # the same with each weight rounded to the nearest number
 }
 NEXT_TOKENS, VECTORS, LABELS, TOKENS = "next tokens", "vectors", "labels", "likeliest tokens"
+PLACES = "likeliest places"
 
 
 def require_loss(record: object) -> None:

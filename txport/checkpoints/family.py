@@ -38,11 +38,9 @@ SPECIAL = (
     "mask_token_id",
     "pad_token_id",
 )
-_DEBERTA = "its scores compare contents with positions, which no operator of a target computes"
 _EXPERTS = "only the experts of Mixtral, Qwen, OLMoE and Granite are known, whose routers are a softmax"
 _WINDOWS = "its encoder attends to windows, and only those of decoders are known"
 REFUSED = {  # well-known types that are not supported -> reason
-    **dict.fromkeys(("deberta", "deberta-v2"), _DEBERTA),
     "xlm-roberta-xl": "its layers normalise before attention, and only XLM-R's, which normalise after it, are known",
     **dict.fromkeys(("nllb-moe", "switch_transformers", "deepseek_v2", "deepseek_v3", "dbrx", "phimoe"), _EXPERTS),
     "gpt_oss": "its attention has sinks, and its experts have biases",

@@ -13,7 +13,7 @@ from txport.cli.guard import echo
 from txport.cli.options import F, is_given
 from txport.errors import UnsupportedError, brief, quoted
 from txport.models.facts import Facts
-from txport.text.base import Encoded, Tokenizer, TokenizerPair, Unknown, reading_pairs
+from txport.text.base import Aligned, Encoded, Tokenizer, TokenizerPair, Unknown, reading_pairs
 from txport.text.chat import ChatReader
 from txport.text.languages import LanguageReader
 
@@ -143,6 +143,12 @@ class Watched:
         found = reading_pairs(self._tokenizer).encode_texts(texts, *how)
         self.cut_texts += found.is_cut
         self._watch(self._tokenizer, "\n".join(texts), found.ids, special=how[1])
+        return found
+
+    def encode_aligned(self, one: str, other: str, unknown: Unknown = "auto", special: bool = False) -> Aligned:
+        """See `PairTokenizer.encode_aligned`."""
+        found = reading_pairs(self._tokenizer).encode_aligned(one, other, unknown, special)
+        self._watch(self._tokenizer, f"{one}\n{other}", found.ids, special)
         return found
 
     def encode_target(self, text: str, unknown: Unknown = "auto", special: bool = False) -> list[int]:

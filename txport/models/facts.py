@@ -23,10 +23,11 @@ Role = Literal["key", "value"]
 Pooled = Literal["mean", "first", "last", "max", "weighted-mean"]  # how vectors of tokens become one
 Pooling = Literal[Pooled, "none"]
 VectorPrecision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
-Ability = Literal["embed", "classify", "tag", "fill"]
+Ability = Literal["embed", "classify", "tag", "fill", "answer"]
 Function = Literal["softmax", "sigmoid", "none"]
 
 HIDDEN, LOGITS, SENTENCE = "last_hidden_state", "logits", "sentence_embedding"  # outputs of encoder-only models
+START, END = "start_logits", "end_logits"  # those of the first and the last token of an answer
 INPUTS = ("input_ids", "input_features", "attention_mask", "position_ids", "token_type_ids", "source_lengths")
 LENGTH = "length"  # name of the dim whose size is the number of tokens
 MOST_STATE = 1 << 14  # maximum number of state tensors
@@ -219,9 +220,11 @@ class Facts:
 
     @property
     def ability(self) -> Ability | None:
-        """Ability of an encoder-only model: embed, classify, tag or fill; None for other models."""
+        """Ability of an encoder-only model: embed, classify, tag, fill or answer; None for other models."""
         if self.generates:
             return None
+        if any(each.name == START for each in self.outputs):
+            return "answer"
         logits = next((each for each in self.outputs if each.name == LOGITS), None)
         if logits is None:
             return "embed"
@@ -327,6 +330,10 @@ def _problems_of_outputs(facts: Facts) -> Iterator[str]:
         yield "outputs have one name twice"
     if taken := sorted(dims.keys() & set(INPUTS)):
         yield f"an output can't be called {taken[0]}, as an input is"
+    if facts.ability == "answer":
+        if dims != {START: (LENGTH,), END: (LENGTH,)}:
+            yield f"a model with {START} gives {START} and {END}, a number for each token"
+        return
     if facts.ability == "embed":
         if dims.get(HIDDEN) != (LENGTH, facts.width):
             yield f"a model without {LOGITS} gives {HIDDEN}, {LENGTH} times {facts.width}"
@@ -425,10 +432,8 @@ def _windows(values: object) -> tuple[int, ...]:
 def _output(values: Any) -> Output:
     require_keys("an output", values, Output)
     dims = _dims(values["dims"])
-    if not dims or LENGTH in dims[1:] or isinstance(dims[-1], str):
-        raise ValueError(
-            f"an output has {LENGTH}, if at all, as its first dim of several, got {quoted(values['dims'])}"
-        )
+    if not dims or LENGTH in dims[1:]:
+        raise ValueError(f"an output has {LENGTH}, if at all, as its first dim, got {quoted(values['dims'])}")
     return Output(text("an output", values["name"]), dims)
 
 

@@ -91,6 +91,7 @@ class PlainOps:
         self.source_mask = source_mask
         self.source_rows = source_rows
         self.weights: dict[int, Tensor] = {}
+        self._far: Tensor | None = None
         self._masks: dict[Window, Tensor] = {}
         self._blocks: dict[Window, Blocks] = {}
         self._caches = {(each.layer, each.owner, each.role): each for each in self.state}
@@ -204,16 +205,18 @@ class PlainOps:
         return self._masks[part.window]
 
     def _distances(self, key: Tensor, part: Attention | None = None) -> Tensor:
-        """Return the relative positions key - query: (T, S); the queries have the last T positions.
+        """Return the relative positions key - query, which all layers share: (T, S); queries have the last T places.
 
         For a `part` whose bias reads the positions of keys, return those: (T, S) or (B, T, S), negative on padding.
         """
         size = key.shape[2]
-        new = self.places.shape[-1]
         places = torch.arange(size, device=key.device)
+        own = places[size - self.places.shape[-1] :]
         if part is not None and part.reads_keys:
-            return places - (places[size - new :] - self.places)[..., None]
-        return places[None, :] - places[size - new :][:, None]
+            return places - (own - self.places)[..., None]
+        if self._far is None:
+            self._far = places[None, :] - own[:, None]
+        return self._far
 
 
 def mean_of(x: Tensor, seen: Tensor) -> Tensor:

@@ -82,6 +82,19 @@ class Encoded(NamedTuple):
     is_cut: bool
 
 
+class Aligned(NamedTuple):
+    """Ids and types of two texts as one input, and where each token is: its text, its word, and its characters.
+
+    A special token has the text None. Words count from 0 in each text; None: the tokenizer has no words.
+    """
+
+    ids: list[int]
+    types: list[int]
+    texts: list[int | None]
+    words: list[int | None]
+    offsets: list[tuple[int, int]]
+
+
 @runtime_checkable
 class PairTokenizer(Protocol):
     """The part of a tokenizer of encoder-only models that reads one text, or two as one input."""
@@ -93,6 +106,13 @@ class PairTokenizer(Protocol):
 
         With `truncate`, the longer text loses its end until the model takes both. Raises the errors of
         `Tokenizer.encode`.
+        """
+        ...
+
+    def encode_aligned(self, one: str, other: str, unknown: Unknown = "auto", special: bool = False) -> Aligned:
+        """Return two texts of any length as one input, and where each token is in them; "skip" leaves nothing out.
+
+        Raises the errors of `Tokenizer.encode`.
         """
         ...
 

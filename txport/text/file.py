@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from txport.errors import BundleError, LongTextError, TextError, TokenError, UnknownTextError
-from txport.text.base import Encoded, Unknown, shorten
+from txport.text.base import Aligned, Encoded, Unknown, shorten
 from txport.text.library import (
     controlled,
     letter_by_letter,
@@ -24,7 +24,7 @@ from txport.text.library import (
 from txport.text.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
 # A text with more characters per token is too long, and is refused before it is encoded. Texts of up to FEW characters
 # are always encoded. Spaces do not count: tokenizers may drop them.
@@ -99,6 +99,15 @@ class FileTokenizer:
         found = self._read(short, unknown, around=True, reader=reader, longest=self._longest)
         return found._replace(is_cut=found.is_cut or short != list(texts))
 
+    def encode_aligned(self, one: str, other: str, unknown: Unknown = "auto", special: bool = False) -> Aligned:
+        """See `PairTokenizer.encode_aligned`."""
+        if unknown == "skip":
+            raise TextError("unknown='skip' leaves out text in which answers are looked for; use another value")
+        encoding = self._split((one, other), around=True, reader=self._parser if special else self._reader)
+        texts, places = encoding.sequence_ids, encoding.offsets
+        ids = self._ids(encoding, range(len(texts)), (one, other), unknown)
+        return Aligned([id_ for id_, _ in ids], encoding.type_ids, texts, encoding.word_ids, places)
+
     def spelled(self, text: str) -> list[str]:
         """See `Tokenizer.spelled`."""
         return list(dict.fromkeys(self._spellings.findall(text)))
@@ -148,29 +157,40 @@ class FileTokenizer:
     ) -> Encoded:
         """Return the ids of one text or two, and the type of each token; with `longest`, of at most so many tokens."""
         for text in texts:
+            self._require_length(text)
+        encoding = self._split(texts, around=around, reader=reader)
+        numbers, types = encoding.sequence_ids, encoding.type_ids  # each copies all
+        kept = range(len(numbers)) if longest is None else fitting(numbers, longest)
+        known = self._ids(encoding, kept, texts, unknown)
+        return Encoded([id_ for id_, _ in known], [types[at] for _, at in known], len(kept) < len(numbers))
+
+    def _split(self, texts: Sequence[str], *, around: bool, reader: Tokenizer) -> Encoding:
+        """Return the tokens of one text or two."""
+        for text in texts:
             if not text.strip():
                 raise UnknownTextError("the text is empty; give at least one character")
             if NOT_UTF8.search(text):
                 raise TextError(f"{shorten(text)} is not UTF-8 text")
-            self._require_length(text)
         with refusals(TextError, f"{self._path} can't split {_told(texts)}; fix it, or leave that text out"):
-            encoding = reader.encode(texts[0], texts[1] if len(texts) > 1 else None, add_special_tokens=around)
+            return reader.encode(texts[0], texts[1] if len(texts) > 1 else None, add_special_tokens=around)
+
+    def _ids(
+        self, encoding: Encoding, kept: Sequence[int], texts: Sequence[str], unknown: Unknown
+    ) -> list[tuple[int, int]]:
+        """Return the ids of the tokens at the places `kept` that the model has, and their places."""
         takes = unknown == "token" or (unknown == "auto" and not self._spells)
-        numbers, types, offsets = encoding.sequence_ids, encoding.type_ids, encoding.offsets  # each copies all
-        kept = range(len(numbers)) if longest is None else fitting(numbers, longest)
+        numbers, offsets = encoding.sequence_ids, encoding.offsets
         every = list(zip(encoding.ids, encoding.tokens, strict=True))
-        ids = [self._known_id(*every[at], takes) for at in kept]
-        places = zip(ids, kept, strict=True)
-        strange = [texts[numbers[at] or 0][slice(*offsets[at])] for id_, at in places if id_ is None]
+        ids = [(self._known_id(*every[at], takes), at) for at in kept]
+        strange = [texts[numbers[at] or 0][slice(*offsets[at])] for id_, at in ids if id_ is None]
         if strange and unknown != "skip":
             found = _listed(list(dict.fromkeys(strange)))
             fix = "unknown='skip' leaves them out"
             raise TextError(f"{_told(texts)} has characters outside the vocabulary: {found}; {fix}")
-        known = [(id_, types[at]) for id_, at in zip(ids, kept, strict=True) if id_ is not None]
-        read = {numbers[at] for id_, at in zip(ids, kept, strict=True) if id_ is not None}
-        if not {*range(len(texts))} <= read:
+        known = [(id_, at) for id_, at in ids if id_ is not None]
+        if not {*range(len(texts))} <= {numbers[at] for _, at in known}:
             raise UnknownTextError(f"{_told(texts)} has no character of the vocabulary")
-        return Encoded([id_ for id_, _ in known], [type_ for _, type_ in known], len(kept) < len(numbers))
+        return known
 
     def _known_id(self, id_: int, token: str, takes_unknown: bool) -> int | None:
         """Return the id if the model has it; for a source text unknown to the pieces, return the id of the same token.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from txport.errors import CheckpointError, quoted
+from txport.models.names import TOKENIZER
 from txport.text.assemble import Slots, Vocabulary, assemble, vocabulary
 from txport.text.file import FOREIGN, OUTSIDE
 from txport.text.sentencepiece import (
@@ -22,7 +23,7 @@ from txport.text.sentencepiece import (
 )
 from txport.text.settings import Added, Settings
 from txport.text.usage import Languages, Target
-from txport.text.vocabularies import read_ids
+from txport.text.vocabularies import DEBERTA, read_ids
 
 UNK = {"unk_token": "<unk>"}
 ENDS = {"bos_token": "<s>", "eos_token": "</s>", **UNK}
@@ -168,6 +169,16 @@ def xlm_roberta(settings: Settings) -> Made:
     mask = settings.token("mask_token", "<mask>") or ""
     slots[max(slots) + 1] = (mask, 0.0)
     words = vocabulary(settings, slots, FAIRSEQ, [Added(mask, lstrip=True)], users_of(found))
+    return made_of(found, words, [words.named["cls_token"]], [words.named["sep_token"]])
+
+
+def deberta_v2(settings: Settings) -> Made:
+    """Return the tokenizer of DeBERTa-v2 and v3: the pieces with unchanged ids, and the mask."""
+    found = read_pieces(file_of(settings, "spm.model"))
+    for name in ("do_lower_case", "split_by_punct"):
+        if settings.flag(name, False):
+            raise settings.wrong(f"{name} true is not supported; save the tokenizer as a {TOKENIZER}")
+    words = vocabulary(settings, _plain(found), DEBERTA, _special(found), users_of(found))
     return made_of(found, words, [words.named["cls_token"]], [words.named["sep_token"]])
 
 

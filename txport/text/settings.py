@@ -236,6 +236,7 @@ UNUSED: Mapping[str, str] = {
     **dict.fromkeys(("legacy_behaviour", "extra_ids", "offset", "mask_token_sent", "language_codes"), IN_FILE),
     **dict.fromkeys(("num_madeup_words", "src_lang", "tgt_lang", "source_lang", "target_lang"), IN_FILE),
     **dict.fromkeys(("separate_vocabs", "trim_offsets", "vocab_size", "unk_id", "added_tokens_decoder"), IN_FILE),
+    **dict.fromkeys(("split_by_punct", "vocab_type"), IN_FILE),
     **dict.fromkeys(("do_basic_tokenize", "never_split", "errors", "spaces_between_special_tokens"), SLOW),
     **dict.fromkeys(("chat_template", "use_default_system_prompt", "response_template", "response_schema"), TEMPLATE),
     **dict.fromkeys(("chat_control_tokens", "tool_parser_type"), TEMPLATE),

@@ -24,6 +24,7 @@ BERT = {
     "cls_token": "[CLS]",
     "mask_token": "[MASK]",
 }
+DEBERTA = {"bos_token": "[CLS]", "eos_token": "[SEP]", **BERT}
 GPT2 = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
 WHISPER_STARTS = ("<|startoftranscript|>", "<|notimestamps|>")
 QWEN = {"eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
@@ -187,6 +188,13 @@ def roberta(settings: Settings) -> tuple[str, Vocabulary]:
     before = [words.named["cls_token"]]
     after = [words.named["sep_token"]]
     return _byte_level(settings, words, before=before, after=after), words
+
+
+def deberta(settings: Settings) -> tuple[str, Vocabulary]:
+    """Return the tokenizer of DeBERTa, version 1: RoBERTa's pieces, BERT's special tokens."""
+    words = _bytes(settings, DEBERTA, Added(settings.token("mask_token", "[MASK]") or "", lstrip=True))
+    before = [words.named["cls_token"]]
+    return _byte_level(settings, words, before=before, after=[words.named["sep_token"]]), words
 
 
 def qwen2(settings: Settings) -> tuple[str, Vocabulary]:

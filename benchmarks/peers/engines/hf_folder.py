@@ -82,6 +82,34 @@ RECIPES = {
     "bert-base": Recipe(
         architecture="BertModel", config={**encoder(768, 12, 12), "vocab_size": 30522}, small=SMALL_BERT, unknown=100
     ),
+    "modernbert-base": Recipe(
+        architecture="ModernBertModel",
+        config={**encoder(768, 22, 12), "intermediate_size": 1152, "vocab_size": 50368},
+        small=SMALL_BERT,
+        unknown=100,
+    ),
+    "cross-encoder-l6": Recipe(
+        architecture="BertForSequenceClassification",
+        config={**encoder(384, 6, 12), "vocab_size": 30522, "num_labels": 3},
+        small=SMALL_BERT,
+        unknown=100,
+    ),
+    "pythia-160m": Recipe(
+        architecture="GPTNeoXForCausalLM",
+        config={
+            "vocab_size": 50304,
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "max_position_embeddings": 2048,
+            "initializer_range": 768**-0.5,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
+        small={"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2},
+        unknown=1,
+    ),
     "marian-base": Recipe(
         architecture="MarianMTModel",
         config={

@@ -1,4 +1,7 @@
-"""Hugging Face Optimum: a MarianMTModel with the weights, exported and quantised by Optimum, run by ONNX Runtime."""
+"""Hugging Face Optimum: a decoder's folder, or a MarianMTModel with the weights, exported and quantised by Optimum.
+
+ONNX Runtime runs both.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 import onnxruntime
 import torch
-from optimum.onnxruntime import ORTModelForSeq2SeqLM
+from optimum.onnxruntime import ORTModelForCausalLM, ORTModelForSeq2SeqLM
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from benchmarks.peers.engines import Ids, Model, Search, before_end, transformer
@@ -37,15 +40,19 @@ RENAMED = {
 
 
 def prepare(model: Model, folder: Path) -> None:
-    """Convert, export with Optimum's exporter, compare the logits with txport's, and quantise for int8.
+    """Export with Optimum's exporter, and quantise for int8.
 
-    The converted model is exported from memory, since saving a MarianMTModel omits its positions.
+    A model that is not a folder of a decoder is converted first, and its logits are compared with txport's. It is
+    exported from memory, since saving a MarianMTModel omits its positions.
     """
-    from optimum.exporters.onnx import onnx_export_from_model
+    from optimum.exporters.onnx import main_export, onnx_export_from_model
 
-    ours = transformer(model.checkpoint)
-    onnx_export_from_model(convert(ours), folder, task="text2text-generation-with-past", do_validation=False)
-    require_same_logits(ours, load(folder))
+    if Path(model.checkpoint).is_dir():
+        main_export(model.checkpoint, folder, task="text-generation-with-past", do_validation=False)
+    else:
+        ours = transformer(model.checkpoint)
+        onnx_export_from_model(convert(ours), folder, task="text2text-generation-with-past", do_validation=False)
+        require_same_logits(ours, load(folder))
     if model.precision == "int8":
         quantise(folder)
 
@@ -111,7 +118,8 @@ def require_same_logits(ours: Transformer, theirs: Any) -> None:
 
 def load(folder: Path, **options: Any) -> Any:
     """Return Optimum's model of the graphs in a folder."""
-    return ORTModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True, **options)
+    kind = ORTModelForSeq2SeqLM if (folder / "encoder_model.onnx").exists() else ORTModelForCausalLM
+    return kind.from_pretrained(folder, local_files_only=True, **options)
 
 
 class Engine:
@@ -123,8 +131,8 @@ class Engine:
         torch.set_num_threads(options["threads"])  # its logits processors use PyTorch
         self._model = load(folder, session_options=session, use_io_binding=options["io_binding"])
         config = self._model.config
-        self._pad = config.pad_token_id
         self._end = config.eos_token_id
+        self._pad = self._end if config.pad_token_id is None else config.pad_token_id
         self._options = GenerationConfig(
             num_beams=search.beams,
             do_sample=False,
@@ -137,7 +145,7 @@ class Engine:
         )
 
     def encode(self, sources: Ids) -> dict[str, torch.Tensor]:
-        """Return padded ids and their mask, (B, S) each."""
+        """Return padded ids and their mask, (B, S) each; prompts have the same length."""
         lengths = torch.tensor([len(source) for source in sources])
         mask = padding_mask(lengths, int(lengths.max()))
         ids = torch.full(mask.shape, self._pad)
@@ -147,8 +155,8 @@ class Engine:
     def generate(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Search one batch."""
         found: torch.Tensor = self._model.generate(**inputs, generation_config=self._options)
-        return found
+        return found[:, 1 if self._model.config.is_encoder_decoder else inputs["input_ids"].shape[1] :]
 
     def decode(self, outputs: torch.Tensor) -> list[list[int]]:
         """Return the target of each source."""
-        return [before_end(row[1:], self._end) for row in outputs.tolist()]
+        return [before_end(row, self._end) for row in outputs.tolist()]

@@ -1,6 +1,6 @@
 """ONNX Runtime with an encoder of Optimum's exporter, fused by its optimiser for transformers, quantised dynamically.
 
-A source's vector is the mean over its tokens.
+A source's vector is the mean over its tokens, or the logits of its classes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import onnxruntime
 
 from benchmarks.peers.engines import Ids, Model, Search
-from benchmarks.peers.engines.vectors import FEATURES, Feeds, feeds, pooled
+from benchmarks.peers.engines.vectors import Feeds, feeds, pooled, task_of
 
 PACKAGES = ("onnxruntime", "optimum", "optimum-onnx", "transformers", "torch", "numpy")
 FILE = "model.onnx"
@@ -26,8 +26,8 @@ def prepare(model: Model, folder: Path) -> None:
     from optimum.exporters.onnx import main_export
 
     path = folder / FILE
-    main_export(model.checkpoint, folder, task=FEATURES, do_validation=False)
     config = json.loads((Path(model.checkpoint) / "config.json").read_text(encoding="utf-8"))
+    main_export(model.checkpoint, folder, task=task_of(config), do_validation=False)
     fused = optimize_model(
         str(path), model_type="bert", num_heads=config["num_attention_heads"], hidden_size=config["hidden_size"]
     )

@@ -1,4 +1,4 @@
-"""txport's cpu bundles of encoders: a vector of each source, the mean over its tokens."""
+"""txport's cpu bundles of encoders: a vector of each source, the mean over its tokens, or the logits of its classes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import txport
 from benchmarks.peers.engines import Ids, Search, txport_cpu
 from txport.api.encoding import pool
-from txport.models.facts import HIDDEN
+from txport.models.facts import HIDDEN, LOGITS
 from txport.runtimes.base import EncoderRuntime
 from txport.runtimes.inputs import infer
 
@@ -30,7 +30,8 @@ class Engine:
 
     def generate(self, inputs: Ids) -> Any:
         """Run one batch."""
-        return [pool(each[HIDDEN], "mean") for each in infer(self._runtime, inputs, self._facts)]
+        found = infer(self._runtime, inputs, self._facts)
+        return [each[LOGITS] if LOGITS in each else pool(each[HIDDEN], "mean") for each in found]
 
     def decode(self, outputs: Any) -> list[list[float]]:
         """Return the vectors."""

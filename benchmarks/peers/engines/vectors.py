@@ -1,7 +1,8 @@
-"""What the engines of encoders share: padded inputs, and the mean over the tokens of a source."""
+"""What the engines of encoders share: padded inputs, and the mean over the tokens of a source, or its logits."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from benchmarks.peers.engines import Ids
 
-FEATURES = "feature-extraction"  # Optimum's name of the task
+FEATURES, CLASSES = "feature-extraction", "text-classification"  # Optimum's names of the tasks
 MASK = "attention_mask"
 Feeds = dict[str, NDArray[np.int64]]
 
@@ -23,8 +24,15 @@ def feeds(sources: Ids) -> Feeds:
     return {"input_ids": ids, MASK: mask.astype(np.int64), "token_type_ids": np.zeros_like(ids)}
 
 
+def task_of(config: Mapping[str, Any]) -> str:
+    """Return Optimum's name of the task of a folder with this `config.json`."""
+    return CLASSES if config["architectures"][0].endswith("ForSequenceClassification") else FEATURES
+
+
 def pooled(hidden: NDArray[Any], inputs: Feeds) -> NDArray[Any]:
-    """Return the mean over the tokens, (B, T, D) -> (B, D)."""
+    """Return the mean over the tokens, (B, T, D) -> (B, D); logits (B, C) as they are."""
+    if hidden.ndim == 2:
+        return hidden
     mask = inputs[MASK][..., None]
     found: NDArray[Any] = (hidden * mask).sum(axis=1) / mask.sum(axis=1)
     return found

@@ -67,6 +67,11 @@ def encode(graph: Graph, ids: list[int]) -> Any:
         vectors = found["last_hidden_state"][0].astype(np.float32)
         vector = vectors[0] if how["pooling"] == "first" else vectors.mean(axis=0)
         return vector / np.linalg.norm(vector) if how["normalize"] else vector
+    if ability == "answer":
+        starts, ends = (found[name][0, 1:-1].astype(np.float64) for name in ("start_logits", "end_logits"))
+        sums = np.triu(np.tril(starts[:, None] + ends + 1e6, 14))
+        first, last = divmod(int(sums.argmax()), len(starts))
+        return 1 + first, 1 + last
     function = graph.said.get("function_to_apply")
     if ability == "classify" and function != "softmax":
         logits = found["logits"][0].astype(np.float64)

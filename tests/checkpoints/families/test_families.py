@@ -69,7 +69,17 @@ SEARCHES: dict[str, dict[str, Any]] = {
 
 
 OF_FIVE = {"tie_word_embeddings": True, "transformers_version": "5.24.0"}
-OF_SEP = ("bert", "distilbert", "electra", "ernie", "gte", "modernbert", "nomic_bert")  # types whose texts end with it
+OF_SEP = (
+    "bert",
+    "deberta",
+    "deberta-v2",
+    "distilbert",
+    "electra",
+    "ernie",
+    "gte",
+    "modernbert",
+    "nomic_bert",
+)  # types whose texts end with it
 TIES = {"gemma": 1}  # sources with two hypotheses that score alike, of which rounding decides
 
 
@@ -121,7 +131,7 @@ def _check_outputs(model: Any, expected: dict[str, Any]) -> None:
         return
     for number, text in enumerate(TEXTS):
         found = model.runtime.infer(np.array([text]), np.array([len(text)]))
-        for name in ("logits", "last_hidden_state"):
+        for name in found:
             if f"{name}.{number}" in expected:
                 np.testing.assert_allclose(np.squeeze(found[name]), expected[f"{name}.{number}"], rtol=0, atol=1e-4)
 
@@ -592,6 +602,13 @@ def test_a_config_that_nothing_expresses_is_refused_by_name(copied: Path, values
         ("mpnet", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets 16 is not supp"),
         ("mpnet-tokens", {"hidden_act": "relu"}, "hidden_act 'relu' is not supported; it must be 'gelu'"),
         ("electra-tokens", {"hidden_act": "relu"}, "hidden_act 'relu' is not supported; it must be 'gelu'"),
+        ("deberta", {"talking_head": True}, "talking_head True is not supported; it must be False"),
+        ("deberta", {"pos_att_type": ["p2p"]}, "pos_att_type .* is not supported; it must be of c2p, p2c"),
+        ("deberta-v2", {"norm_rel_ebd": "batch"}, "norm_rel_ebd 'batch' is not supported; it must be of none, layer"),
+        ("deberta-v2-labels", {"conv_kernel_size": 4}, "kernel must be an odd number of tokens, got 4"),
+        ("deberta-v2-labels", {"pooler_hidden_size": 8}, "pooler_hidden_size 8 is not supported; it must be 32"),
+        ("deberta-v2", {"attention_head_size": 4}, "attention_head_size 4 is not supported; it must be 8"),
+        ("bert-spans", {"id2label": {"0": "a", "1": "b", "2": "c"}}, "id2label of a class for questions must have 2"),
         ("albert-inner", {"num_hidden_groups": 2}, "num_hidden_groups 2 and inner_group_num 2 are not supported"),
         ("albert-groups", {"num_hidden_groups": 3}, "num_hidden_layers 4 and num_hidden_groups 3 are not supp"),
     ],

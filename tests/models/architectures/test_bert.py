@@ -377,7 +377,7 @@ def test_an_array_of_vectors_has_one_for_each_text(bundles: dict[str, Path], tmp
         (
             "hidden",
             "--top 2",
-            "--top needs a model that can classify or fill; this model is encoder-only with the outputs last_hidden",
+            "--top needs a model that can classify or fill or answer; this model is encoder-only with the outputs",
         ),
         ("labels", "--output x.npy", "--output x.npy needs a model that can embed; this model is encoder-only"),
         ("hidden", "--output x.npy --pooling none", "--pooling none returns one per token"),

@@ -27,6 +27,7 @@ from txport.audio.spectrogram import drawn_features
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_ir
 from txport.checkpoints.checkpoint import load_checkpoint
+from txport.errors import UnsupportedError
 from txport.models import architecture
 from txport.models.architecture import Architecture
 from txport.models.audio import Features
@@ -69,6 +70,13 @@ def smallest(name: str) -> list[str]:
 PRESETS = [preset for name in architecture.names() for preset in smallest(name)]
 
 
+REFUSED = {("deberta-tiny", "cuda"), ("deberta-wide-tiny", "cuda")}  # by the target, which has no form of its attention
+
+
+def taken(pairs: list[tuple[str, tuple[str, str]]]) -> list[tuple[str, tuple[str, str]]]:
+    return [(preset, plan) for preset, plan in pairs if (preset, plan[0]) not in REFUSED]
+
+
 def described(pair: tuple[str, tuple[str, str]]) -> str:
     preset, plan = pair
     return " ".join((preset, *plan))
@@ -100,7 +108,7 @@ def test_8_bit_products_of_a_graph_share_no_weights(
         assert len(names) == len(set(names))
 
 
-@pytest.fixture(scope="module", params=on_each_target(PRESETS, PLANS), ids=described)
+@pytest.fixture(scope="module", params=taken(on_each_target(PRESETS, PLANS)), ids=described)
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """An export that is compared with PyTorch."""
     preset, plan = request.param
@@ -171,9 +179,15 @@ def error(actual: Array, expected: Array) -> float:
 
 
 def test_every_preset_target_and_precision_is_among_those_that_are_tested() -> None:
-    pairs = on_each_target(PRESETS, PLANS)
-    assert {plan for _, plan in pairs} == {plan for _, plan in in_turn(PRESETS, PLANS)} == {*PLANS}
-    assert {(preset, target) for preset, (target, _) in pairs} == {*itertools.product(PRESETS, TARGETS)}
+    pairs = taken(on_each_target(PRESETS, PLANS))
+    assert {plan for _, plan in pairs} == {plan for _, plan in taken(in_turn(PRESETS, PLANS))} == {*PLANS}
+    assert {(preset, target) for preset, (target, _) in pairs} == {*itertools.product(PRESETS, TARGETS)} - REFUSED
+
+
+@pytest.mark.parametrize(("preset", "target"), sorted(REFUSED))
+def test_a_target_that_can_not_compute_a_preset_refuses_it(preset: str, target: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=f"the {target} target has no form of attention"):
+        write(load_checkpoint(f"preset:{preset}"), tmp_path, target=target, precision="fp32")
 
 
 @pytest.mark.parametrize("name", architecture.names())
@@ -268,7 +282,7 @@ def test_rows_that_change_places_take_their_state_along(bundle: Bundle, runtime:
     assert error(found.values, expected) <= APART[bundle.manifest.precision]
 
 
-@pytest.mark.parametrize("pair", in_turn(PRESETS, PLANS), ids=described)
+@pytest.mark.parametrize("pair", taken(in_turn(PRESETS, PLANS)), ids=described)
 def test_a_planted_fault_is_found_and_named(
     pair: tuple[str, tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,7 +299,8 @@ def test_a_planted_fault_is_found_and_named(
     name, provider = runtimes.home(target)
     report = check(bundle, checkpoint, {name: provider}, searches=False)
     assert not report.passed
-    assert f"{where}.weight" in {each.tensor for each in report.tensors if not each.passed}
+    wrong = {each.tensor.partition(", ")[0] for each in report.tensors if not each.passed}  # "..., columns in fp32"
+    assert f"{where}.weight" in wrong
     found = culprit.bisect(bundle, checkpoint)
     assert found is not None
     assert (found.where, found.kind) == (describe(checkpoint.model, [where]), "weight"), found.what

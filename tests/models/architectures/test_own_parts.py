@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
-from tests.covering import on_each_target
+from tests.covering import in_turn, on_each_target
 from tests.models.architectures.owned import beside_the_others
 from tests.proof.faults import Edit, scaled
 from tests.tiny import edit_graph
@@ -114,7 +114,7 @@ FAULTS: dict[str, tuple[str, Edit, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("fault", "plan"), on_each_target(FAULTS, PLANS[:3]))
+@pytest.mark.parametrize(("fault", "plan"), in_turn(FAULTS, PLANS[:3]))
 def test_a_fault_in_a_part_of_one_s_own_is_named(
     fault: str, plan: tuple[str, str], bundle_of: Callable[..., Bundle], tmp_path: Path
 ) -> None:

@@ -87,7 +87,7 @@ def _of_model(manifest: Manifest) -> dict[str, bool]:
         "no rules": not _rules(manifest),
         "align": facts.attention is not None,
         "encode": ability is not None,
-        "logits": ability != "embed",
+        "logits": ability not in ("embed", "answer"),
         **{name: ability == name for name in get_args(Ability)},
         **{
             f"{kind} {name}": (ability, facts.function_to_apply) == (kind, name)
@@ -160,8 +160,14 @@ def _values(manifest: Manifest) -> dict[str, Any]:
         "longest": facts.writes.longest,
         "places": facts.source.longest if facts.source else "",
         "ability": facts.ability,
-        "types": ", types=None" if facts.has_token_types and manifest.made_for.is_standard else "",
+        "more": _arguments(manifest),
     }
+
+
+def _arguments(manifest: Manifest) -> str:
+    """Return the arguments of the program's function beside the ids."""
+    has_types = manifest.facts.has_token_types and manifest.made_for.is_standard
+    return (", context=1" if manifest.facts.ability == "answer" else "") + (", types=None" if has_types else "")
 
 
 def _most(manifest: Manifest) -> int:

@@ -40,6 +40,7 @@ BERT = {  # its class for each ability
     "classify": "BertForSequenceClassification",
     "tag": "BertForTokenClassification",
     "fill": "BertForMaskedLM",
+    "answer": "BertForQuestionAnswering",
 }
 
 

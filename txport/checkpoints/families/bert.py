@@ -46,6 +46,7 @@ HEADS = {  # by the end of a class's name
     "ForPreTraining": "tokens",
     "ForSequenceClassification": "labels",
     "ForTokenClassification": "token_labels",
+    "ForQuestionAnswering": "spans",
     BARE: "hidden",
 }
 # Names of special tokens, and their usual ids. Without usual ids, the last token of the vocabulary is used.
@@ -87,6 +88,8 @@ def kin(
     activation = values.word(names["activation"], ACTIVATIONS)
     if has_gelu and head == "tokens":
         values.require(names["activation"], "gelu")
+    if head == "spans" and len(labels_of(values)) != 2:
+        raise ConfigError(f"id2label of a class for questions must have 2 labels, got {len(labels_of(values))}")
     labels = REPLACED if head == "replaced" else labels_of(values) if head.endswith("labels") else ()
     if head == "labels":
         values.require("problem_type", *PROBLEM_TYPES)
@@ -96,7 +99,7 @@ def kin(
         "max_length": values.get("max_position_embeddings") - offset,
         "position_offset": offset,
         "segment": segment,
-        "token_types": types_of(values) if head == "labels" and segment else 0,
+        "token_types": types_of(values) if head in ("labels", "spans") and segment else 0,
         "norm_epsilon": 1e-12 if values.type == "distilbert" else values.get("layer_norm_eps", 1e-12),
         "activation": activation,
         "head": head,
@@ -196,7 +199,7 @@ SCORED = {"Identity": "regression", "Sigmoid": "single_label_classification"}
 LAYER = r"^(encoder\.\d+)\."
 BEFORE: tuple[Rule, ...] = (
     Drop(r"(roberta|mpnet|data2vec_text)\.pooler\."),  # classes with a head replace the pooler
-    Rename(r"^(bert|ernie|roberta|data2vec_text|distilbert|mpnet|electra|albert)\.", ""),
+    Rename(r"^(bert|ernie|roberta|data2vec_text|distilbert|mpnet|electra|albert|deberta)\.", ""),
 )
 WEIGHTS: tuple[Rule, ...] = (
     *BEFORE,
@@ -217,7 +220,7 @@ WEIGHTS: tuple[Rule, ...] = (
     Rename(LAYER + r"(output\.dense|ffn\.lin2)\.", r"\1.feed_forward.outer."),
     Rename(LAYER + r"(output\.LayerNorm|output_layer_norm)\.", r"\1.feed_forward_residual.norm."),
     Rename(r"^(pooler\.dense|pre_classifier|classifier\.dense)\.", "pooler."),
-    Rename(r"^classifier\.out_proj\.", "classifier."),
+    Rename(r"^(classifier\.out_proj|qa_outputs)\.", "classifier."),
     Rename(r"^(cls\.predictions\.transform\.dense|lm_head\.dense|vocab_transform)\.", "transform."),
     Rename(r"^(cls\.predictions\.transform\.LayerNorm|lm_head\.layer_norm|vocab_layer_norm)\.", "transform_norm."),
     Rename(r"^(cls\.predictions|lm_head)\.bias$", "projection.bias"),

@@ -93,7 +93,7 @@ def bulk(
 
     IN is text (a row a line), JSON lines, CSV or Parquet, compressed or not: files, folders, patterns such as
     'rows/**/*.csv', or addresses such as s3://bucket/rows (docs/bulk.md). The new columns are output, score and finish
-    of a generating model, vector, labels, tags or masks of others; and error, for a row that the model can't take.
+    of a generating model, vector, labels, tags, masks or answers of others; and error, if the model can't take a row.
     After an interrupt, even SIGKILL, --resume computes the rows that are missing.
     """
     with needed("txport[bulk]", "bulk work"):
@@ -123,6 +123,8 @@ def _require_fit(engine: str, address: str | None, actors: int | None) -> None:
         raise UnsupportedError("--address and --actors need --engine ray; give --workers")
     if is_given("alignment"):
         raise UnsupportedError("--alignment has no column; `txport run --json` writes it")
+    if is_given("context"):
+        raise UnsupportedError("--context is of `txport run`; here each text is a question, a tab and its context")
 
 
 def _in_python(bundle: Any, given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -136,6 +138,8 @@ def _in_python(bundle: Any, given: dict[str, Any], options: dict[str, Any]) -> d
     encoding.require_fit(facts, None, (flag for name, flag in ONLY_GENERATING.items() if name in given))
     texts.tell_not_followed(bundle.manifest)
     given = dict(given)
+    if facts.ability == "answer" and "top" in given:
+        given["nbest"] = given.pop("top")
     if "early_stopping" in given:
         given["early_stopping"] = early_stopping_of(given["early_stopping"])
     variables = texts.chat_variables(options["as_chat"], options["template_options"], options["special"])

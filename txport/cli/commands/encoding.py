@@ -18,6 +18,7 @@ from txport.errors import UnsupportedError, brief
 from txport.models.facts import Facts, Pooling, VectorPrecision
 
 if TYPE_CHECKING:
+    from txport.api.answers import Answer
     from txport.api.encoding import Fill, Floats, Label, Tag
 
 ARRAY = ".npy"
@@ -25,6 +26,7 @@ TRUE = 0.5  # minimum probability of a printed label, if labels are independent
 VECTORS = ("pooling", "normalize", "dimensions", "prompt", "precision", "ranges")
 LABELS = ("labels", "template", "multi_label")
 OF = {"embed": VECTORS, "classify": ("top", "pairs", *LABELS), "tag": (), "fill": ("top",)}  # a model's options
+OF["answer"] = ("top", "pairs", "context", "impossible")
 FLAGS = {name: f"--{name}".replace("_", "-") for names in OF.values() for name in names} | {"labels": "--label"}
 Rows = Iterator[tuple[str, ...]]
 
@@ -32,7 +34,7 @@ Rows = Iterator[tuple[str, ...]]
 def encoding_options(command: F) -> F:
     """Add the options for the outputs of encoder-only models."""
     normalize = "Vectors: normalise to L2 norm 1." + _otherwise("no")
-    top = "Number of labels, or of tokens per mask, to print, one per line.  [default of tokens: 5]"
+    top = "Number of labels, answers, or tokens per mask, to print, one per line.  [default of tokens: 5]"
     pooling = "Vectors: how the vectors of a text's tokens become one; none: they do not." + _otherwise("mean")
     prompt = "Vectors: name of the bundle's prompt to put before each text; '' is none." + _otherwise("''")
     precision = "Vectors: type of the numbers, as in sentence-transformers; binary: eight bits in a byte."
@@ -40,8 +42,12 @@ def encoding_options(command: F) -> F:
     pairs = "A line is two texts separated by a tab, which the model reads as a pair."
     label = "Zero-shot: any label, for a model of natural language inference.  [repeatable]"
     template = "Zero-shot: what a text with a --label implies, with {} for it.  [default: This example is {}.]"
+    context = "Questions: file of the text that has the answers.  [default: each line has its own, after a tab]"
+    impossible = "Questions: an answer may be none, as in SQuAD 2."
     several = "Zero-shot: a text can have several of the --label, or none."
     for option in (
+        click.option("--impossible", is_flag=True, help=impossible),
+        click.option("--context", type=INPUT, help=context),
         click.option("--multi-label", is_flag=True, help=several),
         click.option("--template", metavar="TEXT", help=template),
         click.option("--label", "labels", multiple=True, metavar="LABEL", help=label),
@@ -94,7 +100,12 @@ def run(
     """
     if is_array(output) and as_json:
         raise UnsupportedError(f"--json writes text and --output {output} writes an array; remove one of them")
-    given: Iterable[Any] = textio.split_pairs(texts) if shown["pairs"] else texts
+    given: Iterable[Any] = texts
+    if shown["context"]:
+        context = _read_context(shown["context"])
+        given = ((text, context) for text in texts)
+    elif shown["pairs"] or model.facts.ability == "answer":
+        given = textio.split_pairs(texts)
     texts, told = itertools.tee(given)
     found, rows = WAYS[model.facts.ability](model, texts, shown, how)
     results = textio.with_progress(found, total, out.stream)
@@ -129,7 +140,7 @@ def _write_array(stream: IO[str], vectors: Iterable[Floats], shown: Mapping[str,
     np.save(stream.buffer, array)  # type: ignore[attr-defined]  # of a file
 
 
-Way = tuple[Iterator[Any], Callable[[str, Any, bool], Rows]]
+Way = tuple[Iterator[Any], Callable[[Any, Any, bool], Rows]]
 
 
 def _embed(model: Any, texts: Iterable[str], shown: Mapping[str, object], how: Mapping[str, object]) -> Way:
@@ -218,4 +229,30 @@ def _fill(model: Any, texts: Iterable[str], shown: Mapping[str, object], how: Ma
     return model.fill_iter(texts, **({} if shown["top"] is None else {"top": shown["top"]}), **how), rows
 
 
-WAYS: dict[str, Callable[..., Way]] = {"embed": _embed, "classify": _classify, "tag": _tag, "fill": _fill}
+def _answer(model: Any, pairs: Iterable[tuple[str, str]], shown: Mapping[str, Any], how: Mapping[str, object]) -> Way:
+    def rows(pair: tuple[str, str], found: Sequence[Answer], as_json: bool) -> Rows:
+        if as_json:
+            yield (textio.to_json({"question": pair[0], "answers": [asdict(each) for each in found]}),)
+        elif shown["top"] is None:
+            yield (found[0].text,)
+        else:
+            yield from ((f"{each.score:.4f}", each.text) for each in found)
+
+    return model.answer_iter(pairs, nbest=shown["top"] or 1, impossible=shown["impossible"], **how), rows
+
+
+def _read_context(path: Path) -> str:
+    """Return the text of a file; raise `UnsupportedError` if it is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnsupportedError(f"--context {path} can't be read as text in UTF-8: {brief(error)}") from error
+
+
+WAYS: dict[str, Callable[..., Way]] = {
+    "embed": _embed,
+    "classify": _classify,
+    "tag": _tag,
+    "fill": _fill,
+    "answer": _answer,
+}

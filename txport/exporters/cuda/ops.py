@@ -22,7 +22,7 @@ from txport.exporters.fused.parts import PACKED, Counted
 from txport.models.facts import Owner
 from txport.models.model import Model
 from txport.models.ops import State, in_blocks, last_of, mean_of
-from txport.models.parts import Attention, Linear, additive
+from txport.models.parts import Attention, DotProduct, Linear, additive
 
 HEAD_SIZE_STEP, LARGEST_HEAD = 8, 256  # required by the fast attention kernels
 INSTEAD = "export it with target='portable', which runs on CUDA too"
@@ -38,6 +38,10 @@ def require_device(model: Model) -> None:
         if not part.core.has_operator and (model.facts.is_causal or part.window is not None):
             what = "for prompts" if part.window is None else "with a window"
             raise UnsupportedError(f"the cuda target has no form of this attention {what}; {INSTEAD}")
+        if isinstance(part.core, DotProduct) and part.core.disentangled is not None:
+            raise UnsupportedError(
+                f"the cuda target has no form of attention to relative positions by content; {INSTEAD}"
+            )
         if part.window is not None and part.window.of_encoder:
             which = "a window to both sides" if in_blocks(part) else "a causal mask in an encoder"
             raise UnsupportedError(f"the cuda target has no form of attention with {which}; {INSTEAD}")

@@ -13,7 +13,18 @@ from txport.errors import quoted
 from txport.models import sentence
 from txport.models.architecture import Architecture
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
-from txport.models.facts import EXCLUSIVE, LENGTH, MULTI_LABEL, REGRESSION, Facts, Output, Tokens, function_of
+from txport.models.facts import (
+    END,
+    EXCLUSIVE,
+    LENGTH,
+    MULTI_LABEL,
+    REGRESSION,
+    START,
+    Facts,
+    Output,
+    Tokens,
+    function_of,
+)
 from txport.models.model import Model, Stack
 from txport.models.ops import Ops
 from txport.models.parts import (
@@ -46,7 +57,8 @@ class BertConfig(Config):
     `head` is "hidden" (last hidden states), "pooled" (last hidden states, and the pooler's output for the first token),
     "tokens" (logits over the vocabulary per token, as of masked language models), "labels" (logits over `labels` per
     text), "token_labels" (logits over `labels` per token) or "replaced" (the logit of one label per token, as of
-    ELECTRA's discriminator). `problem_type` is for the head "labels": labels are exclusive
+    ELECTRA's discriminator) or "spans" (two logits per token: of the first and of the last token of an answer, of which
+    a text is a question and a context). `problem_type` is for the head "labels": labels are exclusive
     ("single_label_classification"), independent ("multi_label_classification") or numbers ("regression"). The table of
     positions begins with `position_offset` unused rows; RoBERTa has `pad_id` + 1. Texts have up to `max_length` tokens,
     or up to `text_length` if it is not 0. `segment`: add the embedding of token type 0 to each token; if `token_types`,
@@ -84,6 +96,7 @@ class BertConfig(Config):
             "token_types",
         }
     )
+    WIDENS_FIRST = False  # a projection of embeddings has no bias, and comes before their norm
     vocab_size: int = size(30522)
     d_model: int = size(768)
     heads: int = size(12)
@@ -116,7 +129,7 @@ class BertConfig(Config):
     windows: tuple[int, ...] = ()
     norm_epsilon: float = real(1e-12, above=0, below=1)
     activation: str = choice("gelu", "gelu_tanh", "relu", "silu")
-    head: str = choice(*HIDDEN_STATES, "tokens", *LABELLED)
+    head: str = choice(*HIDDEN_STATES, "tokens", *LABELLED, "spans")
     sentence: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     problem_type: str = choice(EXCLUSIVE, MULTI_LABEL, REGRESSION)
@@ -201,6 +214,7 @@ def facts(config: BertConfig) -> Facts:
         "labels": (Output("logits", (labels,)),),
         "token_labels": (Output("logits", (LENGTH, labels)),),
         "replaced": (Output("logits", (LENGTH, labels)),),
+        "spans": (Output(START, (LENGTH,)), Output(END, (LENGTH,))),
     }
     source = Tokens(
         size=config.vocab_size,
@@ -227,8 +241,11 @@ class Bert(Model):
 
     config: BertConfig
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, own: Callable[[], Attention] | None = None) -> None:
+        """`own` makes the attention of a layer, in place of BERT's."""
         super().__init__(config, facts(config))
+        self._own = own
+        widens_first = config.embedding_size > 0 and config.WIDENS_FIRST
         self.source_embedding = Embedding(
             config.vocab_size,
             config.width,
@@ -237,12 +254,13 @@ class Bert(Model):
             offset=config.position_offset,
             segment=config.segment,
             types=config.token_types,
-            norm=self._norm(config.width) if config.embedding_norm else None,
+            norm=self._norm(config.width) if config.embedding_norm and not widens_first else None,
             dropout=config.dropout,
         )
         width = config.d_model
         if config.embedding_size:
-            self.widen = Linear(config.width, width, tag="embedding_in")
+            self.widen = Linear(config.width, width, bias=not widens_first, tag="embedding_in")
+        self.widen_norm = self._norm(width) if widens_first and config.embedding_norm else None
         bias = None
         if config.buckets:
             bias = RelativeBias(config.heads, config.buckets, config.farthest, config.max_length, both_ways=True)
@@ -256,11 +274,12 @@ class Bert(Model):
 
     def _add_head(self, width: int) -> None:
         config = self.config
-        begins = config.head == "tokens" or (config.head in ("labels", "token_labels") and config.head_norm)
+        begins = config.head == "tokens" or (config.head in ("labels", "token_labels", "spans") and config.head_norm)
         if config.head in ("pooled", "labels") and not begins:
             self.pooler = Linear(width, width, config.head_bias, tag="pooler")
-        if config.head in LABELLED:
-            self.classifier = Linear(config.width if begins else width, len(config.labels), tag="classifier")
+        if config.head in (*LABELLED, "spans"):
+            count = len(config.labels) or 2
+            self.classifier = Linear(config.width if begins else width, count, tag="classifier")
         if begins or config.head == "replaced":
             self.transform = Linear(width, config.width if begins else width, config.head_bias, tag="transform")
         if begins:
@@ -279,6 +298,8 @@ class Bert(Model):
         x = self.source_embedding(ids, ops)
         if self.config.embedding_size:
             x = self.widen(x)
+        if self.widen_norm is not None:
+            x = self.widen_norm(x)
         for number, place in enumerate(self.config.order):
             x = self.encoder[place](x, ops, number)
         return cast(Tensor, x if self.encoder_norm is None else self.encoder_norm(x))
@@ -292,9 +313,14 @@ class Bert(Model):
             "labels": lambda: (self.classifier(self.pooled(states, ops)),),
             "token_labels": lambda: (ops.whole(self.classifier(self.begun(states))),),
             "replaced": lambda: (ops.whole(self.classifier(self.transformed(states))),),
+            "spans": lambda: self.spans(ops.whole(self.classifier(self.begun(states)))),
         }
         found = heads[self.config.head]()
         return found if self.sentence is None else (*found, self.sentence(states, ops))
+
+    def spans(self, logits: Tensor) -> tuple[Tensor, ...]:
+        """Return the logits of the first and of the last token of an answer: (B, S, 2) -> (B, S) twice."""
+        return logits[..., 0], logits[..., 1]
 
     def pooled(self, states: Tensor, ops: Ops) -> Tensor:
         """Return what a text's labels are computed from: (..., D) -> (B, D)."""
@@ -316,17 +342,21 @@ class Bert(Model):
     def _layer(self, number: int, bias: RelativeBias | None) -> Layer:
         config = self.config
         width = config.d_model
-        head_size = width // config.heads
-        window = self._neighbourhoods.get(config.windows[number] if config.windows else 0)
-        core = DotProduct(config.heads, config.heads, head_size**-0.5, bias=bias)
-        rotary = self._rotaries[window is not None]
-        attention = Attention(width, core, head_size, bias=config.attention_bias, rotary=rotary, window=window)
+        attention = self._own() if self._own is not None else self._attention(number, bias)
         build = GatedFeedForward if config.gated else FeedForward
         feed_forward = build(width, config.feed_forward, config.activation, bias=config.feed_forward_bias)
         before = iter([self._norm(width) if number or config.first_norm else nn.Identity(), self._norm(width)])
         return Layer(
             attention, feed_forward, lambda: Residual(next(before), first=config.norm_first, dropout=config.dropout)
         )
+
+    def _attention(self, number: int, bias: RelativeBias | None) -> Attention:
+        config = self.config
+        head_size = config.d_model // config.heads
+        window = self._neighbourhoods.get(config.windows[number] if config.windows else 0)
+        core = DotProduct(config.heads, config.heads, head_size**-0.5, bias=bias)
+        rotary = self._rotaries[window is not None]
+        return Attention(config.d_model, core, head_size, bias=config.attention_bias, rotary=rotary, window=window)
 
     def _rotary(self, base: float) -> Rotary | None:
         config = self.config
@@ -346,6 +376,7 @@ NAMES = {  # head -> class name in transformers
     "labels": "BertForSequenceClassification",
     "token_labels": "BertForTokenClassification",
     "replaced": "BertForTokenClassification",
+    "spans": "BertForQuestionAnswering",
 }
 
 
@@ -384,7 +415,7 @@ def draw(rng: np.random.Generator) -> BertConfig:
     encoder_layers = distinct * int(rng.integers(1, 3)) or int(rng.integers(1, 4))
     embedding_size = int(rng.choice([0, 8, 12]))
     farthest = buckets // 2 + int(rng.integers(1, 20))
-    types = int(rng.choice([0, 2, 3])) if values["head"] == "labels" else 0
+    types = int(rng.choice([0, 2, 3])) if values["head"] in ("labels", "spans") else 0
     return BertConfig(
         **values,
         vocab_size=vocab_size,
@@ -416,7 +447,7 @@ def _draw_newer(rng: np.random.Generator, layers: int, *, has_shared: bool, head
     windows: list[int] = rng.choice([0, 1, 2, 5], layers).tolist() if rng.integers(2) and not has_shared else []
     return found | {
         "first_norm": not found["norm_first"] or bool(rng.integers(2)),
-        "head_norm": head in ("labels", "token_labels") and bool(rng.integers(2)),
+        "head_norm": head in ("labels", "token_labels", "spans") and bool(rng.integers(2)),
         "rotary_base": float(rng.choice([100.0, 1e4])),
         "windows": tuple(windows),
         "sentence": sentence.draw(rng) if head in HIDDEN_STATES else (),

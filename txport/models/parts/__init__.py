@@ -5,7 +5,7 @@ Letters in shape comments: B batch, T new tokens, S tokens attended to, N heads,
 D model size. "..." are the dims of activations: (B, T), or (B x T) with all tokens of a batch in a row.
 """
 
-from txport.models.parts.attention import Additive, Attention, DotProduct, Window, additive
+from txport.models.parts.attention import Additive, Attention, Disentangled, DotProduct, Window, additive
 from txport.models.parts.embedding import Embedding, Frames
 from txport.models.parts.experts import Experts
 from txport.models.parts.layer import Layer, Residual
@@ -15,6 +15,7 @@ from txport.models.parts.positions import (
     Alibi,
     Layout,
     Pairing,
+    PositionVectors,
     RelativeBias,
     RelativeVectors,
     Rotary,
@@ -34,6 +35,7 @@ __all__ = [
     "Additive",
     "Alibi",
     "Attention",
+    "Disentangled",
     "DotProduct",
     "Embedding",
     "Experts",
@@ -44,6 +46,7 @@ __all__ = [
     "Layout",
     "Linear",
     "Pairing",
+    "PositionVectors",
     "RMSNorm",
     "RelativeBias",
     "RelativeVectors",

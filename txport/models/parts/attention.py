@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -9,7 +10,15 @@ from torch import Tensor, nn
 
 from txport.models.facts import Owner
 from txport.models.parts.linear import Linear, SoftCap
-from txport.models.parts.positions import Alibi, RelativeBias, RelativeVectors, Rotary, RoundedAlibi, unflatten
+from txport.models.parts.positions import (
+    Alibi,
+    PositionVectors,
+    RelativeBias,
+    RelativeVectors,
+    Rotary,
+    RoundedAlibi,
+    unflatten,
+)
 
 if TYPE_CHECKING:
     from txport.models.ops import Ops
@@ -18,7 +27,7 @@ if TYPE_CHECKING:
 class DotProduct(nn.Module):
     """Scaled dot-product attention of N query heads over G key/value heads, with optional relative positions.
 
-    `cap` (a soft cap of the scores) can't be combined with a `bias` or with `relative_keys`.
+    `cap` (a soft cap of the scores) can't be combined with a `bias`, `relative_keys` or `disentangled`.
     """
 
     def __init__(
@@ -30,22 +39,24 @@ class DotProduct(nn.Module):
         bias: RelativeBias | Alibi | RoundedAlibi | None = None,
         relative_keys: RelativeVectors | None = None,
         relative_values: RelativeVectors | None = None,
+        disentangled: Disentangled | None = None,
         cap: SoftCap | None = None,
     ) -> None:
         super().__init__()
-        assert cap is None or (bias is None and relative_keys is None)
+        assert cap is None or (bias is None and relative_keys is None and disentangled is None)
         self.heads = heads
         self.key_heads = key_heads
         self.scale = scale
         self.bias = bias
         self.relative_keys = relative_keys
         self.relative_values = relative_values
+        self.disentangled = disentangled
         self.cap = cap
 
     @property
     def has_operator(self) -> bool:
         """True if the fused attention operators of ONNX Runtime compute this attention."""
-        return self.relative_keys is None and self.relative_values is None
+        return not any((self.relative_keys, self.relative_values, self.disentangled))
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, distances: Tensor | None = None
@@ -63,6 +74,8 @@ class DotProduct(nn.Module):
         if self.relative_keys is not None and distances is not None:
             vectors = _beside_heads(self.relative_keys(distances))  # (..., T, S, H)
             scores = scores + (vectors @ query[:, :, :, :, None]).flatten(3) * self.scale
+        if self.disentangled is not None and distances is not None:
+            scores = scores + self.disentangled(query, key, distances) * self.scale
         weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
         mixed = self.grouped(weights, value)
         if self.relative_values is not None and distances is not None:
@@ -78,6 +91,45 @@ class DotProduct(nn.Module):
             return (x.reshape(len(x), self.key_heads, -1, x.shape[-1]) @ y).reshape(*x.shape[:-1], y.shape[-1])
         groups = (self.key_heads, self.heads // self.key_heads)
         return (unflatten(x, 1, groups) @ y[:, :, None]).flatten(1, 2)
+
+
+class Disentangled(nn.Module):
+    """Disentangled attention (He et al. 2021, DeBERTa): contents are also compared with vectors of relative positions.
+
+    By its `roles`, a vector is the "key" of queries, the "query" of keys, or both. It has a projection for each role;
+    or, after `share`, those of an attention.
+    """
+
+    def __init__(self, width: int, heads: int, positions: PositionVectors, roles: Sequence[str], *, own: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.positions = positions
+        self.roles = roles
+        self._holder: tuple[nn.Module] = (self,)  # in a tuple, it is no submodule
+        for role in roles if own else ():
+            self.add_module(role, Linear(width, width, tag=f"position_{role}"))
+
+    def share(self, attention: Attention) -> None:
+        """Project the vectors as this attention projects contents."""
+        self._holder = (attention,)
+
+    def forward(self, query: Tensor, key: Tensor, distances: Tensor) -> Tensor:
+        """Queries (B, N, T, H), keys (B, N, S, H), distances (T, S) -> scores (B, N, T, S), not scaled."""
+        vectors, rows = self.positions(distances)  # (P, D), (T, S)
+        (holder,) = self._holder
+        found = []
+        for role in self.roles:
+            projected = unflatten(holder.get_submodule(role)(vectors).transpose(0, 1), 0, (self.heads, -1))[None]
+            # (1, N, H, P): without the first dim, ONNX Runtime 1.31 crashes while it loads the graph in fp16
+            if role == "key":
+                found.append(self._at(query @ projected, rows))
+            else:
+                found.append(self._at(key @ projected, rows.transpose(0, 1)).transpose(2, 3))
+        return found[0] if len(found) == 1 else found[0] + found[1]
+
+    def _at(self, scores: Tensor, rows: Tensor) -> Tensor:
+        """Return the scores (B, N, T, P) of all vectors at those of each pair (T, S): (B, N, T, S)."""
+        return scores.gather(3, rows.expand(scores.shape[0], self.heads, -1, -1))
 
 
 class Window(nn.Module):
@@ -234,7 +286,9 @@ class Attention(nn.Module):
     def uses_distances(self) -> bool:
         """True if the attention uses relative positions: its `forward` needs `distances`."""
         core = self.core
-        return isinstance(core, DotProduct) and any((core.bias, core.relative_keys, core.relative_values))
+        return isinstance(core, DotProduct) and any(
+            (core.bias, core.relative_keys, core.relative_values, core.disentangled)
+        )
 
     @property
     def reads_keys(self) -> bool:

@@ -231,3 +231,48 @@ class RelativeVectors(nn.Module):
     def forward(self, distances: Tensor) -> Tensor:
         """Relative positions key - query (..., T, S) -> vectors (..., T, S, H)."""
         return F.embedding(distances.clamp(-self.farthest, self.farthest) + self.farthest, self.weight)
+
+
+class PositionVectors(nn.Module):
+    """Vectors of relative positions (He et al. 2021, DeBERTa), which the layers of a model share.
+
+    A distance of `reach` or more has the vector of the last one. With `buckets`, each direction has so many vectors:
+    half of them are for one distance each, and logarithmic buckets up to `reach` share the others.
+    """
+
+    def __init__(self, width: int, reach: int, buckets: int, longest: int, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.longest = longest
+        self.norm = norm
+        self.weight = nn.Parameter(torch.empty(2 * (buckets or reach), width))
+        table = constant_table((2 * longest + 1,), lambda: vector_table(reach, buckets, longest))
+        self.register_buffer("bucket", table.long(), persistent=False)
+        self.register_buffer("every", torch.arange(2 * (buckets or reach)), persistent=False)
+
+    bucket: Tensor
+    every: Tensor
+
+    def forward(self, distances: Tensor) -> tuple[Tensor, Tensor]:
+        """Relative positions key - query (T, S) -> all vectors (P, D), and the index of each position's (T, S)."""
+        vectors = F.embedding(self.every, self.weight)  # a value of the graph, not a weight, for parts that read it
+        return vectors if self.norm is None else self.norm(vectors), torch.take(self.bucket, distances + self.longest)
+
+
+def vector_table(reach: int, buckets: int, longest: int) -> Tensor:
+    """Return the index of the vector of each relative position from -longest to longest: (2 x longest + 1,).
+
+    As in training, an index grows with the position of the query, and each step is rounded to fp32.
+    """
+    found = -np.arange(-longest, longest + 1)  # query - key
+    if buckets:
+        own = buckets // 2
+        float32 = np.float32
+        far = np.maximum(np.abs(found), own)
+        logarithms, whole = (
+            np.log(each.astype(float32).astype(np.float64)).astype(float32)
+            for each in (far / own, np.array((reach - 1) / own))
+        )
+        shared = np.ceil(logarithms / whole * float32(own - 1)) + own
+        found = np.where(np.abs(found) <= own, found, np.sign(found) * shared).astype(np.int64)
+    half = buckets or reach
+    return torch.from_numpy(np.clip(found + half, 0, 2 * half - 1))

@@ -93,6 +93,9 @@ def inner_values(given: Attended) -> Iterator[Array]:
         if core.bias is not None and given.distances is not None:
             scores = scores + core.bias(given.distances)
             yield scores.numpy()
+        if core.disentangled is not None and given.distances is not None:
+            scores = scores + core.disentangled(given.query, given.key, given.distances) * core.scale
+            yield scores.numpy()
         yield np.where(given.seen.numpy(), scores.numpy(), MASKED)
 
 

@@ -18,6 +18,7 @@ from txport.models.parts import (
     NORM_TYPES,
     Additive,
     Attention,
+    Disentangled,
     DotProduct,
     Embedding,
     FeedForward,
@@ -25,6 +26,7 @@ from txport.models.parts import (
     GatedFeedForward,
     Layer,
     Linear,
+    PositionVectors,
     RelativeBias,
     RelativeVectors,
     Residual,
@@ -35,7 +37,7 @@ from txport.models.parts import (
 from txport.system.arrays import Array
 
 BLOCKS = (Embedding, Frames, Attention, FeedForward, GatedFeedForward)
-INNER = (DotProduct, Additive, Window, Rotary, RelativeBias, RelativeVectors)
+INNER = (DotProduct, Additive, Window, Rotary, RelativeBias, RelativeVectors, Disentangled, PositionVectors)
 WATCHED = (nn.Linear, nn.Conv1d, nn.Embedding, *NORM_TYPES, *BLOCKS, *INNER)
 KNOWN = {*WATCHED, Linear, Layer, Residual, SoftCap, nn.ModuleList, nn.ModuleDict, nn.Sequential}
 
@@ -210,8 +212,12 @@ def _no_product(part: nn.Linear, x: Tensor) -> Tensor:
     return x.new_zeros(*x.shape[:-1], part.out_features)
 
 
-def _no_attention(part: DotProduct, query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    """See `DotProduct.forward`."""
+def _no_attention(
+    part: DotProduct, query: Tensor, key: Tensor, value: Tensor, _: object, distances: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """See `DotProduct.forward`; the linear layers of relative positions are called."""
+    if part.disentangled is not None and distances is not None:
+        part.disentangled(query, key, distances)
     mixed = query.new_zeros(*query.shape[:3], value.shape[3])
     return mixed, mixed[..., :1].expand(*query.shape[:3], key.shape[2])
 

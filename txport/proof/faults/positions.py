@@ -11,7 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from txport.models.parts import Attention, DotProduct, RelativeBias, RelativeVectors, Rotary, bucket_table
+from txport.models.parts import (
+    Attention,
+    Disentangled,
+    DotProduct,
+    PositionVectors,
+    RelativeBias,
+    RelativeVectors,
+    Rotary,
+    bucket_table,
+)
 from txport.proof.faults.attention import attend, attended, read_by
 from txport.proof.faults.calls import PartCall, altered
 from txport.proof.faults.evidence import Cause, Evidence, Hypothesis
@@ -146,6 +155,7 @@ def _without(core: DotProduct) -> Iterator[tuple[str, Changes]]:
         "bias": "the relative position bias is not added",
         "relative_keys": "relative position vectors are not added to keys",
         "relative_values": "relative position vectors are not added to values",
+        "disentangled": "contents are not compared with relative positions",
     }
     there = [name for name in words if getattr(core, name) is not None]
     yield from ((words[name], {name: None}) for name in there)
@@ -204,14 +214,14 @@ class ChangedDistances(nn.Module):
         self.part = part
         self.change = change
 
-    def forward(self, distances: Tensor) -> object:
-        """See `RelativeBias.forward`."""
-        return self.part(self.change(distances))
+    def forward(self, *given: Tensor) -> object:
+        """See `RelativeBias.forward` and `Disentangled.forward`: distances are the last of what is given."""
+        return self.part(*given[:-1], self.change(given[-1]))
 
 
 def _of_others(core: DotProduct) -> Iterator[tuple[str, Changes]]:
     """Yield changed distances, other buckets or other limits, for each relative part and for all."""
-    parts = {name: getattr(core, name) for name in ("bias", "relative_keys", "relative_values")}
+    parts = {name: getattr(core, name) for name in ("bias", "relative_keys", "relative_values", "disentangled")}
     parts = {name: part for name, part in parts.items() if part is not None}
     changes: dict[str, Callable[[Tensor], Tensor]] = {
         "relative positions are off by +1": lambda distances: distances + 1,
@@ -230,7 +240,9 @@ def _of_others(core: DotProduct) -> Iterator[tuple[str, Changes]]:
 
 def _wide(part: nn.Module) -> nn.Module:
     """Return a part that accepts distances up to one beyond its longest."""
-    if not isinstance(part, RelativeBias):
+    if isinstance(part, Disentangled):
+        return altered(part, positions=_wide(part.positions))
+    if not isinstance(part, RelativeBias | PositionVectors):
         return part
     ends = torch.cat([part.bucket[:1], part.bucket, part.bucket[-1:]])
     return altered(part, bucket=ends, longest=part.longest + 1)

@@ -14,6 +14,7 @@ from txport.models.parts import (
     NORM_TYPES,
     Additive,
     Attention,
+    Disentangled,
     DotProduct,
     Embedding,
     FeedForward,
@@ -21,6 +22,7 @@ from txport.models.parts import (
     GatedFeedForward,
     Layer,
     Linear,
+    PositionVectors,
     RelativeBias,
     RelativeVectors,
     Residual,
@@ -94,6 +96,8 @@ WORDS: Mapping[type[nn.Module], str | Callable[[Place], str]] = {
     Rotary: "rotary positions",
     RelativeBias: "relative position bias",
     RelativeVectors: _plain,
+    Disentangled: "relative positions",
+    PositionVectors: "vectors",
 }
 
 

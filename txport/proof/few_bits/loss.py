@@ -23,6 +23,7 @@ from txport.bundles.comparisons import (
     AUTO_DIVERGENCE,
     LABELS,
     NEXT_TOKENS,
+    PLACES,
     TOKENS,
     VECTORS,
     describe_loss,
@@ -38,7 +39,7 @@ from txport.models.ops import padding_mask
 from txport.proof.masks import bound_of, cut_off
 from txport.proof.parity.cases import Draw, sides
 from txport.proof.parity.exact import one_pass, passed
-from txport.proof.parity.truth.encoding import join
+from txport.proof.parity.truth.encoding import choices_of, join
 from txport.proof.reports.report import Report
 from txport.runtimes.base import GraphRuntime
 from txport.runtimes.inputs import Source, Sources, batch, infer
@@ -54,6 +55,7 @@ ANSWERED, MOST_TEXTS = 96, 256  # tokens that a model writes after each text of 
 ROWS, FEW_ROWS = 8, 2  # sources; of features, which take long
 MOST_DIVERGENCE = 690.0  # whose perplexity is a number
 PART = 4  # of the frames of a source, for gradients
+PADDED = -1e4  # logit of a place that a text does not have
 NEW_TOKENS, PROMPT = 24, 16  # most tokens of a row; of a prompt that the bundle wrote
 LENGTHS = (5, 11, 17, 8, 14, 20, 9, 12)  # of the random sources
 DIGITS = 4
@@ -106,7 +108,7 @@ def outputs_of(model: Model, trial: Trial) -> list[Array]:
     facts = model.facts
     if facts.generates:
         return list(_passes(model, trial.sources, trial.targets))
-    return [_as_rows(each) for each in join(infer(TorchRuntime(model), trial.sources, facts), facts).values()]
+    return _rows(facts, trial, join(infer(TorchRuntime(model), trial.sources, facts), facts))
 
 
 def divergence_of(facts: Facts, expected: Sequence[Array], actual: Sequence[Array]) -> float:
@@ -206,6 +208,8 @@ def tensors_of(model: Model, trial: Trial) -> list[Tensor]:
     if not facts.generates:
         ids, lengths = map(torch.from_numpy, batch(trial.sources, facts))
         mask = padding_mask(lengths, ids.shape[1])
+        if facts.ability == "answer":
+            return [values.masked_fill(~mask, PADDED) for values in model.infer(ids, mask)]
         found = zip(facts.outputs, model.infer(ids, mask), strict=True)
         return [values[mask] if output.is_of_tokens else values for output, values in found]
     if isinstance(facts.reads, Features):
@@ -216,12 +220,12 @@ def tensors_of(model: Model, trial: Trial) -> list[Tensor]:
 
 def _of_encoder(facts: Facts, trial: Trial, model: Model, runtime: Any) -> Loss:
     actual = join(infer(runtime, trial.sources, facts), facts)
-    rows = list(zip(outputs_of(model, trial), map(_as_rows, actual.values()), strict=True))
+    rows = list(zip(outputs_of(model, trial), _rows(facts, trial, actual), strict=True))
     if facts.ability == "embed":
         measure = VECTORS
         costs = np.concatenate([_distances(*row) for row in rows])
     else:
-        measure = LABELS if facts.labels else TOKENS
+        measure = PLACES if facts.ability == "answer" else LABELS if facts.labels else TOKENS
         costs = np.concatenate([one.argmax(axis=1) != other.argmax(axis=1) for one, other in rows]).astype(float)
     errors, by_chance = zip(*(_errors([row]) for row in rows), strict=True)
     record = {
@@ -236,8 +240,10 @@ def _of_encoder(facts: Facts, trial: Trial, model: Model, runtime: Any) -> Loss:
     return Loss(_short(record), all(by_chance), divergence_of(facts, *zip(*rows, strict=True)))
 
 
-def _as_rows(values: Array) -> Array:
-    return values.reshape(-1, values.shape[-1])
+def _rows(facts: Facts, trial: Trial, outputs: Mapping[str, Array]) -> list[Array]:
+    if facts.ability == "answer":
+        return [choices_of(facts, trial.sources, outputs)]
+    return [values.reshape(-1, values.shape[-1]) for values in outputs.values()]
 
 
 def _distances(expected: Array, actual: Array) -> Array:

@@ -85,7 +85,7 @@ def record(
 def table(output: Output, found: Outputs) -> Floats:
     """Return an output of one source as (T, C)."""
     values: Floats = found[output.name].astype(np.float32, copy=False)
-    return values if output.is_of_tokens else values[None]
+    return values.reshape(len(values), -1) if output.is_of_tokens else values[None]
 
 
 def save_golden(path: Path, golden: EncoderGolden) -> None:
@@ -119,7 +119,7 @@ def _unpack(arrays: Arrays, facts: Facts) -> EncoderGolden:
         own = {name: arrays[f"{each.name}.{name}"] for name in MEMBERS}
         counts = arrays["sources.lengths"] if each.is_of_tokens else np.ones(len(sources), np.int64)
         parts = {name: split(own, name, counts) for name in ("ids", "values", "sums")}
-        outputs[each.name] = stored_values(own, parts, int(each.dims[-1]), len(sources))
+        outputs[each.name] = stored_values(own, parts, each.shape(1, 1)[-1], len(sources))
     return EncoderGolden(sources, outputs)
 
 

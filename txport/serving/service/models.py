@@ -106,7 +106,7 @@ class Served:
 
     @property
     def use(self) -> str:
-        """What the model does: embed, classify, tag, fill, transcribe, continue or translate."""
+        """What the model does: embed, classify, tag, fill, answer, transcribe, continue or translate."""
         facts = self.model.facts
         if isinstance(facts.reads, Features):
             return "transcribe"

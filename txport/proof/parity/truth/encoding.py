@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -75,8 +75,10 @@ class EncoderTruth:
             for name, expected in right.items():
                 report.tensors.append(_compare_output(case, label, name, expected, actual[name], own, tolerance))
             if self._facts.ability != "embed":
-                pair = right[LOGITS], actual[LOGITS]
-                report.tokens.append(_compare_choices(case, label, self._facts, *pair, own, tolerance))
+                choices = partial(choices_of, self._facts, case.sources)
+                pair = choices(right), choices(actual)
+                drawn = partial(_chosen, choices, own)
+                report.tokens.append(_compare_choices(case, label, self._facts, *pair, drawn, tolerance))
         if self._texts:
             with no_crash(f"{label}, texts: a batch of texts"):
                 labels = likeliest_labels(self._bundle, runtime, self._texts)
@@ -98,6 +100,24 @@ def join(found: Sequence[dict[str, Array]], facts: Facts) -> dict[str, Array]:
     """Concatenate the outputs of several texts: (rows or tokens, ...)."""
     together = {each.name: np.concatenate if each.is_of_tokens else np.stack for each in facts.outputs}
     return {name: how([each[name] for each in found]) for name, how in together.items()}
+
+
+def choices_of(facts: Facts, sources: Sources, outputs: Mapping[str, Array]) -> Array:
+    """Return the numbers of which the largest of a row is chosen: (rows, C), of joined outputs.
+
+    They are the logits over labels or tokens. Of a model that answers, they are those over the places of each text,
+    of starts and then of ends; rows of shorter texts end with their least number.
+    """
+    if facts.ability != "answer":
+        return outputs[LOGITS]
+    ends = np.cumsum([len(source) for source in sources])[:-1]
+    rows = [row for values in outputs.values() for row in np.split(values, ends)]
+    longest = max(map(len, rows))
+    return np.array([np.pad(row, (0, longest - len(row)), constant_values=row.min()) for row in rows])
+
+
+def _chosen(choices: Callable[[Mapping[str, Array]], Array], own: Callable[[int], Any], draw: int) -> Array:
+    return choices(own(draw))
 
 
 def _compare_output(
@@ -131,7 +151,7 @@ def _compare_choices(
         margin = float(expected[row, wanted[row]] - expected[row, found[row]])
         error = noise = 0.0
         for draw in range(DRAWS):  # the first draw is often enough
-            error = max(error, largest_difference(expected[row], own(draw)[LOGITS][row]))
+            error = max(error, largest_difference(expected[row], own(draw)[row]))
             noise = tolerance.noise_of(largest_of(expected[row]), error)
             if margin <= 2 * noise:
                 break
@@ -143,7 +163,7 @@ def _compare_choices(
     return TokenComparison(
         case=case.name,
         runtime=label,
-        search="likeliest label" if facts.labels else "likeliest token",
+        search=f"likeliest {'place' if facts.ability == 'answer' else 'label' if facts.labels else 'token'}",
         rows=len(wanted),
         equal=len(wanted) - len(other),
         near_ties=len(ties),

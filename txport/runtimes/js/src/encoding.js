@@ -18,6 +18,7 @@ export const SENTENCE = "sentence_embedding";
 /** What a model that only encodes is for; null of one that generates. @param {Facts} facts @returns {Ability | null} */
 export function abilityOf(facts) {
   if (facts.task !== "encode") return null;
+  if (facts.outputs.some((each) => each.name === "start_logits")) return "answer";
   const logits = facts.outputs.find((each) => each.name === "logits");
   if (logits === undefined) return "embed";
   if (facts.labels.length === 0) return "fill";
@@ -34,7 +35,7 @@ export function requireAbility(facts, asked) {
   }
   const gives = facts.outputs.map((each) => each.name).join(", ");
   throw new UnsupportedError(
-    `${asked} is not for this encoder-only model with the outputs ${gives}: use ${able} or infer`,
+    `${asked} is not for this encoder-only model with the outputs ${gives}: use ${able === "answer" ? "" : `${able} or `}infer`,
   );
 }
 

@@ -6,7 +6,7 @@ export type Provider = "cpu" | "wasm" | "webgpu";
 export type Task = "seq2seq" | "causal" | "encode";
 export type Pooling = "mean" | "first" | "last" | "max" | "weighted-mean" | "none";
 /** What a model that only encodes is for: the name of the method. */
-export type Ability = "embed" | "classify" | "tag" | "fill";
+export type Ability = "embed" | "classify" | "tag" | "fill" | "answer";
 
 /**
  * What to do with what is not in the vocabulary: take the unknown token, refuse the text, leave it out, or, "auto",

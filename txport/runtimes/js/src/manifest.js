@@ -105,6 +105,7 @@ function* wrongOutputs(facts) {
     fill: ["logits", "length", facts.source?.size],
     tag: ["logits", "length", labels.length],
     classify: ["logits", labels.length],
+    answer: ["start_logits", "length"],
   }[able];
   const found = outputs.find((/** @type {any} */ each) => each.name === name)?.dims;
   if (found?.join() !== dims.join()) yield `a model that can ${able} gives ${name} of ${dims.join(" x ")}`;
