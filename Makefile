@@ -8,6 +8,7 @@ HF := .venv-hf
 HF4 := .venv-hf4
 DOCS := .venv-docs
 BULK := .venv-bulk
+SERVE := .venv-serve
 JS := tests/transformers_js
 PACKAGE := txport/runtimes/js
 HEADERS := build/headers
@@ -18,7 +19,7 @@ WORDS := transformer attention onnx pronunciation
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test serve-test bulk-test quick check docs dist format agreement bench bench-peers peers examples hostile gpu clean no-npm
+.PHONY: run test serve-test outside-test bulk-test quick check docs dist format agreement bench bench-peers peers examples hostile gpu clean no-npm
 
 run: $(INSTALLED)
 	$(BIN)/txport run g2p-en $(WORDS)
@@ -34,8 +35,12 @@ test: $(INSTALLED) $(HF)/.installed $(PEERS)/.installed $(HEADERS)/.installed $(
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(HF)/bin/python -m pytest --numprocesses logical --dist worksteal --confcutdir tests/hugging_face tests/hugging_face
 
 # The live engine and the HTTP service on loopback: public clients, faults, signals, and the examples of the page.
-serve-test: $(INSTALLED)
+serve-test: $(INSTALLED) outside-test
 	$(BIN)/pytest --numprocesses logical --dist worksteal tests/serving
+
+# The service as other programs see it: Schemathesis, Triton's client, Ray Serve, and linters of examples/serving.
+outside-test: $(SERVE)/.installed
+	$(SERVE)/bin/python -m pytest tests/serving/service/outside
 
 # Bulk work on Ray and Daft, whose processes are killed meanwhile.
 bulk-test: $(BULK)/.installed
@@ -58,6 +63,7 @@ check: $(INSTALLED)
 	$(MAKE) dist
 	$(MAKE) test
 	$(MAKE) bulk-test
+	$(MAKE) outside-test
 
 # The site of the documents, in build/site; a broken link is an error.
 docs: $(DOCS)/.installed
@@ -99,7 +105,7 @@ gpu:
 	$(if $(wildcard $(INSTALLED)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(ENGINES) $(HF) $(HF4) $(DOCS) $(BULK) $(JS)/node_modules $(PACKAGE)/node_modules examples/node/node_modules build examples/build examples/browser/build *.egg-info
+	rm -rf $(VENV) $(PEERS) $(ENGINES) $(HF) $(HF4) $(DOCS) $(BULK) $(SERVE) $(JS)/node_modules $(PACKAGE)/node_modules examples/node/node_modules build examples/build examples/browser/build *.egg-info
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "txport needs Python 3.11 or newer, found " + sys.version)'
@@ -117,11 +123,13 @@ $(DOCS)/.installed: docs/requirements.txt
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
 
-# Beside the packages of the main environment, which it sees.
-$(BULK)/.installed: tests/bulk/requirements.txt $(INSTALLED)
-	test -x $(BULK)/bin/python || $(PYTHON) -m venv $(BULK)
-	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' >$$($(BULK)/bin/python -c 'import site; print(site.getsitepackages()[0])')/main.pth
-	$(BULK)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+# Beside the packages of the main environment, which they see.
+$(BULK)/.installed: tests/bulk/requirements.txt
+$(SERVE)/.installed: tests/serving/service/outside/requirements.txt
+$(BULK)/.installed $(SERVE)/.installed: $(INSTALLED)
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' >$$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/main.pth
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement $(filter %requirements.txt,$^)
 	touch $@
 
 $(HF4)/.installed: tests/agreement/requirements.txt

@@ -9,6 +9,7 @@ client's own apart, and of the time of an answer; and the number of words for wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -25,6 +26,7 @@ import numpy as np
 from txport.api import model as api
 
 Figures = dict[str, list[float]]
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 HEAD = "POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
 
 
@@ -36,31 +38,58 @@ HEAD = "POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 def main(bundle: Path, dictionary: Path, callers: int, words: int, rounds: int) -> None:
     """Time BUNDLE on the first words of the lines of DICTIONARY, in one thread."""
-    every = sorted({line.split()[0] for line in dictionary.read_text(encoding="utf-8").splitlines() if line.strip()})
-    texts = np.random.default_rng(0).permutation(every)[:words].tolist()
+    texts = words_of(dictionary, words)
     model = api.load(bundle, threads=1)
-    command = [sys.executable, "-c", "from txport.cli import main; main()", "serve", f"model={bundle}"]
-    options = ["--port", "0", "--threads", "1", "--slots", str(callers)]
-    server = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
-    assert server.stderr is not None
-    port = int(next(found[1] for line in server.stderr if (found := re.search(r" at http://\S+:(\d+)$", line))))
-    threading.Thread(target=server.stderr.read, daemon=True).start()  # its log
     figures: dict[str, Figures] = {}
     outputs: dict[str, list[str]] = {}
-    ways: dict[str, Callable[[Figures], list[str]]] = {
-        "bulk": lambda found: _bulk(model, texts, callers, found),
-        "engine": lambda found: asyncio.run(_engine(model, texts, callers, found)),
-        "http": lambda found: asyncio.run(_http(port, server.pid, texts, callers, found)),
-    }
-    for _ in range(1 + rounds):  # the first warms up
-        for name, run in ways.items():
-            outputs[name] = run(figures.setdefault(name, {}))
-    server.terminate()
-    server.wait()
+    with started(bundle, callers) as (port, process):
+        ways: dict[str, Callable[[Figures], list[str]]] = {
+            "bulk": lambda found: _bulk(model, texts, callers, found),
+            "engine": lambda found: asyncio.run(_engine(model, texts, callers, found)),
+            "http": lambda found: asyncio.run(_http(port, process, texts, callers, found)),
+        }
+        for _ in range(1 + rounds):  # the first warms up
+            for name, run in ways.items():
+                outputs[name] = run(figures.setdefault(name, {}))
     medians = {name: {key: round(float(np.median(each[1:])), 3) for key, each in found.items()}
                for name, found in figures.items()}  # fmt: skip
     differing = sum(len(set(each)) > 1 for each in zip(*outputs.values(), strict=True))
     click.echo(json.dumps({**medians, "words that differ": differing}))
+
+
+def words_of(dictionary: Path, count: int) -> list[str]:
+    """Return the first words of lines of a file, drawn with a fixed seed."""
+    every = sorted({line.split()[0] for line in dictionary.read_text(encoding="utf-8").splitlines() if line.strip()})
+    found: list[str] = np.random.default_rng(0).permutation(every)[:count].tolist()
+    return found
+
+
+@contextlib.contextmanager
+def started(bundle: Path, slots: int) -> Iterator[tuple[int, int]]:
+    """Serve a bundle as `model`, in one thread; yield the port and the number of the process."""
+    command = [sys.executable, "-c", "from txport.cli import main; main()", "serve", f"model={bundle}"]
+    options = ["--port", "0", "--threads", "1", "--slots", str(slots)]
+    server = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        port = int(next(found[1] for line in server.stderr if (found := re.search(r" at http://\S+:(\d+)$", line))))
+        threading.Thread(target=server.stderr.read, daemon=True).start()  # its log
+        yield port, server.pid
+    finally:
+        server.terminate()
+        server.wait()
+
+
+async def ask(connection: Connection, text: str, **options: object) -> str:
+    """Return what the service says for a text."""
+    reader, writer = connection
+    body = json.dumps({"model": "model", "text": text, **options}).encode()
+    writer.write(f"{HEAD}{len(body)}\r\n\r\n".encode() + body)
+    head = await reader.readuntil(b"\r\n\r\n")
+    size = re.search(rb"content-length: (\d+)", head)
+    assert size is not None
+    output: str = json.loads(await reader.readexactly(int(size[1])))["translations"][0]["output"]
+    return output
 
 
 def _bulk(model: api.Model, texts: Sequence[str], callers: int, figures: Figures) -> list[str]:
@@ -92,18 +121,13 @@ async def _http(port: int, process: int, texts: Sequence[str], callers: int, fig
     waiting = list(enumerate(texts))[::-1]
 
     async def call() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        connection = await asyncio.open_connection("127.0.0.1", port)
         while waiting:
             at, text = waiting.pop()
-            body = json.dumps({"model": "model", "text": text}).encode()
             asked = time.perf_counter()
-            writer.write(f"{HEAD}{len(body)}\r\n\r\n".encode() + body)
-            head = await reader.readuntil(b"\r\n\r\n")
-            size = re.search(rb"content-length: (\d+)", head)
-            assert size is not None
-            found[at] = json.loads(await reader.readexactly(int(size[1])))["translations"][0]["output"]
+            found[at] = await ask(connection, text)
             seconds.append(time.perf_counter() - asked)
-        writer.close()
+        connection[1].close()
 
     begin, processor, own = time.perf_counter(), _processor_time(process), time.process_time()
     await asyncio.gather(*(call() for _ in range(callers)))

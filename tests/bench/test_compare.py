@@ -130,7 +130,7 @@ def test_a_report_without_samples_is_refused(damage: Any, tmp_path: Path) -> Non
 def test_a_report_of_another_format_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "old.json"
     file.write_text(json.dumps({**report(1), "format": 1}), encoding="utf-8")
-    with pytest.raises(TextError, match="of another format; this txport reads format 2: measure it again"):
+    with pytest.raises(TextError, match="of another format; this txport reads format 3: measure it again"):
         compare.read_report(file)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 import subprocess
@@ -11,11 +13,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.javascript import chromium
 from txport.bench import charts, page
-from txport.bench.sections import points, sections
+from txport.bench.sections import SIZES, _slopes, points, sections
 from txport.errors import UnavailableError
 
 RECORD = Path(__file__).parents[2] / "docs" / "bench.json"
@@ -71,6 +74,41 @@ def test_markdown_has_every_table(record: Any) -> None:
         assert sum(len(each.rows) + 2 for each in sections(record)) == sum(
             line.startswith("|") for line in text.splitlines()
         )
+
+
+def test_csv_has_a_row_for_each_figure(record: Any) -> None:
+    found = list(csv.DictReader(io.StringIO(page.render(record, Path("out.csv")))))
+    for size in record["sizes"]:
+        for label, phases in size["figures"].items():
+            place = {name: str(size[name]) for name in SIZES}
+            here = [row for row in found if row["candidate"] == label and place.items() <= row.items()]
+            assert {row["figure"]: float(row["median"]) for row in here} == {
+                phase: each["median"] for phase, each in phases.items()
+            }
+    for label, each in record["candidates"].items():
+        (latency,) = [row for row in found if (row["candidate"], row["figure"]) == (label, "single p99")]
+        assert (float(latency["median"]), latency["unit"]) == (each["single"]["p99"], "ms")
+
+
+def test_what_grows_faster_than_linearly_is_named(record: Any) -> None:
+    """Times that are 2 + 3 x tokens, and times that grow with the square of them, with noise of 1 %."""
+    rng = np.random.default_rng(0)
+    sizes = []
+    for tokens in (16, 32, 64, 128):
+        noise = np.exp(rng.normal(0, 0.01, (2, 9)))
+        figures = {
+            "first token": {"samples": (noise[0] * (2 + 3 * tokens)).tolist()},
+            "further token": {"samples": (noise[1] * tokens**2).tolist()},
+        }
+        sizes.append({"batch": 1, "beams": 1, "source": 16, "tokens": tokens, "figures": {"ort": figures}})
+    line, square = _slopes(sizes, record["units"])
+    assert (line[:3], line[5]) == (("ort", "tokens", "first token"), "")
+    slope, half = map(float, line[3].split(" ± "))
+    assert abs(slope - 3) <= half < 0.3
+    assert square[5] == "faster than linearly"
+    exponent, width = map(float, square[4].split(" ± "))
+    assert abs(exponent - 2) <= width + 0.01
+    assert list(_slopes(sizes[:2], record["units"])) == [], "a line through two values has no interval"
 
 
 def test_what_no_other_beats_is_on_the_front(record: Any) -> None:

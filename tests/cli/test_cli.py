@@ -348,7 +348,7 @@ def test_doctor(call: Cli) -> None:
     assert "no problems found" in done.out
     assert done.out.endswith("fastest here: txport export CHECKPOINT OUT --target cpu --precision int8\n")
     values = json.loads(call("doctor", "--json").out)
-    assert list(values) == ["versions", "runtimes", "providers", "gpu", "problems"]
+    assert list(values) == ["versions", "runtimes", "providers", "gpu", "problems", "tuned"]
     assert values["versions"]["txport"] == txport.__version__
     assert values["providers"]["CPUExecutionProvider"] is None
     assert values["problems"] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -212,6 +213,22 @@ def test_openvino_holds_each_weight_once(bundle: Bundle) -> None:
     facts = bundle.manifest.facts
     layers = len(facts.state) // 4
     assert counts == [2 * layers, 8 * layers + 1]  # the source's keys and values; all others, and the logits
+
+
+def test_openvino_reads_caches_and_attention_as_one(made: Bundle) -> None:
+    """The caches of rows are variables, and one operator reads those of a layer."""
+    loaded: Any = runtimes.load("openvino", made)
+    parts = [each for parts in loaded._engine._parts.values() for each in parts.values()]
+    kinds = Counter(_kind(node) for each in parts for node in each._model.get_runtime_model().get_ops())
+    rows = [each for each in made.manifest.facts.state if each.owner == "row"]
+    assert kinds["MemoryInput"] == kinds["MemoryOutput"] == len(rows)
+    assert kinds["ScaledDotProductAttention"] == len(rows) // 2
+
+
+@pytest.mark.parametrize("preset", ["llama-windows-tiny", "t5-tiny", "whisper-mini-tiny", "additive-tiny"])
+def test_openvino_computes_groups_windows_and_biases(preset: str, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(f"preset:{preset}")
+    assert check(bundle_of(checkpoint, tmp_path / "out", "portable"), checkpoint, {"openvino": "cpu"}).passed
 
 
 def _kind(node: Any) -> str:

@@ -6,9 +6,10 @@ import importlib
 import importlib.metadata
 import platform
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from txport import runtimes
+from txport.api import tuned
 from txport.errors import UnavailableError
 from txport.runtimes.ort.nvidia.driver import query_driver
 from txport.runtimes.ort.nvidia.problems import GPU_WHEEL, Nvidia, look
@@ -26,7 +27,7 @@ class Diagnosis:
 
     `versions` are those of packages (None: not installed). `runtimes` and `providers` (of ONNX Runtime) map each name
     to the reason why it can't run (None: it can). `gpu` describes NVIDIA hardware and libraries; if they are missing,
-    that is not a problem of the installation.
+    that is not a problem of the installation. `tuned` has the settings that `txport tune` found here, by bundle.
     """
 
     versions: dict[str, str | None]
@@ -34,6 +35,7 @@ class Diagnosis:
     providers: dict[str, str | None]
     gpu: Nvidia
     problems: list[str]
+    tuned: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON values."""
@@ -60,7 +62,8 @@ def examine() -> Diagnosis:
     except UnavailableError as error:
         problems.append(str(error))
     able = {name: _missing(name) for name in runtimes.RUNTIMES}
-    return Diagnosis(versions, able, found, gpu or Nvidia(query_driver()), problems)
+    settings = {bundle: each.describe() for bundle, each in tuned.every()}
+    return Diagnosis(versions, able, found, gpu or Nvidia(query_driver()), problems, settings)
 
 
 def _several(wheels: list[str]) -> str:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from txport.api.answers import Answer, Spans, Window, answers, windows_of
 from txport.api.arguments import many, require_unknown, sizes
+from txport.api.tuned import Settings
 from txport.api.vectors import quantize, require_precision
 from txport.errors import LongTextError, TextError, UnknownTextError, UnsupportedError, quoted
 from txport.models.facts import (
@@ -145,6 +146,7 @@ class Encoder:
         self.workers = workers
         self.defaults = dict(defaults or {})
         self.described: str = facts.task
+        self.tuned: Settings | None = None  # those of `txport tune` that it runs with
 
     def __repr__(self) -> str:
         return f"<txport.{type(self).__name__}: {self.described}>"

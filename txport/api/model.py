@@ -30,6 +30,7 @@ from txport.api.locate import checkpoint_of, find_bundle, is_on_demand
 from txport.api.pairs import Pair, PairEncoder
 from txport.api.release import export, load_checkpoint, load_source, parity
 from txport.api.transcription import WINDOWS, Audio, Find, Segment, Told, Transcriber, Transcribing, Transcript
+from txport.api.tuned import find as find_tuned
 from txport.api.warming import lengths_from, warm
 from txport.bundles.bundle import Bundle, steady
 from txport.errors import BundleError, LongTextError, NoRoomError, TextError, UnsupportedError, quoted
@@ -680,14 +681,15 @@ def _defaults_of(bundle: Bundle) -> Mapping[str, Any]:
 def load(
     name: str | Path,
     *,
-    runtime: str = "ort",
+    runtime: str | None = None,
     provider: str = "cpu",
     threads: int | None = None,
-    workers: int = 1,
+    workers: int | None = None,
     checkpoint: str | Path | None = None,
     variant: str | None = None,
     trust_code: bool = False,
     single: bool = False,
+    tuned: bool = True,
     user_compute_stream: int | None = None,
     progress: Progress = logged,
 ) -> Model:
@@ -697,7 +699,8 @@ def load(
     (docs/foreign-bundles.md); `variant` selects the graphs ("quantized"), by default those without a suffix.
 
     `threads` is the number of threads per operator, by default one per core. For bulk work, use one of `workers` per
-    core: each processes its own batch with one thread.
+    core: each processes its own batch with one thread. If none of `runtime` (default: ort), `threads` and `workers`
+    (default: 1) is given, a bundle runs with what `txport tune` found for it on this machine, unless `tuned` is False.
 
     There is no fallback to another provider: `UnavailableError` gives the reason. The `torch` runtime needs the
     `checkpoint` of the bundle, unless it is included in txport; with `trust_code` it can be a Python file and the name
@@ -705,42 +708,67 @@ def load(
     `user_compute_stream`, the address of a CUDA stream (`torch.cuda.Stream().cuda_stream`), otherwise two streams of
     its own, one for the encoder.
     """
-    runtimes.require_known(runtime, provider)
-    workers = whole("workers", workers, 1)
-    runtimes.require_threads("workers", workers)
-    runtimes.require_threads("threads", threads)
-    threads = 1 if threads is None and workers > 1 else threads
-    if trust_code and runtime != "torch":
-        raise UnsupportedError(f"trust_code needs the torch runtime; {runtime} does not run user code")
-    if checkpoint is not None and runtime != "torch":
-        raise UnsupportedError(f"checkpoint needs the torch runtime; {runtime} runs the bundle without a checkpoint")
+    is_placed = any(each is not None for each in (runtime, threads, workers))
+    runtime, threads, workers = _placed(runtime, provider, threads, workers)
+    if runtime != "torch":
+        _require_no_source(runtime, checkpoint, trust_code)
     if is_on_demand(str(name)) or runtime == "torch":  # otherwise the bundle first checks where it can run
         runtimes.require(runtime, provider)
     bundle = find_bundle(str(name), variant=variant, progress=progress)
     bundle.require_weights()
+    is_tuned = switch("tuned", tuned) and provider == "cpu" and not (is_placed or single)
+    if (found := find_tuned(bundle.path) if is_tuned else None) is not None:
+        progress(f"as `txport tune` found on this machine: {found.describe()}")
+        runtime, threads, workers = found.runtime, found.threads, found.workers
+    how: dict[str, Any] = {"provider": provider, "threads": threads}
+    engine: Runtime
     if user_compute_stream is not None and (single or runtime == "torch"):
         raise UnsupportedError("user_compute_stream needs the ort runtime on cuda; it can't be combined with single")
-    engine: Runtime
     if switch("single", single):
-        engine = runtimes.load_single(runtime, bundle, provider=provider, threads=threads)
+        engine = runtimes.load_single(runtime, bundle, **how)
     elif runtime == "torch":
-        name = checkpoint_of(bundle) if checkpoint is None else checkpoint
-        source = load_source(bundle, name, trust_code=trust_code)
-        bundle.require_source(source.name, source.sha256)
-        bundle.require_model(source.described)
-        engine = runtimes.load_torch(source, provider=provider, threads=threads)
+        engine = _load_torch(bundle, checkpoint, trust_code, how)
     else:
-        how: dict[str, Any] = {"threads": threads, "workers": workers, "user_compute_stream": user_compute_stream}
-        engine = runtimes.load(runtime, bundle, provider=provider, **how)
-    model = _model(bundle, engine, workers)
-    manifest = bundle.manifest
-    made = f"{manifest.architecture} ({manifest.facts.task}), {manifest.target} {manifest.precision}"
-    model.described = f"{bundle.path}, {made}, {runtime} on {provider}"
+        more: dict[str, Any] = {"workers": workers, "user_compute_stream": user_compute_stream}
+        engine = runtimes.load(runtime, bundle, **how, **more)
+    model = _model(bundle, engine, workers, f"{runtime} on {provider}")
+    model.tuned = found
     return model
 
 
-def _model(bundle: Bundle, engine: Runtime, workers: int) -> Model:
-    facts = bundle.manifest.facts
+def _placed(
+    runtime: str | None, provider: str, threads: int | None, workers: int | None
+) -> tuple[str, int | None, int]:
+    """Return runtime, threads and workers, by default ort and one worker; raise `UnsupportedError` for invalid ones."""
+    runtime = "ort" if runtime is None else runtime
+    runtimes.require_known(runtime, provider)
+    workers = 1 if workers is None else whole("workers", workers, 1)
+    runtimes.require_threads("workers", workers)
+    runtimes.require_threads("threads", threads)
+    return runtime, 1 if threads is None and workers > 1 else threads, workers
+
+
+def _require_no_source(runtime: str, checkpoint: str | Path | None, trust_code: bool) -> None:
+    """Raise `UnsupportedError` for options of the torch runtime."""
+    if trust_code:
+        raise UnsupportedError(f"trust_code needs the torch runtime; {runtime} does not run user code")
+    if checkpoint is not None:
+        raise UnsupportedError(f"checkpoint needs the torch runtime; {runtime} runs the bundle without a checkpoint")
+
+
+def _load_torch(bundle: Bundle, checkpoint: str | Path | None, trust_code: bool, how: Mapping[str, Any]) -> Runtime:
+    source = load_source(bundle, checkpoint_of(bundle) if checkpoint is None else checkpoint, trust_code=trust_code)
+    bundle.require_source(source.name, source.sha256)
+    bundle.require_model(source.described)
+    return runtimes.load_torch(source, **how)
+
+
+def _model(bundle: Bundle, engine: Runtime, workers: int, where: str) -> Model:
+    manifest = bundle.manifest
+    facts = manifest.facts
     tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
     chat = chat_of(bundle.texts, bundle.path, tokenizer) if facts.is_causal else None
-    return Model(engine, tokenizer, facts, workers, _defaults_of(bundle), chat, bundle.manifest.not_followed)
+    model = Model(engine, tokenizer, facts, workers, _defaults_of(bundle), chat, manifest.not_followed)
+    made = f"{manifest.architecture} ({facts.task}), {manifest.target} {manifest.precision}"
+    model.described = f"{bundle.path}, {made}, {where}"
+    return model

@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from txport.bench.sections import BATCHES, GROWTH, LATENCY, QUALITY, SIZES, START, points, quality_name, rate_of
+from txport.bench.sections import (
+    BATCHES,
+    GROWTH,
+    LATENCY,
+    LIMITS,
+    QUALITY,
+    SERVER,
+    SIZES,
+    START,
+    line_of,
+    points,
+    quality_name,
+    rate_of,
+    reached,
+)
 from txport.system.packages import needed
 
 WIDTH, HEIGHT = 320, 210
@@ -86,6 +100,8 @@ class Charts:
             QUALITY: self._quality,
             LATENCY: self._latency,
             BATCHES: self._batches,
+            SERVER: self._server,
+            LIMITS: self._limits,
             GROWTH: self._growth,
             START: self._memory,
         }
@@ -155,6 +171,25 @@ class Charts:
         rows = [{"label": label, **_range(each)} for label, each in found.items()]
         yield self._bars(rows, "tokens/s in batches, more is better")
 
+    def _server(self) -> Iterator[object]:
+        """Yield p99 of the latency against the rate of requests, and its bound."""
+        import altair
+
+        served = {label: each["server"] for label, each in self._report["candidates"].items()}
+        rows = [
+            {"label": label, "rate": run["rate"], "ms": run["p99"]}
+            for label, each in served.items()
+            for run in each["runs"]
+        ]
+        x = altair.X("rate:Q", title="requests/s", scale=altair.Scale(zero=True))
+        y = altair.Y("ms:Q", title="p99 of the latency, ms (log scale)", scale=altair.Scale(type="log", nice=False))
+        dots = self._chart(rows).mark_point(filled=True, size=70, opacity=1).encode(x, y, self._colour(), self._shape())
+        bound = self._chart([{"ms": each["bound"]} for each in served.values()][:1])
+        rule = bound.mark_rule(color=self._colours["soft"], strokeDash=[4, 3], strokeWidth=1.5).encode(altair.Y("ms:Q"))
+        last = list({(row["label"], row["rate"]): row for row in rows}.values())  # the last run of each rate
+        if rows:
+            yield rule + self._chart(last).mark_line(strokeWidth=2).encode(x, y, self._colour()) + dots
+
     def _bars(self, rows: list[Json], title: str) -> object:
         """Return a bar for each candidate, with its quartiles."""
         import altair
@@ -171,8 +206,7 @@ class Charts:
         """Yield, for each size that has several values, the rate against it, the other sizes at their first value."""
         sizes = self._report["sizes"]
         for name in SIZES:
-            rest = [other for other in SIZES if other != name]
-            line = [size for size in sizes if all(size[other] == sizes[0][other] for other in rest)]
+            line = line_of(name, sizes)
             if len(line) > 1:
                 yield self._against(name, line)
 
@@ -190,6 +224,20 @@ class Charts:
         lines = self._chart(rows).mark_line(strokeWidth=2).encode(x, y, self._colour())
         dots = self._chart(rows).mark_point(filled=True, size=70, opacity=1)
         return lines + dots.encode(x, y, self._colour(), self._shape())
+
+    def _limits(self) -> Iterator[object]:
+        """Yield, for each size, the share of the limit that each phase of each candidate reaches."""
+        import altair
+
+        rows = [{**each, "kinds": None} for each in reached(self._report)]
+        for size in dict.fromkeys(each["size"] for each in rows):
+            some = [each for each in rows if each["size"] == size]
+            base = self._chart(some).properties(
+                height=altair.Step(16), title=altair.Title(size, color=self._colours["ink"])
+            )
+            x = altair.X("share:Q", title="% of the limit, more is better", scale=altair.Scale(zero=True))
+            y = altair.Y("phase:N", title=None, sort=list(dict.fromkeys(each["phase"] for each in some)))
+            yield base.mark_bar().encode(x, y, self._colour(), altair.YOffset("label:N", sort=self._labels))
 
     def _memory(self) -> Iterator[object]:
         figures = {label: each["figures"] for label, each in self._report["candidates"].items()}

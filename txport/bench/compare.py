@@ -22,7 +22,7 @@ from txport.bench.plan import PHASES, Plan
 from txport.errors import TextError, UnsupportedError
 from txport.system.documents import DocumentError, read_json
 
-FORMAT = 2
+FORMAT = 3
 CERTAIN = 2.576  # standard errors: 99 of 100 intervals hold the true value
 BETWEEN = 0.01  # by which two measurements of one program differ that were made at other times on a quiet machine
 FEWEST = 5  # starts for a verdict

@@ -15,18 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport import runtimes
-from txport.bench import worker
+from txport.bench import profile, server, worker
 from txport.bench.candidates import TORCH, Candidate, require
 from txport.bench.candidates import candidates as candidates
 from txport.bench.compare import FORMAT, plan_of
 from txport.bench.phases import Phases, is_known, summary
 from txport.bench.phases import quartiles as quartiles
-from txport.bench.plan import OFFLINE, PHASES, SINGLE
+from txport.bench.plan import LIMITS, OFFLINE, PHASES, SERVER, SINGLE
 from txport.bench.plan import Plan as Plan
 from txport.bench.rounds import UNITS as UNITS
 from txport.bench.rounds import WORK
 from txport.bench.rounds import Protocol as Protocol
 from txport.bench.rounds import draw_source as draw_source
+from txport.bench.server import PERCENTILES
 from txport.bench.streams import Item
 from txport.bench.worker import Worker
 from txport.errors import UnsupportedError
@@ -44,7 +45,6 @@ DRAWN = 64  # random inputs, if none are given
 COMPARED = 64  # inputs on which quality is measured
 CHUNK = 16  # inputs of `single` before another candidate's turn
 PASSES = 5  # of `offline`
-PERCENTILES = (50, 90, 99)
 Json = dict[str, object]
 
 
@@ -86,6 +86,8 @@ def run(
         with contextlib.ExitStack() as stack:
             workers, times = _start(candidates, plan, stack, trust_code, progress)
             if turn == 0:
+                if SERVER in plan.scenario:
+                    server.require(workers)
                 phases.check(workers, reference)
                 quality = _quality(workers, reference, inputs, limit, metric, facts.generates)
             if PHASES in plan.scenario:
@@ -94,8 +96,8 @@ def run(
                 for name, value in {**times[label], **each.request("memory")}.items():
                     figures[label].setdefault(name, []).append(value)
             if turn == plan.starts - 1:
-                single = _single(plan, workers, inputs, limit, progress) if SINGLE in plan.scenario else {}
-                offline = _offline(plan, workers, inputs, limit, progress) if OFFLINE in plan.scenario else {}
+                streams = _streams(plan, workers, inputs.items, limit, progress)
+    streams[LIMITS] = profile.measure(candidates, plan, progress) if LIMITS in plan.scenario else {}
     names = [each.runtime for each in candidates]
     return {
         "format": FORMAT,
@@ -108,7 +110,7 @@ def run(
         "candidates": {
             each.label: _about(each)
             | {"figures": {name: summary(values) for name, values in figures[each.label].items() if is_known(values)}}
-            | {"quality": quality[each.label], "single": single.get(each.label), "offline": offline.get(each.label)}
+            | {"quality": quality[each.label], **{name: by.get(each.label) for name, by in streams.items()}}
             for each in candidates
         },
         "sizes": [size.to_dict() for size in phases.sizes],
@@ -181,16 +183,27 @@ def _error(expected: Sequence[object], actual: Sequence[object]) -> float:
     return max(0.0, float(np.mean(1 - (one * other).sum(axis=1) / norms)))
 
 
+def _streams(
+    plan: Plan, workers: Mapping[str, Worker], items: Sequence[Item], limit: int | None, progress: Progress
+) -> dict[str, dict[str, Json]]:
+    """Return the figures of each candidate by scenario; none for one that the plan does not have."""
+    parts = {SINGLE: _single, OFFLINE: _offline, SERVER: server.measure}
+    return {
+        name: part(plan, workers, items, limit, progress) if name in plan.scenario else {}
+        for name, part in parts.items()
+    }
+
+
 def _single(
-    plan: Plan, workers: Mapping[str, Worker], inputs: Inputs, limit: int | None, progress: Progress
+    plan: Plan, workers: Mapping[str, Worker], items: Sequence[Item], limit: int | None, progress: Progress
 ) -> dict[str, Json]:
     """Answer one input at a time; return the latency of each candidate, and its parts."""
     parts: dict[str, list[tuple[float, float, float]]] = {label: [] for label in workers}
     for each in workers.values():
-        each.request("single", inputs.items[:CHUNK], limit, plan.seconds / 10)  # warm-up: kernels and caches
+        each.request("single", items[:CHUNK], limit, plan.seconds / 10)  # warm-up: kernels and caches
     for start in range(0, plan.inputs, CHUNK):
         progress(f"one input at a time, {start} of {plan.inputs}")
-        chunk = [inputs.items[at % len(inputs.items)] for at in range(start, min(start + CHUNK, plan.inputs))]
+        chunk = [items[at % len(items)] for at in range(start, min(start + CHUNK, plan.inputs))]
         for label, each in workers.items():
             left = plan.seconds - sum(map(sum, parts[label]))
             if left > 0:
@@ -207,16 +220,16 @@ def _latency(parts: NDArray[np.float64]) -> Json:
 
 
 def _offline(
-    plan: Plan, workers: Mapping[str, Worker], inputs: Inputs, limit: int | None, progress: Progress
+    plan: Plan, workers: Mapping[str, Worker], items: Sequence[Item], limit: int | None, progress: Progress
 ) -> dict[str, Json]:
     """Answer batches of inputs; return inputs and tokens a second of each candidate."""
-    items = [inputs.items[at % len(inputs.items)] for at in range(plan.inputs)]
+    repeated = [items[at % len(items)] for at in range(plan.inputs)]
     batch = max(plan.batch)
     rates: dict[str, dict[str, list[float]]] = {label: {"inputs": [], "tokens": []} for label in workers}
     for number in range(PASSES + 1):
         progress(f"in batches of {batch}, pass {number} of {PASSES}")
         for label, each in workers.items():
-            found = each.request("offline", items, limit, batch, plan.seconds / PASSES)
+            found = each.request("offline", repeated, limit, batch, plan.seconds / PASSES)
             for name, values in rates[label].items() if number else ():  # the first is the warm-up
                 values.append(found[name] / found["seconds"])
     return {

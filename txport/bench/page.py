@@ -1,22 +1,33 @@
-"""A report of `txport bench` as one self-contained page, as Markdown, or as JSON."""
+"""A report of `txport bench` as one self-contained page, as Markdown, as CSV, or as JSON."""
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from txport.bench import charts
-from txport.bench.sections import Section, about, sections
+from txport.bench.plan import OFFLINE, SERVER, SINGLE
+from txport.bench.sections import SIZES, Section, about, sections
 from txport.inspection.drawings import text_of
 from txport.inspection.page import document, table
 from txport.system.markdown import code, line, plain
 from txport.system.terminal import one_line
 
 Json = dict[str, Any]
-PAGE, MARKDOWN = ".html", ".md"
+PAGE, MARKDOWN, TABLE = ".html", ".md", ".csv"
+STREAM_UNITS = {
+    "rate": "1/s",
+    "inputs": "1/s",
+    "tokens": "1/s",
+    "generator": "%",
+    "count": "",
+    "batch": "",
+}  # others: ms
 
 
 def require(path: Path) -> None:
@@ -26,11 +37,13 @@ def require(path: Path) -> None:
 
 
 def render(report: Json, path: Path) -> str:
-    """Return the text of a report for a file: a page for `.html`, Markdown for `.md`, otherwise JSON."""
+    """Return the text of a report for a file: a page for `.html`, `.md` and `.csv` as named, otherwise JSON."""
     if path.suffix == PAGE:
         return page(report)
     if path.suffix == MARKDOWN:
         return markdown(report)
+    if path.suffix == TABLE:
+        return rows(report)
     return json.dumps(report, indent=1, allow_nan=False) + "\n"
 
 
@@ -52,6 +65,33 @@ def markdown(report: Json) -> str:
         rows = [line(each.columns), line(["---"] * len(each.columns)), *map(line, each.rows)]
         parts += [f"## {plain(each.title)}", each.note, "\n".join(rows)]
     return "\n\n".join(parts) + "\n"
+
+
+def rows(report: Json) -> str:
+    """Return CSV with a row for each figure; figures of no size have no batch, beams, source and tokens."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("candidate", *SIZES, "figure", "unit", "q1", "median", "q3"))
+    for label, each in report["candidates"].items():
+        nowhere = ("",) * len(SIZES)
+        writer.writerows(_figures(label, nowhere, each["figures"], report["units"]))
+        for name in (SINGLE, OFFLINE, SERVER):
+            found = (each[name] or {}).get("best", {}) if name == SERVER else each[name] or {}
+            units = {f"{name} {key}": STREAM_UNITS.get(key, "ms") for key in found}
+            figures = {f"{name} {key}": value for key, value in found.items()}
+            writer.writerows(_figures(label, nowhere, figures, units))
+    for size in report["sizes"]:
+        for label, phases in size["figures"].items():
+            writer.writerows(_figures(label, [size[name] for name in SIZES], phases, report["units"]))
+    return out.getvalue()
+
+
+def _figures(
+    label: str, place: Sequence[object], figures: Mapping[str, Any], units: Mapping[str, str]
+) -> Iterator[tuple[object, ...]]:
+    for name, value in figures.items():
+        values = [value[key] for key in ("q1", "median", "q3")] if isinstance(value, dict) else ("", value, "")
+        yield (label, *place, name, units.get(name, ""), *values)
 
 
 def _body(report: Json) -> Iterator[str]:

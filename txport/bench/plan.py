@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Any, NamedTuple
 
-PHASES, SINGLE, OFFLINE = "phases", "single", "offline"
-SCENARIOS = (PHASES, SINGLE, OFFLINE)
+PHASES, LIMITS, SINGLE, OFFLINE, SERVER = "phases", "limits", "single", "offline", "server"
+USUAL = (PHASES, LIMITS, SINGLE, OFFLINE)
+LATENCY, THROUGHPUT, MEMORY = "latency", "throughput", "memory"
+GOALS = {LATENCY: "ms", THROUGHPUT: "texts/s", MEMORY: "MB"}  # of `tune`, with their units
 SETTING = "setting"  # key of a field's metadata
 
 
@@ -46,14 +48,23 @@ class Plan:
     source: tuple[int, ...] = _setting((16,), "Source length, in tokens.", 1)
     tokens: tuple[int, ...] = _setting((16,), "Target length, in tokens.", 2)
     scenario: tuple[str, ...] = _setting(
-        SCENARIOS,
-        "phases: time and memory of each phase, by size; single: latency of one input at a time; offline: inputs and"
-        " tokens a second in batches.",
-        choices=SCENARIOS,
+        USUAL,
+        "phases: time and memory of each phase, by size; limits: the least time that memory and products allow a phase,"
+        " and a profile of its operators; single: latency of one input at a time; offline: inputs and"
+        " tokens a second in batches; server: the highest rate of requests whose p99 stays in the bound.",
+        choices=(*USUAL, SERVER),
     )
     rounds: int = _setting(30, "Measured rounds of each size; candidates alternate.", 3, 12)
     inputs: int = _setting(1024, "Inputs of single and offline.", 1, 128)
-    seconds: float = _setting(60.0, "Most seconds of single, and of offline, for each candidate.", 0.1, 3.0)
+    seconds: float = _setting(
+        60.0,
+        "Most seconds of single, and of offline, for each candidate; ten runs of server take about as long.",
+        0.1,
+        3.0,
+    )
+    bound: float | None = _setting(
+        None, "Most milliseconds of p99 of server.  [default: 10 times the median of one request alone]", 0.001
+    )
     starts: int = _setting(5, "New processes of each candidate, among which the rounds are divided.", 1, 2)
 
     def sizes(self) -> list[Protocol]:

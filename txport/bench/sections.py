@@ -6,12 +6,19 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from txport.bench.compare import RATES, UNTIMED
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.bench.compare import CERTAIN, RATES, UNTIMED
 
 Json = dict[str, Any]
 QUALITY, LATENCY, BATCHES = "Speed beside quality", "One input at a time", "In batches"
+SERVER, LIMITS, PROFILE = "Requests at random times", "Share of the limit", "Time by operator"
+SLOPES = "Slopes"
 GROWTH, PHASES, START = "Growth with the size", "Phases", "Start and memory"
 MAX_ADDED = 50.0  # nats, whose exponential is a number
+FITTED = 3  # values of a size, at least, for a slope
+KINDS = 6  # of operators in a profile
 SIZES = ("batch", "beams", "source", "tokens")
 
 
@@ -44,12 +51,49 @@ def sections(report: Json) -> Iterator[Section]:
         yield _latency(candidates)
     if all(each["offline"] for each in candidates.values()):
         yield _batches(candidates)
+    if any(each["server"] for each in candidates.values()):
+        yield _server(candidates)
     timed = [size for size in report["sizes"] if any(map(rate_of, size["figures"].values()))]
     if len(timed) > 1:
         yield _growth(timed)
+    if slopes := list(_slopes(timed, report["units"])):
+        columns = ("candidate", "size", "phase", "ms per unit", "exponent", "grows")
+        note = "Least squares over all rounds, with 99 % intervals; the other sizes have their first value."
+        yield Section(SLOPES, SLOPES, note, columns, slopes)
     for size in timed:
         yield _phases(size, report["units"])
+    if reached(report):
+        yield _limits(report)
+    if any(each["limits"] for each in candidates.values()):
+        yield _profile(report)
     yield _start(candidates)
+
+
+def reached(report: Json) -> list[Json]:
+    """Return the limit of each phase that was timed: its milliseconds, what sets it, and the share that is reached."""
+    rows: list[Json] = []
+    varied = [name for name in SIZES if len({size[name] for size in report["sizes"]}) > 1]
+    for label, each in report["candidates"].items():
+        limits = each["limits"] or {"sizes": []}
+        for size, phases in zip(report["sizes"], limits["sizes"], strict=bool(limits["sizes"])):
+            for phase, figures in phases.items():
+                if taken := size["figures"][label].get(phase):
+                    limit, by = _limit(figures, limits["rates"])
+                    where = ", ".join([phase, *(f"{name} {size[name]}" for name in varied)])
+                    about = {
+                        "label": label,
+                        "size": size_name(size),
+                        "phase": phase,
+                        "where": where,
+                        "ms": taken["median"],
+                    }
+                    rows.append({**about, **figures, "limit": limit, "by": by, "share": 100 * limit / taken["median"]})
+    return rows
+
+
+def size_name(size: Json) -> str:
+    """Return a size as the title of its table."""
+    return ", ".join(f"{name} {size[name]}" for name in SIZES).capitalize()
 
 
 def points(report: Json) -> list[Point]:
@@ -58,7 +102,7 @@ def points(report: Json) -> list[Point]:
     for label, each in report["candidates"].items():
         speed, unit = _speed(report, label)
         error = _error(report, each["quality"])
-        if error is not None:
+        if speed is not None and error is not None:
             size = each["bytes"] and each["bytes"] / 1e6
             found.append(Point(label, speed, unit, error, size, False))
     sign = -1 if _is_better_when_higher(report) else 1
@@ -117,15 +161,17 @@ def rate_of(phases: Mapping[str, Json]) -> str:
     return next((rate for rate in reversed(RATES) if rate in phases), "")
 
 
-def _speed(report: Json, label: str) -> tuple[float, str]:
-    """Return the tokens a second in batches, else those of the last size, else inputs a second one at a time."""
+def _speed(report: Json, label: str) -> tuple[float | None, str]:
+    """Return tokens a second in batches, else those of the last size, else inputs a second one at a time, or served."""
     each = report["candidates"][label]
     if each["offline"]:
         return each["offline"]["tokens"]["median"], "tokens/s"
     phases = report["sizes"][-1]["figures"][label]
     if rate := rate_of(phases):
         return phases[rate]["median"], f"{rate}/s"
-    return 1e3 / each["single"]["p50"], "inputs/s"
+    if each["single"]:
+        return 1e3 / each["single"]["p50"], "inputs/s"
+    return each["server"].get("best", {}).get("rate"), "requests/s"
 
 
 def _quality(report: Json) -> Section:
@@ -165,6 +211,33 @@ def _batches(candidates: Mapping[str, Json]) -> Section:
     return Section(BATCHES, BATCHES, note, ("candidate", "inputs/s", "tokens/s"), rows)
 
 
+def _server(candidates: Mapping[str, Json]) -> Section:
+    keys = ("rate", "p50", "p90", "p99", "count", "late", "generator")
+    rows = []
+    for label, each in candidates.items():
+        best = each["server"].get("best", {})
+        alone = short(each["server"]["alone"]) if "alone" in each["server"] else ""
+        rows.append((label, *(short(best[key]) if best else "" for key in keys), alone))
+    columns = (
+        "candidate",
+        "requests/s",
+        "p50, ms",
+        "p90, ms",
+        "p99, ms",
+        "requests",
+        "late, ms",
+        "generator, %",
+        "alone, ms",
+    )
+    bound = short(next(iter(candidates.values()))["server"]["bound"])
+    reasons = "".join(f" {label}: {why}." for label, each in candidates.items() if (why := each["server"]["reason"]))
+    note = (
+        f"The highest rate of random arrivals at which p99 of the latency is at most {bound} ms. late: p99 of how late"
+        f" requests were submitted; generator: its share of a core; alone: median of one request at a time.{reasons}"
+    )
+    return Section(SERVER, SERVER, note, columns, rows)
+
+
 def _growth(sizes: Sequence[Json]) -> Section:
     names = list(sizes[0]["figures"])
     rate = rate_of(sizes[0]["figures"][names[0]])
@@ -174,6 +247,33 @@ def _growth(sizes: Sequence[Json]) -> Section:
     ]
     note = f"{rate.capitalize()} a second of all rows; medians (quartiles)."
     return Section(GROWTH, GROWTH, note, (*SIZES, *names), rows)
+
+
+def line_of(name: str, sizes: Sequence[Json]) -> list[Json]:
+    """Return the sizes that differ from the first one in the size `name` alone."""
+    return [size for size in sizes if all(size[other] == sizes[0][other] for other in SIZES if other != name)]
+
+
+def _slopes(sizes: Sequence[Json], units: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each candidate, phase and size with enough values: its slope, and the exponent of its growth."""
+    for name in SIZES:
+        line = line_of(name, sizes)
+        if len({size[name] for size in line}) < FITTED:
+            continue
+        for label, phases in line[0]["figures"].items():
+            for phase in (each for each in phases if units[each] == "ms"):
+                samples = [(size[name], time) for size in line for time in size["figures"][label][phase]["samples"]]
+                x, y = np.array(samples, np.float64).T
+                (slope, half), (exponent, width) = fit(x, y), fit(np.log(x), np.log(y))
+                grows = "faster than linearly" if exponent - width > 1 else ""
+                shown = (f"{short(slope)} ± {short(half)}", f"{exponent:.2f} ± {width:.2f}")
+                yield (label, name, phase, *shown, grows)
+
+
+def fit(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the slope of a line through points by least squares, and half the width of its 99 % interval."""
+    (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
+    return float(slope), CERTAIN * float(np.sqrt(covariance[0, 0]))
 
 
 def _phases(size: Json, units: Mapping[str, str]) -> Section:
@@ -188,8 +288,72 @@ def _phases(size: Json, units: Mapping[str, str]) -> Section:
     equal = [(100 * size["equal tokens"][name]) for name in names]
     rows.append(("equal tokens", "%", *map(short, equal), *("" for _ in names[1:])))
     columns = ("phase", "unit", *names, *(f"{name} beside {names[0]}" for name in names[1:]))
-    title = f"Batch {size['batch']}, beams {size['beams']}, source {size['source']}, tokens {size['tokens']}"
-    return Section(PHASES, title, "Medians (quartiles) of the rounds, the candidates in turns.", columns, rows)
+    return Section(
+        PHASES, size_name(size), "Medians (quartiles) of the rounds, the candidates in turns.", columns, rows
+    )
+
+
+def _limit(phase: Json, rates: Mapping[str, float]) -> tuple[float, str]:
+    """Return the least milliseconds that a phase can take, and what sets it: memory, or products."""
+    memory = phase["bytes"] / phase["bandwidth"]
+    products = sum(phase[kind] / rate for kind, rate in rates.items())
+    return 1e3 * max(memory, products), "memory" if memory > products else "products"
+
+
+def _limits(report: Json) -> Section:
+    rows = [
+        (
+            each["label"],
+            each["where"],
+            *map(
+                short,
+                (each["ms"], each["bytes"] / 1e6, each["bandwidth"] / 1e9, each["fp32"] / 1e6, each["int8"] / 1e6),
+            ),
+            short(each["limit"]),
+            each["by"],
+            short(each["share"]),
+        )
+        for each in reached(report)
+    ]
+    columns = (
+        "candidate",
+        "phase",
+        "ms",
+        "weights, MB",
+        "reads, GB/s",
+        "fp32, MOp",
+        "int8, MOp",
+        "limit, ms",
+        "by",
+        "share, %",
+    )
+    rates = next(each["limits"]["rates"] for each in report["candidates"].values() if each["limits"])
+    fp32, int8 = (short(rates[kind] / 1e9) for kind in ("fp32", "int8"))
+    note = (
+        "The limit is the larger of the time to read the weights once and of the time of the products, at the rates of"
+        f" large products in fp32 and int8, {fp32} and {int8} GOp/s. Caches and attention's operators are not counted."
+    )
+    return Section(LIMITS, LIMITS, note, columns, rows)
+
+
+def _profile(report: Json) -> Section:
+    """Return the share of each kind of operator in the time of all, at the first size."""
+    first = {label: each["limits"]["sizes"][0] for label, each in report["candidates"].items() if each["limits"]}
+    shares = {
+        (phase, label): {kind: 100 * ms / sum(figures["kinds"].values()) for kind, ms in figures["kinds"].items()}
+        for label, phases in first.items()
+        for phase, figures in phases.items()
+    }
+    rows = []
+    for phase in dict.fromkeys(phase for phase, _ in shares):
+        all_ = [shares.get((phase, label), {}) for label in first]
+        kinds = sorted(
+            {kind for each in all_ for kind in each}, key=lambda kind: -max(each.get(kind, 0) for each in all_)
+        )
+        rows += [(phase, kind, *(short(each.get(kind, 0)) for each in all_)) for kind in kinds[:KINDS]]
+    size = size_name(report["sizes"][0]).lower()
+    note = f"% of the time of all operators, in ONNX Runtime's profile at {size}; the {KINDS} largest."
+    return Section(PROFILE, PROFILE, note, ("phase", "operator", *first), rows)
 
 
 def _start(candidates: Mapping[str, Json]) -> Section:

@@ -23,6 +23,7 @@ from txport.bench import bandwidth
 from txport.bench.candidates import TORCH, Candidate
 from txport.bench.plan import Plan
 from txport.bench.rounds import WORK, Protocol, draw_source
+from txport.bench.server import Server
 from txport.bench.streams import Stream
 from txport.bundles.bundle import Bundle
 from txport.errors import OutOfMemoryError, TxportError, UnavailableError, brief
@@ -120,6 +121,7 @@ class Session:
         self._load = 1e3 * (time.perf_counter() - begun)
         self._facts = bundle.manifest.facts
         self.stream = Stream(bundle, self._runtime)
+        self.server = Server(self.stream)
 
     def start(self, size: Protocol, opened: float) -> dict[str, object]:
         """Return the time to load, and that of the first run; `opened` are the milliseconds until the session began."""
@@ -161,7 +163,7 @@ def work(
     """Load a runtime, then answer requests until the pipe is closed."""
     if trust_code:
         sys.stdout = sys.stderr  # output of user code must not mix with figures
-    try:
+    with errors_sent(pipe):
         begun = time.perf_counter()
         bundle = open_bundle(Path(path), variant)
         opened = 1e3 * (time.perf_counter() - begun)
@@ -170,8 +172,15 @@ def work(
             what, *arguments = pipe.recv()
             if what == "start":
                 arguments.append(opened)
-            of = session if hasattr(session, what) else session.stream
+            of = next(each for each in (session, session.stream, session.server) if hasattr(each, what))
             pipe.send(getattr(of, what)(*arguments))
+
+
+@contextlib.contextmanager
+def errors_sent(pipe: Connection) -> Iterator[None]:
+    """Send an error of this block to the parent; end the block quietly once the pipe is closed."""
+    try:
+        yield
     except (EOFError, BrokenPipeError):
         return
     except Exception as error:  # the user sees any error in one line
@@ -202,8 +211,6 @@ def _warm(runtime: Runtime, facts: Facts, size: Protocol) -> None:
 def _read(pipe: Connection, size: int, threads: int | None) -> None:
     """Measure read bandwidth on request, until the pipe is closed."""
     reader = bandwidth.Reader(size, threads)
-    try:
+    with errors_sent(pipe):
         while pipe.recv():
             pipe.send({"speed": reader.measure()})
-    except (EOFError, BrokenPipeError):
-        return

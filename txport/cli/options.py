@@ -75,6 +75,12 @@ def threads_option(command: F) -> F:
     return click.option("--threads", type=click.IntRange(1), callback=fit_threads, help=text)(command)
 
 
+def tuned_option(command: F) -> F:
+    """Add `--no-tuned`, which ignores what `txport tune` found."""
+    text = "Ignore what `txport tune` found for the bundle on this machine."
+    return click.option("--no-tuned", is_flag=True, help=text)(command)
+
+
 def workers_option(command: F) -> F:
     """Add `--workers`, the number of batches that run in parallel."""
     text = "Batches that run in parallel; with several, each uses one thread unless --threads is given."

@@ -19,6 +19,7 @@ from txport.targets.ports import Port
 
 if TYPE_CHECKING:
     from txport.api.diagnose import Diagnosis
+    from txport.bench.tune import Outcome
     from txport.bundles.bundle import Bundle
     from txport.proof.bisect.culprit import Culprit
     from txport.proof.matrix import Matrix
@@ -215,6 +216,9 @@ def show_diagnosis(found: Diagnosis) -> None:
     show("Providers of ONNX Runtime", ["provider", "here"], rows)
     echo()
     show_gpu(found.gpu)
+    if found.tuned:
+        echo()
+        show("Tuned", ["bundle", "settings"], list(found.tuned.items()))
     for problem in found.problems:
         echo()
         echo(f"problem: {problem}")
@@ -223,6 +227,15 @@ def show_diagnosis(found: Diagnosis) -> None:
         echo("no problems found")
         target = "cuda --precision fp16" if found.providers.get(CUDA, "") is None else "cpu --precision int8"
         echo(f"fastest here: txport export CHECKPOINT OUT --target {target}")
+
+
+def show_tuned(best: Outcome, others: Sequence[Outcome], unit: str) -> None:
+    """Print the settings that `tune` measured, the best first."""
+    rows = [
+        (each.settings.describe(), f"{each.figure:.3g}", f"{each.gain:.2f}", str(each.stage + 1))
+        for each in (best, *others)
+    ]
+    show("Settings, the best first", ["settings", unit, "times as good as the defaults", "stage"], rows)
 
 
 def show_presets(presets: Mapping[str, tuple[str, int, int]]) -> None:

@@ -80,6 +80,7 @@ def test_models_that_generate_find_what_pytorch_does(
     bundle: Bundle = request.getfixturevalue(name)
     assert bundle.manifest.parity["verdict"] == "pass"
     assert verify(bundle.path).passed
+    assert verify(bundle.path, runtime="openvino").passed
     model = txport.load(bundle.path)
     checkpoint = checkpoint_of(name, example)
     expected = [by_torch(checkpoint, source, 6) for source in SOURCES]

@@ -76,7 +76,7 @@ def test_a_fault_of_a_large_model_is_explained_as_of_one_in_memory(
     assert streamed.read is not None
     bundle = write(whole, tmp_path, target=target, precision=precision)
     assert bisect(bundle, streamed) is None
-    bundle = edit_graph(bundle.path, STEP, SCALE)
+    bundle = edit_graph(bundle.path, DECODER if target == "portable" else STEP, fault)
     expected = bisect(bundle, whole)
     found = bisect(bundle, streamed)
     assert expected is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -56,6 +58,15 @@ def running(service: Service, drain: float = PATIENCE) -> Iterator[str]:
         server.should_exit = True
         thread.join()
         listener.close()
+
+
+def address_of(process: subprocess.Popen[str]) -> str:
+    """The address that `txport serve` prints when it listens."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.fullmatch(r"serving .* at (http://\S+)\n", line):
+            return found[1]
+    raise AssertionError(f"it ended with {process.wait()}")
 
 
 def wait_for(state: Any) -> None:

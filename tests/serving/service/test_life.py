@@ -21,7 +21,7 @@ import pytest
 
 import txport
 from tests.cli.processes import assert_one_line, run, start, without
-from tests.serving.service.served import PATIENCE, client, metric, running, wait_for
+from tests.serving.service.served import PATIENCE, address_of, client, metric, running, wait_for
 from tests.serving.service.test_encoding import recording
 from txport.serving.service.asgi import app
 from txport.serving.service.models import Served, Sizes, Source
@@ -102,13 +102,20 @@ def asking(url: str, body: Any) -> socket.socket:
     return caller
 
 
+@pytest.mark.parametrize("is_half", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_caller_that_goes_away_cancels_its_request(stream: bool, gated: tuple[txport.Model, Gate]) -> None:
+def test_a_caller_that_goes_away_cancels_its_request(
+    stream: bool, is_half: bool, gated: tuple[txport.Model, Gate]
+) -> None:
+    """Or that closes its half of the connection."""
     model, gate = gated
     with running(app({"chat": model})) as url, client(url) as http:
-        with asking(url, BODY | {"stream": stream}):
+        with asking(url, BODY | {"stream": stream}) as caller:
             wait_for(lambda: metric(http, "txport:num_requests_running") == 1)
             assert gate.reached.wait(PATIENCE)
+            if is_half:
+                caller.shutdown(socket.SHUT_WR)
+                assert caller.recv(1) == b""
         wait_for(lambda: metric(http, "txport:request_cancelled_total", model_name="chat") == 1)
         gate.open()
         wait_for(lambda: metric(http, "txport:num_requests_running") == 0)
@@ -350,11 +357,7 @@ def test_a_new_bundle_replaces_the_old_one_without_a_dropped_request(
 def serving(*arguments: object) -> tuple[subprocess.Popen[str], str]:
     """Start the command; return its process and its address."""
     process = start("serve", *arguments, "--port", "0", "--threads", "1")
-    assert process.stderr is not None
-    for line in process.stderr:
-        if found := re.fullmatch(r"serving .* at (http://\S+)\n", line):
-            return process, found[1]
-    raise AssertionError(f"it ended with {process.wait()}")
+    return process, address_of(process)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -30,6 +30,7 @@ for command in (
     proofs.matrix,
     bundles.verify,
     machine.bench,
+    machine.tune,
     bundles.inspect,
     machine.presets,
     machine.doctor,

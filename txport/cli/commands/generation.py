@@ -23,6 +23,7 @@ from txport.cli.options import (
     section,
     threads_option,
     trust_option,
+    tuned_option,
     unknown_option,
     variant_option,
     workers_option,
@@ -98,6 +99,7 @@ runtime_option = click.option(
     provider_option,
     threads_option,
     workers_option,
+    tuned_option,
     checkpoint_option("For --runtime torch: the checkpoint, if it does not ship."),
     trust_option,
     click.option("--single", is_flag=True, help="Run the single graph that contains the search (export --single)."),
@@ -123,6 +125,7 @@ def run(
     provider: str,
     threads: int | None,
     workers: int,
+    no_tuned: bool,
     checkpoint: str | None,
     trust_code: bool,
     single: bool,
@@ -151,15 +154,13 @@ def run(
     --raw, --json and --stream keep them. With --unknown skip, a text without known characters gets an empty output;
     with --output X.npy this is an error.
     """
-    from txport.api import model as api
-
     textio.require_one(text, inputs)
     _require_shown(as_stream, as_json, raw, options["alignment"])
     bulk.require_fit(truncate)
     options["early_stopping"] = early_stopping_of(early_stopping)
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
     where |= {"checkpoint": checkpoint, "trust_code": trust_code, "single": single, "variant": variant}
-    model = api.load(bundle, **where, progress=progress)
+    model = _load(bundle, options, **where, tuned=not no_tuned)
     if as_ids:
         model.tokenizer = NumberTokenizer(model.facts, exact=True)
     speech.require_fit(model.facts)
@@ -175,6 +176,17 @@ def run(
             source = map(speech.require_text, source)
         faults = bulk.Bulk(bulk.places(inputs, counts, text), errors, truncate, out.done)
         _carry_out(model, source, total, output, out, options, as_json, as_stream, faults)
+
+
+def _load(bundle: str, options: dict[str, object], **where: Any) -> Any:
+    """Load a model; where no option places it, what `txport tune` found does, and sets the batch size."""
+    from txport.api import model as api
+
+    unset = {name for name in ("runtime", "threads", "workers") if not is_given(name)}
+    model = api.load(bundle, **{name: where[name] for name in where if name not in unset}, progress=progress)
+    if model.tuned and not is_given("batch_size"):
+        options["batch_size"] = model.tuned.batch_size
+    return model
 
 
 def _carry_out(

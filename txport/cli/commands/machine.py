@@ -1,17 +1,19 @@
-"""`txport bench` and `txport doctor`: speed and installation of this machine."""
+"""`txport bench`, `txport tune` and `txport doctor`: speed and installation of this machine."""
 
 from __future__ import annotations
 
 import math
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from txport.bench.plan import Plan, settings
+from txport.bench.plan import GOALS, Plan, settings
 from txport.bundles.manifest import PRECISIONS
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
@@ -113,7 +115,7 @@ def plan_options(command: F) -> F:
     "reports",
     type=OUTPUT,
     multiple=True,
-    help="Write everything: .html a page with plots, .md Markdown, others JSON.  [repeatable]",
+    help="Write everything: .html a page with plots, .md Markdown, .csv a row a figure, others JSON.  [repeatable]",
 )
 @click.option(
     "--compare",
@@ -243,6 +245,66 @@ def _judge(old: dict[str, object], new: dict[str, object], allowed: float) -> No
         raise UnavailableError(f"too noisy to tell: {reason}")
     most = max(verdicts, key=lambda each: each.change)
     echo(f"verdict: pass; the largest of {len(verdicts)} changes is that of {most.describe()}")
+
+
+def seconds_of(_: click.Context, __: click.Parameter, value: str) -> float:
+    """Return the seconds of a time such as 90s, 5m or 1h; raise an error of usage for anything else."""
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([smh])", value)
+    if found is None or not float(found[1]):
+        raise click.BadParameter(f"{value!r} is not a time such as 90s, 5m or 1h.")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+@command()
+@click.argument("bundle", shell_complete=completion.models)
+@click.option(
+    "--for",
+    "goal",
+    type=click.Choice(list(GOALS)),
+    default="latency",
+    show_default=True,
+    help="What is to be best: latency of one text, texts a second in batches, or peak memory.",
+)
+@click.option(
+    "--budget",
+    metavar="TIME",
+    default="5m",
+    show_default=True,
+    callback=seconds_of,
+    help="Time of the search: 90s, 5m.",
+)
+@click.option(
+    "--input", "texts", type=INPUT, help="Lines of text to measure on.  [default: the samples of the checkpoint]"
+)
+@click.option(
+    "--target",
+    type=click.Choice(list(TARGETS)),
+    default="portable",
+    show_default=True,
+    help="Target of the export, if BUNDLE is the name of a checkpoint.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def tune(bundle: str, goal: str, budget: float, texts: Path | None, target: str, as_json: bool) -> None:
+    """Find the runtime, threads, workers and batch size with which BUNDLE runs best on this machine, and keep them.
+
+    `txport run`, `txport.load` and `txport serve` use them on this machine unless options of their own place the model,
+    or --no-tuned is given. Only settings that give the outputs of the defaults are kept. The bundle is not changed.
+    """
+    from txport.api import tuned
+    from txport.api.locate import find_bundle
+    from txport.bench import tune as search
+    from txport.cli import tables
+
+    found = find_bundle(bundle, target=target, progress=progress)
+    lines = list(textio.open_texts((), [texts])[0]) if texts else []
+    best, *others = search.tune(found, goal, budget, lines, progress)
+    file = tuned.store(found.path, best.settings, goal=goal, figure=best.figure, gain=best.gain)
+    if as_json:
+        outcomes = [{**each._asdict(), "settings": asdict(each.settings)} for each in (best, *others)]
+        textio.print_json({"for": goal, "unit": GOALS[goal], "outcomes": outcomes}, indent=2)
+    else:
+        tables.show_tuned(best, others, GOALS[goal])
+        echo(f"kept in {file}")
 
 
 @command()

@@ -9,7 +9,7 @@ import click
 
 from txport.cli import completion
 from txport.cli.guard import echo
-from txport.cli.options import provider_option, section, threads_option
+from txport.cli.options import provider_option, section, threads_option, tuned_option
 from txport.cli.outputs import INPUT, command
 from txport.errors import UnsupportedError
 from txport.system.packages import needed
@@ -70,7 +70,7 @@ Examples:
         help="Seconds in which a body must arrive; others get 408.",
     ),
 )
-@section("Where it runs", provider_option, threads_option)
+@section("Where it runs", provider_option, threads_option, tuned_option)
 def serve(
     bundles: tuple[str, ...],
     host: str,
@@ -85,6 +85,7 @@ def serve(
     body_seconds: float,
     provider: str,
     threads: int | None,
+    no_tuned: bool,
 ) -> None:
     """Serve each BUNDLE over HTTP, under the NAME or the name of its folder (docs/service.md).
 
@@ -97,7 +98,7 @@ def serve(
         from txport.serving.service.guards import read_keys
         from txport.serving.service.models import Source
         from txport.serving.service.server import serve as run
-    models = {name: Source(path, provider, threads) for name, path in named(bundles).items()}
+    models = {name: Source(path, provider, threads, not no_tuned) for name, path in named(bundles).items()}
     keys = read_keys(api_key_file) if api_key_file is not None else ()
     if host not in LOCAL and not keys:
         echo(f"txport: whoever reaches {host} can use this service; --api-key-file restricts it", err=True)

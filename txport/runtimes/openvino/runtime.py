@@ -7,7 +7,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,11 +16,12 @@ from txport.bundles.graphs import require_order
 from txport.errors import BundleError, LoadError, UnavailableError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.openvino.library import openvino
+from txport.runtimes.openvino.rewrite import BEAM_IDX, LOGIT_PLACES, Model, Value, part, with_variables
 from txport.runtimes.portable import PortableRuntime
 from txport.system.arrays import Array
 from txport.system.cores import cores
 from txport.system.machine import is_out_of_memory
-from txport.targets.ports import DECODER, PAST_SOURCE, SELECT, SOURCE, UNNAMED, Graph, Port
+from txport.targets.ports import DECODER, INPUT_IDS, LOGITS, PAST_SOURCE, ROWS, SELECT, SOURCE, UNNAMED, Graph, Port
 
 DEVICE, HINT = "CPU", "INFERENCE_PRECISION_HINT"
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}  # inference precision
@@ -34,19 +35,26 @@ class Held:
 
     def __init__(self, array: Array) -> None:
         self.array = array
+        self.shape = array.shape
         self.tensor = openvino.Tensor(array, shared_memory=True)
 
 
 class Request:
-    """An inference request: one run at a time. Inputs that are already bound are not bound again."""
+    """An inference request, one run at a time, with its variables: the caches of `rows`, `length` tokens each.
 
-    def __init__(self, model: Any, inputs: Sequence[str], outputs: Mapping[str, int]) -> None:
+    `rows` (R,) are those that the next run takes from the caches. Inputs that are already bound are not bound again.
+    """
+
+    def __init__(self, model: Model, inputs: Sequence[str], outputs: Mapping[str, int]) -> None:
         self._request = model.create_infer_request()
         self._inputs = inputs
         self._outputs = outputs
-        self._bound: list[Held | None] = [None] * len(inputs)
+        self._bound: list[Tensor | None] = [None] * len(inputs)
+        self.rows = np.zeros(0, np.int32)
+        self.length = self.turn = 0  # `turn` counts the selections of rows
+        self._ports: Sequence[Port] = ()
 
-    def run(self, inputs: Mapping[str, Held], outputs: Mapping[str, Held]) -> None:
+    def run(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         """Run the graph and write all outputs into `outputs`; raise `ValueError` if an output has another shape."""
         for at, name in enumerate(self._inputs):
             if self._bound[at] is not inputs[name]:
@@ -57,30 +65,91 @@ class Request:
         self._request.infer()
         for name, held in outputs.items():
             found = tuple(self._request.get_output_tensor(self._outputs[name]).shape)
-            if found != held.array.shape:
-                raise ValueError(f"{name} has the shape {found}, expected {held.array.shape}")
+            if found != held.shape:
+                raise ValueError(f"{name} has the shape {found}, expected {held.shape}")
+
+    def fill(self, ports: Sequence[Port], inputs: Mapping[str, Tensor], lengths: Mapping[str, int]) -> None:
+        """Set the caches of `ports` to the inputs; `lengths` are the values of their dynamic dims."""
+        self._ports = ports
+        batch, past = _dynamic(ports[0])
+        self.rows = np.arange(lengths[batch], dtype=np.int32)
+        self.length = lengths[past]
+        for each in self._request.query_state() if self.length else ():
+            each.state = openvino.Tensor(inputs[each.name].array.astype(each.state.element_type.to_dtype()))
+
+    def caches(self) -> dict[str, Cache]:
+        """Return the caches by name, as the state after the last run or selection."""
+        return {port.name: Cache(self, port, self.length, self.turn) for port in self._ports}
+
+    def values(self, name: str) -> Array:
+        """Return a copy of a cache with the rows that the next run takes."""
+        array: Array = next(each.state.data for each in self._request.query_state() if each.name == name)
+        return array[self.rows]
+
+
+class Cache(NamedTuple):
+    """A cache in a request after `length` tokens and `turn` selections; later steps of the request keep its values."""
+
+    request: Request
+    port: Port
+    length: int
+    turn: int
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the request has neither run nor selected rows since."""
+        return (self.length, self.turn) == (self.request.length, self.request.turn)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dims, for example (R, G, P, H)."""
+        batch, past = _dynamic(self.port)
+        return self.port.shape({batch: len(self.request.rows), past: self.length})
+
+    @property
+    def array(self) -> Array:
+        """Its values, copied. Raise `ValueError` if its rows were selected since."""
+        if self.turn != self.request.turn:
+            raise ValueError(f"the rows of {self.port.name} were selected; use the state that `select` returned")
+        axis = self.port.dims.index(_dynamic(self.port)[1])
+        array = self.request.values(self.port.name).astype(self.port.dtype, copy=False)
+        return array.take(np.arange(self.length), axis)
+
+    @property
+    def tensor(self) -> object:
+        """Its values, copied, as a tensor of OpenVINO."""
+        return openvino.Tensor(self.array)
+
+
+def _dynamic(cache: Port) -> list[str]:
+    """Return the dims of the rows and of their tokens."""
+    return [dim for dim in cache.dims if isinstance(dim, str)]
+
+
+Tensor = Held | Cache
 
 
 class Compiled:
     """A compiled graph; threads that run it in parallel have separate requests."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Model) -> None:
         self._model = model
-        self._inputs = [each.get_any_name() for each in model.inputs]
-        self._outputs = {name: at for at, each in enumerate(model.outputs) for name in each.get_names()}
+        self._inputs = [each.get_node().get_friendly_name() for each in model.inputs]  # others have names of nodes, too
+        self.outputs = {name: at for at, each in enumerate(model.outputs) for name in each.get_names()}
         self._free: deque[Request] = deque()  # its operations are atomic
 
-    def run(self, inputs: Mapping[str, Held], outputs: Mapping[str, Held]) -> None:
-        """See `Request.run`; raise `RuntimeError` if the run fails."""
+    def run(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        """See `Request.run`."""
         try:
             request = self._free.pop()
         except IndexError:
-            request = Request(self._model, self._inputs, self._outputs)
-        try:
-            request.run(inputs, outputs)
-        except Exception as error:
-            raise RuntimeError(_plain(error)) from error
+            request = self.request()
+        request.run(inputs, outputs)
         self._free.append(request)  # a request that failed is not reused
+
+    def request(self) -> Request:
+        """Return a new request, whose variables are empty."""
+        return Request(self._model, self._inputs, self.outputs)
 
     def count(self) -> int:
         """Return the number of nodes that compute something."""
@@ -92,7 +161,10 @@ Parts = dict[tuple[str, ...], Compiled]  # by their outputs
 
 
 class OpenVinoEngine:
-    """`Engine` of the graphs of a bundle, compiled once for all lengths; separate parts for sources and for rows."""
+    """`Engine` of the graphs of a bundle, compiled once for all lengths; separate parts for sources and for rows.
+
+    The caches of rows are variables of a request, which a run changes in place.
+    """
 
     def __init__(self, bundle: Bundle, threads: int | None, precision: str, workers: int) -> None:
         self._graphs = bundle.manifest.driven
@@ -108,43 +180,82 @@ class OpenVinoEngine:
         """See `GraphRuntime.ports`."""
         return self._ports[role]
 
-    def run(self, role: str, inputs: dict[str, Held], outputs: list[str]) -> dict[str, Held]:
+    def run(self, role: str, inputs: dict[str, Tensor], outputs: list[str]) -> dict[str, Tensor]:
         """See `Engine.run`."""
         graph = self._graphs[role]
-        given = dict(inputs)
-        found = dict[str, Held]()
-        lengths = graph.lengths({name: held.array.shape for name, held in inputs.items()})
+        caches = [name for name, each in inputs.items() if isinstance(each, Cache)]  # all in one request
+        shapes = {name: each.shape for name, each in inputs.items() if name not in caches[1:]}
+        lengths = graph.lengths(shapes)
         with running(role, "OpenVINO"):  # whose fused kernels do not check shapes
-            _require_fit(graph, inputs, lengths)
-        projects = role == DECODER and lengths.get(PAST_SOURCE) != lengths.get(SOURCE)
-        for names, compiled in self._parts[role].items():
-            is_source = role == DECODER and names[0] in graph.present("source").values()
+            _require_fit(graph, shapes, lengths)
+            if role == SELECT and caches:
+                return _selected(inputs, outputs)
+            try:
+                return self._run(graph, inputs, outputs, lengths)
+            except Exception as error:
+                raise RuntimeError(_plain(error)) from error
+
+    def _run(
+        self, graph: Graph, inputs: dict[str, Tensor], outputs: list[str], lengths: Mapping[str, int]
+    ) -> dict[str, Tensor]:
+        given = dict(inputs)
+        found = dict[str, Tensor]()
+        projects = lengths.get(PAST_SOURCE) != lengths.get(SOURCE)
+        for names, compiled in self._parts[graph.role].items():
+            is_source = names[0] in graph.present("source").values()
             if not (projects and is_source) and not any(name in outputs for name in names):
                 continue
-            ports = map(graph.port, names)  # all outputs: unbound ones would be written to previously bound memory
-            made = {port.name: Held(np.empty(port.shape(lengths), port.dtype)) for port in ports}
-            with running(role, "OpenVINO"):
-                compiled.run(given, made)
-            found |= made
+            if graph.role == DECODER and not is_source:
+                found |= self._continued(compiled, given, outputs, lengths)
+                continue
+            found |= (made := _made(graph, names, lengths))
+            compiled.run(given, made)
             if is_source:
                 given |= {graph.becomes[name]: held for name, held in made.items()}
         return {name: found[name] for name in outputs}
+
+    def _continued(
+        self, compiled: Compiled, inputs: Mapping[str, Tensor], outputs: Sequence[str], lengths: Mapping[str, int]
+    ) -> dict[str, Tensor]:
+        """Run the decoder over new tokens, and return its outputs. Without logits in `outputs`, compute none.
+
+        Caches that are arrays, or of a state before the last step, become variables of a new request; others grow.
+        """
+        graph = self._graphs[DECODER]
+        pasts = graph.past("row")
+        first = inputs[next(iter(pasts.values()))]
+        if isinstance(first, Cache) and first.is_current:
+            request = first.request
+        else:
+            request = compiled.request()
+            request.fill([graph.port(past) for past in pasts.values()], inputs, lengths)
+        rows, size = inputs[INPUT_IDS].shape
+        places = Held(np.arange(size if LOGITS in outputs else 0))
+        names = compiled.outputs.keys() & {port.name for port in graph.outputs} - {LOGITS}
+        made = _made(graph, [*names], lengths)
+        logits = graph.port(LOGITS)
+        made[LOGITS] = Held(np.empty((rows, *places.shape, *logits.shape(lengths)[2:]), logits.dtype))
+        request.run({**inputs, BEAM_IDX: Held(request.rows), LOGIT_PLACES: places}, made)
+        request.rows = np.arange(rows, dtype=np.int32)
+        request.length += size
+        caches = request.caches()
+        return made | {name: caches[pasts[each]] for each, name in graph.present("row").items()}
 
     def placement(self) -> dict[str, dict[str, int]]:
         """See `GraphRuntime.placement`."""
         return {role: {DEVICE: sum(each.count() for each in parts.values())} for role, parts in self._parts.items()}
 
-    def from_numpy(self, array: Array) -> Held:
+    def from_numpy(self, array: Array) -> Tensor:
         """See `Engine.from_numpy`; the memory is shared if it is contiguous and writable."""
         return Held(np.require(array, requirements=("C", "W")))
 
-    def to_numpy(self, tensor: Held) -> Array:
+    def to_numpy(self, tensor: Tensor) -> Array:
         """See `Engine.to_numpy`."""
         return tensor.array
 
 
 @functools.cache
-def _core() -> Any:
+def _core() -> Model:
     return openvino.Core()
 
 
@@ -160,16 +271,36 @@ def options_of(threads: int | None, precision: str, workers: int) -> dict[str, o
         "INFERENCE_NUM_THREADS": cores() if threads is None else threads * workers,
         "ENABLE_CPU_PINNING": False,
         HINT: PRECISIONS[precision],
+        "KV_CACHE_PRECISION": PRECISIONS[precision],  # by default 8 bits
         "EXECUTION_MODE_HINT": "ACCURACY" if precision == "fp32" else "PERFORMANCE",
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
     }
 
 
-def _require_fit(graph: Graph, inputs: Mapping[str, Held], lengths: Mapping[str, int]) -> None:
+def _require_fit(graph: Graph, shapes: Mapping[str, tuple[int, ...]], lengths: Mapping[str, int]) -> None:
     """Raise `ValueError` for an input whose shape does not match the dims of the other inputs."""
-    for name, held in inputs.items():
-        if held.array.shape != (wanted := graph.port(name).shape(lengths)):
-            raise ValueError(f"{name} has the shape {held.array.shape}, expected {wanted}")
+    for name, shape in shapes.items():
+        if shape != (wanted := graph.port(name).shape(lengths)):
+            raise ValueError(f"{name} has the shape {shape}, expected {wanted}")
+
+
+def _made(graph: Graph, names: Sequence[str], lengths: Mapping[str, int]) -> dict[str, Tensor]:
+    """Return new memory for all outputs of a part: unbound ones would be written to previously bound memory."""
+    return {port.name: Held(np.empty(port.shape(lengths), port.dtype)) for port in map(graph.port, names)}
+
+
+def _selected(inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Tensor]:
+    """Select rows of a decoder's state; the next run selects those of its caches."""
+    rows = inputs[ROWS].array
+    first = next(each for each in inputs.values() if isinstance(each, Cache))
+    if not first.is_current:
+        raise ValueError("rows can be selected from the newest state only")
+    request = first.request
+    request.rows = request.rows[rows]
+    request.turn += 1
+    given = {name: inputs[name.removeprefix("selected.")] for name in outputs}
+    caches = {f"selected.{name}": each for name, each in request.caches().items()}
+    return {name: caches[name] if name in caches else Held(each.array[rows]) for name, each in given.items()}
 
 
 def _compile(
@@ -178,7 +309,7 @@ def _compile(
     """Compile and yield the parts of a graph, in the order in which they run."""
     for names, known in _split(graph):
         try:
-            compiled = _core().compile_model(part(model, names, known), DEVICE, dict(options))
+            compiled = _core().compile_model(_rewritten(graph, part(model, names, known)), DEVICE, dict(options))
         except Exception as error:  # its errors have no common base class
             raise _refused(file, error) from error
         used = compiled.get_property(HINT).to_string()
@@ -188,12 +319,17 @@ def _compile(
         yield names, Compiled(compiled)
 
 
+def _rewritten(graph: Graph, cut: Model) -> Model:
+    """Return a part of a graph; if it has caches of rows, with variables."""
+    outputs = {name for each in cut.outputs for name in each.get_names()}
+    caches = {graph.becomes[name]: name for name in graph.present("row").values() if name in outputs}
+    return with_variables(cut, caches, LOGITS) if caches else cut
+
+
 def _split(graph: Graph) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
     """Yield the outputs of each part, and the outputs of earlier parts -> the inputs with their values."""
     names = tuple(port.name for port in graph.outputs)
     of_source = tuple(graph.present("source").values()) if graph.role == DECODER else ()
-    if graph.role == SELECT:
-        of_source = tuple(f"selected.{name}" for name in graph.of_source)
     of_rows = tuple(name for name in names if name not in of_source)
     if of_source:
         yield of_source, {}
@@ -232,14 +368,14 @@ def _ports_of(model: Model, graph: Graph) -> GraphPorts:
     return inputs, outputs
 
 
-def _port(value: Any, expected: Sequence[Port]) -> Port:
+def _port(value: Value, expected: Sequence[Port]) -> Port:
     names = value.get_names()
     name = next((port.name for port in expected if port.name in names), min(names, default=""))
     dims = tuple(UNNAMED if dim.is_dynamic else dim.get_length() for dim in value.partial_shape)
     return Port(name, np.dtype(value.element_type.to_dtype()).name, dims)
 
 
-def _text(value: Any) -> str:
+def _text(value: Value) -> str:
     """Return a value of OpenVINO as text: it is a string or an object that contains one."""
     return value if isinstance(value, str) else str(value.astype(str))
 
@@ -257,40 +393,3 @@ def load(
 ) -> GraphRuntime:
     """Start a bundle on OpenVINO's CPU plugin; `threads` is the number per worker."""
     return PortableRuntime(OpenVinoEngine(bundle, threads, precision, workers), bundle.manifest)
-
-
-# ------------------------------------------------------------------------------------------------ parts of a graph
-
-Model = Any  # openvino has no types
-Node = Any
-
-
-def part(model: Model, outputs: Sequence[str], known: Mapping[str, str]) -> Model:
-    """Return a graph with the given outputs of a model and only the inputs that they need.
-
-    `known` maps outputs to inputs with equal values, which replace them as inputs of nodes. The model does not change.
-    """
-    copied = model.clone()
-    inputs = {name: each for each in copied.inputs for name in each.get_names()}
-    results = {name: each.get_node() for each in copied.outputs for name in each.get_names()}
-    for name, same in known.items():
-        results[name].input(0).get_source_output().replace(inputs[same])
-    kept = [results[name] for name in outputs]
-    read = _parameters(kept)
-    return openvino.Model(kept, [each for each in copied.get_parameters() if each.get_name() in read], "part")
-
-
-def _parameters(results: Sequence[Node]) -> set[str]:
-    """Return the names of the parameters that the results depend on."""
-    pending = list(results)
-    seen = set[str]()
-    found = set[str]()
-    while pending:
-        node = pending.pop()
-        if node.get_name() in seen:
-            continue
-        seen.add(node.get_name())
-        if node.get_type_name() == "Parameter":
-            found.add(node.get_name())
-        pending += [each.get_source_output().get_node() for each in node.inputs()]
-    return found

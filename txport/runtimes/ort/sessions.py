@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,9 @@ SPIN, SPIN_OF = 10, {MODEL: 50}
 # Maximum size in bytes of a constant that constant folding computes when a portable graph is loaded on the CPU. Without
 # a limit, ONNX Runtime keeps a transposed copy of each matrix in addition to the one that its kernels read. With the
 # limit, a Transpose becomes an attribute of the product: results are bitwise equal, in the same time (docs/sizes.md).
-# It allows the projected vectors of a DeBERTa's positions, 512 x 1024 numbers: else each run would project them again.
-MOST_FOLDED = 1 << 21
+# An encoder alone may have twice as much: a DeBERTa's projected vectors of positions are 512 x 1024 numbers, and each
+# run would project them again.
+MOST_FOLDED = 1 << 20
 FOLDING = "optimization.constant_folding_max_output_size_in_bytes"
 
 # Bytes of fp32 weights up to which the graphs of prompts and of steps both pack them. Products of a prompt with weights
@@ -53,6 +55,8 @@ KINDS = {"float": "float32", "double": "float64"}  # ONNX's names of types -> Nu
 
 TOO_NEW = ("NOT_IMPLEMENTED", "Unsupported model IR version", "officially supported", "is under development")
 
+_profiles: list[tuple[Path, bool, list[ort.InferenceSession]]] = []  # of `profiling`
+
 Weights = dict[str, Any]  # OrtValues by name; onnxruntime has no types
 
 
@@ -62,6 +66,21 @@ class Sessions(dict[str, ort.InferenceSession]):
     def __init__(self, sessions: dict[str, ort.InferenceSession], weights: Weights) -> None:
         super().__init__(sessions)
         self.weights = weights
+
+
+@contextlib.contextmanager
+def profiling(folder: Path, *, packs: bool) -> Iterator[list[ort.InferenceSession]]:
+    """Yield a list of the sessions that are started in this block of a process that only profiles.
+
+    Their profiles are written into a folder. Without `packs`, kernels read weights as they are, and profiles have their
+    sizes.
+    """
+    started: list[ort.InferenceSession] = []
+    _profiles.append((folder, packs, started))
+    try:
+        yield started
+    finally:
+        _profiles.pop()
 
 
 def start_sessions(
@@ -86,8 +105,9 @@ def start_sessions(
     def started(role: str) -> ort.InferenceSession:
         options = session_options(threads, weights, spin=SPIN_OF.get(role, SPIN), spins=role == spinning)
         options.use_deterministic_compute = name in NVIDIA
+        folded = 2 * MOST_FOLDED if role == MODEL else MOST_FOLDED
         if name == CPU and bundle.manifest.made_for.is_standard and role != GENERATE:  # the body of a loop is not fused
-            options.add_session_config_entry(FOLDING, str(MOST_FOLDED))
+            options.add_session_config_entry(FOLDING, str(folded))
         if role == PREFILL and reads_in_place(sum(map(len, maps)), bundle.manifest.arithmetic):
             options.add_session_config_entry("session.disable_prepacking", "1")
         return start_session(bundle.file(role), name, options, {**settings[role], **options_of(role)})
@@ -188,6 +208,11 @@ def start_session(
     Raise `UnavailableError` if the provider does not start or the GPU fails, `MemoryError`, `LoadError` for a graph
     that is too new, or `BundleError` for a damaged one.
     """
+    for folder, packs, _ in _profiles:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(folder / file.stem)
+        if not packs:
+            options.add_session_config_entry("session.disable_prepacking", "1")
     try:
         session = open_session(content or str(file), options, provider, settings)
     except Exception as error:  # its errors have no common base class
@@ -195,6 +220,8 @@ def start_session(
         raise explained or _refused(file, error) from error
     if session.get_providers()[0] != provider:  # ONNX Runtime only logs that it fell back
         raise UnavailableError(f"{provider} did not start for {file}; `txport doctor` says what is missing")
+    for _, _, started in _profiles:
+        started.append(session)
     return session
 
 

@@ -80,13 +80,15 @@ def too_large(most: int) -> InvalidRequestError:
 
 
 def require_kind(request: Request, kind: str) -> None:
-    """Raise `InvalidRequestError` (415) for a body of another type; a form of a web page is none of JSON.
+    """Raise `InvalidRequestError` (415) for a compressed body, and for another type; a web page's form is none of JSON.
 
     Clients of the Open Inference Protocol name no type, or that of binary tensors.
     """
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given != kind and not (is_v2(request.url.path) and given in ("", TENSORS)):
         raise InvalidRequestError(f"the content type must be {kind}, got {given[:100]!r}", status=415)
+    if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+        raise InvalidRequestError(f"a body can't be compressed here, got the encoding {coding[:100]!r}", status=415)
 
 
 async def read_json(request: Request) -> tuple[object, bytes]:

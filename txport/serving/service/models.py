@@ -12,6 +12,7 @@ from pathlib import Path
 
 from txport.api.locate import find_bundle, is_on_demand
 from txport.api.model import Model, load
+from txport.api.tuned import find as find_tuned
 from txport.errors import BundleError, UnsupportedError
 from txport.models.audio import Features
 from txport.proof.verify.check import verify
@@ -45,6 +46,7 @@ class Source:
     bundle: str
     provider: str = "cpu"
     threads: int | None = None
+    tuned: bool = True
 
     def load(self, *, is_verified: bool = False) -> Model:
         """Load the model; raise `BundleError` if it `is_verified` first and a check fails.
@@ -56,7 +58,12 @@ class Source:
             result = verify(path, provider=self.provider, threads=self.threads)
             if not result.passed:
                 raise BundleError(f"{path} is not loaded: {result.wrong}")
-        return load(path, provider=self.provider, threads=self.threads)
+        return load(path, provider=self.provider, threads=self._threads(path), tuned=False)
+
+    def _threads(self, path: Path) -> int | None:
+        """Return the threads: those of the command line, else those of `txport tune` if it found one worker of ort."""
+        found = find_tuned(path) if self.tuned and self.threads is None and self.provider == "cpu" else None
+        return found.threads if found and (found.runtime, found.workers) == ("ort", 1) else self.threads
 
 
 @dataclass

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -24,7 +24,36 @@ from txport.serving.service.asgi import Service
 logger = logging.getLogger("txport.serving")
 HEADER_SECONDS = 10.0  # until the headers of a request have arrived
 MAX_HEADERS = 1 << 16  # bytes
+MAX_BACKLOG = 2048  # connections that are accepted at once
+OTHER_FILES = 256  # open files that are no connections
 TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class Room(NamedTuple):
+    """Connections that a process may have, and those that it accepts at once, while others wait in the system."""
+
+    most: int
+    backlog: int
+
+
+def make_room() -> Room:
+    """Allow this process as many open files as the system lets it have, often more than it has; return the room.
+
+    The rest of the files are for bundles, and for what is accepted before it can be refused: a process without files
+    can't even do that, and asyncio then writes thousands of lines of log.
+    """
+    if sys.platform == "win32":  # its sockets are no files
+        return Room(1 << 20, MAX_BACKLOG)
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS has a limit that can't be set
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    files = 1 << 20 if soft == resource.RLIM_INFINITY else soft
+    backlog = max(1, min(MAX_BACKLOG, files // 4))
+    return Room(max(1, files - backlog - min(OTHER_FILES, files // 4)), backlog)
 
 
 class Lines(logging.Formatter):
@@ -42,10 +71,10 @@ class Lines(logging.Formatter):
 
 @contextlib.contextmanager
 def logged() -> Iterator[None]:
-    """Write the log of the service to stderr, and uvicorn's warnings."""
+    """Write the log of the service to stderr, and the warnings of uvicorn and asyncio."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines())
-    levels = {"txport": logging.INFO, "uvicorn.error": logging.WARNING}
+    levels = {"txport": logging.INFO, "uvicorn.error": logging.WARNING, "asyncio": logging.WARNING}
     before = {name: (logging.getLogger(name).level, logging.getLogger(name).propagate) for name in levels}
     for name, level in levels.items():
         logging.getLogger(name).addHandler(handler)
@@ -61,14 +90,19 @@ def logged() -> Iterator[None]:
 
 
 class Patient(H11Protocol):
-    """HTTP/1.1 that answers 408 to a caller whose headers take more than `HEADER_SECONDS`."""
+    """HTTP/1.1 that answers 408 to a caller whose headers take more than `HEADER_SECONDS`, and 503 beyond `most`."""
 
+    most = 1 << 20  # connections
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for headers."""
         super().connection_made(transport)
-        self._wait()
+        if len(self.connections) > self.most:
+            transport.write(FULL)
+            transport.close()
+        else:
+            self._wait()
 
     def data_received(self, data: bytes) -> None:
         """Wait for headers unless a request runs."""
@@ -178,8 +212,10 @@ def bound(host: str, port: int) -> socket.socket:
 
 def config_of(service: Service, drain: float) -> uvicorn.Config:
     """Return uvicorn's configuration."""
+    room = make_room()
     options: dict[str, Any] = {
-        "http": Patient, "ws": "none", "lifespan": "on", "loop": "asyncio", "log_config": None, "access_log": False,
+        "http": type("Patient", (Patient,), {"most": room.most}), "backlog": room.backlog, "ws": "none",
+        "lifespan": "on", "loop": "asyncio", "log_config": None, "access_log": False,
         "server_header": False, "h11_max_incomplete_event_size": MAX_HEADERS, "timeout_graceful_shutdown": int(drain),
     }  # fmt: skip
     return uvicorn.Config(service, **options)
