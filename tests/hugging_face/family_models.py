@@ -48,6 +48,24 @@ OPT: dict[str, Any] = {
     "ffn_dim": 40,
     "max_position_embeddings": LONGEST,
 }
+BLOOM: dict[str, Any] = {**IDS, "vocab_size": VOCABULARY, "hidden_size": 32, "n_head": 4, "n_layer": 2}
+FALCON: dict[str, Any] = {
+    **IDS,
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": LONGEST,
+}
+MPT: dict[str, Any] = {
+    **IDS,
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "n_heads": 4,
+    "n_layers": 2,
+    "max_seq_len": LONGEST,
+}
+EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 T5: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "d_model": 24,
@@ -259,6 +277,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
         {**LLAMA, "head_dim": 16, "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "olmo": ("OlmoForCausalLM", LLAMA),
+    "olmo-clipped": ("OlmoForCausalLM", {**LLAMA, "clip_qkv": 0.5}),
     "olmo2": ("Olmo2ForCausalLM", LLAMA),
     "olmo3": (
         "Olmo3ForCausalLM",
@@ -294,6 +313,46 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "arcee": ("ArceeForCausalLM", LLAMA),
     "ernie4_5": ("Ernie4_5ForCausalLM", {**LLAMA, "head_dim": 16, "use_bias": True}),
     "seed_oss": ("SeedOssForCausalLM", {**LLAMA, "head_dim": 16}),
+    "bloom": ("BloomForCausalLM", BLOOM),
+    "bloom-six": ("BloomForCausalLM", {**BLOOM, "hidden_size": 48, "n_head": 6}),
+    "bloom-hidden": ("BloomModel", BLOOM),
+    "falcon": ("FalconForCausalLM", FALCON),
+    "falcon-new": ("FalconForCausalLM", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon-one-norm": (
+        "FalconForCausalLM",
+        {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon-alibi": (
+        "FalconForCausalLM",
+        {
+            **FALCON,
+            "hidden_size": 128,
+            "num_attention_heads": 16,  # slopes that bf16 rounds
+            "alibi": True,
+            "multi_query": False,
+            "parallel_attn": False,
+            "bias": True,
+        },
+    ),
+    "mpt": ("MptForCausalLM", MPT),
+    "mpt-clipped": (
+        "MptForCausalLM",
+        {**MPT, "attn_config": {"clip_qkv": 0.8, "softmax_scale": 0.5}, "n_heads": 3, "d_model": 24},
+    ),
+    "mixtral": ("MixtralForCausalLM", {**LLAMA, "num_local_experts": 4, "sliding_window": WINDOW}),
+    "qwen2_moe": (
+        "Qwen2MoeForCausalLM",
+        {**LLAMA, **EXPERTS, "num_hidden_layers": 3, "shared_expert_intermediate_size": 16, "mlp_only_layers": [1]},
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        {**LLAMA, **EXPERTS, "head_dim": 32, "norm_topk_prob": True, "decoder_sparse_step": 2},
+    ),
+    "olmoe": ("OlmoeForCausalLM", {**LLAMA, "num_experts": 8, "num_experts_per_tok": 3}),
+    "granitemoe": (
+        "GraniteMoeForCausalLM",
+        {**LLAMA, "num_local_experts": 4, "embedding_multiplier": 3.0, "residual_multiplier": 0.4},
+    ),
     "t5": ("T5ForConditionalGeneration", T5),
     "flan-t5": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "mt5": ("MT5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),

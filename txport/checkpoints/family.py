@@ -38,13 +38,12 @@ SPECIAL = (
     "mask_token_id",
     "pad_token_id",
 )
-_EXPERTS = "its layers have experts, of which each token takes a few"
+_EXPERTS = "only the experts of Mixtral, Qwen, OLMoE and Granite are known, whose routers are a softmax"
 _WINDOWS = "its encoder attends to windows, and only those of decoders are known"
 REFUSED = {  # well-known types that are not supported -> reason
     "xlm-roberta-xl": "its layers normalise before attention, and only XLM-R's, which normalise after it, are known",
-    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "nllb-moe", "switch_transformers"), _EXPERTS),
-    **dict.fromkeys(("olmoe", "deepseek_v2", "deepseek_v3", "gpt_oss", "dbrx", "granitemoe", "phimoe"), _EXPERTS),
-    "bloom": "its scores fall with the distance (ALiBi)",
+    **dict.fromkeys(("nllb-moe", "switch_transformers", "deepseek_v2", "deepseek_v3", "dbrx", "phimoe"), _EXPERTS),
+    "gpt_oss": "its attention has sinks, and its experts have biases",
     **dict.fromkeys(("led", "longt5", "longformer"), _WINDOWS),
     "umt5": "each of its layers has its own biases of distances, and only those of T5, which share them, are known",
 }

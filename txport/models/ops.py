@@ -24,8 +24,11 @@ MOST_SCORES = 1 << 20  # numbers in a tensor of scores in PyTorch: 8 MB in float
 class Ops(Protocol):
     """One forward pass over T tokens of each row.
 
-    Activations have shape (..., D), where ... is (B, T) or (B x T), as `lay_out` returns them.
+    Activations have shape (..., D), where ... is (B, T) or (B x T), as `lay_out` returns them. `can_split`: a tensor
+    can be split into parts whose lengths other tensors hold.
     """
+
+    can_split: bool
 
     def lay_out(self, x: Tensor) -> Tensor:
         """Return token ids (B, T) or vectors (B, T, D) in the target's layout: (B, T, ...) or (B x T, ...)."""
@@ -69,6 +72,8 @@ class PlainOps:
     is updated by the run; cross-attention keys and values are computed unless they are cached. `weights` are the
     cross-attention weights by layer: (B, N, T, S).
     """
+
+    can_split = True
 
     def __init__(
         self,
@@ -128,10 +133,10 @@ class PlainOps:
         else:
             query = part.queries(part.query(x), self.places)
             key = part.keys(part.key(x), self.places)
-            key, value = self._kept(layer, key, part.split(part.value(x)))
+            key, value = self._kept(layer, key, part.values(part.value(x)))
             if in_blocks(part) and type(x) is not Tensor:
                 return self._through_window(part, query, key, value)
-            distances = self._distances(key) if part.uses_distances else None
+            distances = self._distances(key, part) if part.uses_distances else None
             mixed = attended(part, query, key, value, self._mask_of(part, key), distances)
         return mixed.transpose(1, 2).flatten(2)
 
@@ -199,13 +204,18 @@ class PlainOps:
             self._masks[part.window] = part.window(self.mask, self._distances(key))
         return self._masks[part.window]
 
-    def _distances(self, key: Tensor) -> Tensor:
-        """Return the relative positions key - query, which all layers share: (T, S); queries have the last T places."""
+    def _distances(self, key: Tensor, part: Attention | None = None) -> Tensor:
+        """Return the relative positions key - query, which all layers share: (T, S); queries have the last T places.
+
+        For a `part` whose bias reads the positions of keys, return those: (T, S) or (B, T, S), negative on padding.
+        """
+        size = key.shape[2]
+        places = torch.arange(size, device=key.device)
+        own = places[size - self.places.shape[-1] :]
+        if part is not None and part.reads_keys:
+            return places - (own - self.places)[..., None]
         if self._far is None:
-            size = key.shape[2]
-            new = self.places.shape[-1]
-            places = torch.arange(size, device=key.device)
-            self._far = places[None, :] - places[size - new :][:, None]
+            self._far = places[None, :] - own[:, None]
         return self._far
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -461,7 +462,7 @@ def test_old_files_of_bart_force_their_first_token(tmp_path: Path) -> None:
     ("kind", "values", "message"),
     [
         ("helium", {}, r"line 1: a 'helium' is not computed as a llama: it is read without a base"),
-        ("mixtral", {}, r"line 1: a 'mixtral' is not computed as a llama: its layers have experts"),
+        ("phimoe", {}, r"line 1: a 'phimoe' is not computed as a llama: only the experts of Mixtral, Qwen, OLMoE"),
         ("other", {"logits_scaling": 8.0}, r"the key 'logits_scaling', here 8.0, is not supported: no llama of"),
     ],
 )
@@ -473,6 +474,23 @@ def test_a_base_that_computes_otherwise_is_refused(
     (folder / "txport.toml").write_text('base = "hugging-face:llama"\n')
     with pytest.raises(ConfigError, match=message):
         load_checkpoint(str(folder))
+
+
+def test_experts_are_read_from_one_tensor_too(tmp_path: Path) -> None:
+    """As modules of transformers 5 hold them: gates and up projections (E, 2 I, D), and down projections (E, D, I)."""
+    folder = whole("transformers-5/qwen3_moe", tmp_path / "each")
+    expected = load_checkpoint(str(folder)).model.state_dict()
+    tensors = load_file(folder / WEIGHTS)
+    place = "model.layers.1.mlp.experts"
+    gate, up, down = (
+        torch.stack([tensors.pop(f"{place}.{at}.{role}_proj.weight") for at in range(8)])
+        for role in ("gate", "up", "down")
+    )
+    tensors |= {f"{place}.gate_up_proj": torch.cat([gate, up], 1), f"{place}.down_proj": down}
+    save_file(tensors, folder / WEIGHTS)
+    found = load_checkpoint(str(folder)).model.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_every_type_has_a_folder() -> None:

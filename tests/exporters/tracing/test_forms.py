@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from tests.exporters.tracing.test_trace import graph, run
 from txport.exporters.tracing.forms import FORMS
 from txport.exporters.tracing.trace import trace
+from txport.models.parts.experts import by_expert
 from txport.targets.ports import Port
 
 Function = Callable[[Any, "Weights"], Any]
@@ -49,6 +50,11 @@ def whole(x: Any) -> Any:
     return (x * 10).long()
 
 
+def halves(x: Tensor) -> Tensor:
+    """How many first numbers of the rows of an input are below 0, and how many are not."""
+    return F.one_hot((x[0, :, 0] >= 0).long(), 2).sum(0)
+
+
 FUNCTIONS: dict[str, Function] = {
     "T": lambda x, w: x @ w.matrix.T,
     "abs": lambda x, w: abs(x),
@@ -60,6 +66,7 @@ FUNCTIONS: dict[str, Function] = {
     "any": lambda x, w: (x > 1).any(-1),
     "arange": lambda x, w: torch.arange(1, x.shape[1] + 1),
     "argmax": lambda x, w: x.argmax(1),
+    "argsort": lambda x, w: torch.argsort(x, -1) * x,
     "argmin": lambda x, w: x.argmin(-1, keepdim=True),
     "bitwise_not": lambda x, w: torch.bitwise_not(x > 0),
     "bmm": lambda x, w: torch.bmm(x, x.transpose(1, 2)),
@@ -74,6 +81,7 @@ FUNCTIONS: dict[str, Function] = {
     "contiguous": lambda x, w: x.transpose(1, 2).contiguous(),
     "conv1d": lambda x, w: F.conv1d(x.transpose(1, 2), w.kernel, padding=1),
     "cos": lambda x, w: x.cos(),
+    "by_expert": lambda x, w: torch.cat([each * at for at, each in enumerate(by_expert(x[0], halves(x)))]),
     "cumsum": lambda x, w: x.cumsum(1),
     "detach": lambda x, w: x.detach() * 2,
     "div": lambda x, w: torch.div(whole(x), 4),
@@ -210,8 +218,8 @@ def test_each_form_is_compared() -> None:
 def test_the_page_about_architectures_lists_each_function() -> None:
     page = (Path(__file__).parents[3] / "docs" / "architectures.md").read_text(encoding="utf-8")
     table = page.split("| kind | functions |")[1].split("\n\n")[0]
-    operators = {"and", "floordiv", "getitem", "invert", "mod", "or", "truediv"}
-    assert {*re.findall(r"`(\w+)`", table)} == {*FUNCTIONS} - operators
+    others = {"and", "floordiv", "getitem", "invert", "mod", "or", "truediv", "by_expert"}  # operators, and our own
+    assert {*re.findall(r"`(\w+)`", table)} == {*FUNCTIONS} - others
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

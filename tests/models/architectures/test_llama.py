@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -114,12 +115,38 @@ def test_parts_become_the_fused_operators(head_norm: bool, tmp_path: Path) -> No
         ({"labels": ("a",)}, "labels is for other heads than 'text'"),
         ({"head": "labels"}, "the head 'labels' needs labels that differ from each other"),
         ({"head": "labels", "labels": ("a", "a")}, "the head 'labels' needs labels that differ from each other"),
+        ({"alibi_factor": 0.5}, "alibi_factor is for models with alibi, got 0.5"),
+        ({"alibi": 8.0, "attention_cap": 9.0}, "attention_cap is for models without alibi, got 9.0"),
+        ({"alibi": 8.0, "alibi_factor": 0.5, "windows": (4, 0)}, "alibi_factor is for models without windows"),
+        ({"expert_size": 8}, "expert_size is for models with experts, got 8"),
+        ({"experts": 2, "experts_per_token": 3, "expert_size": 8}, "must be from 1 to the 2 experts, got 3"),
+        ({"experts": 2, "experts_per_token": 1}, "experts need an expert_size above 0"),
+        ({"experts": 2, "experts_per_token": 1, "expert_size": 8, "gated": False}, "are gated and without biases"),
         ({"activation": "swish"}, "activation must be one of silu, gelu, gelu_tanh, relu, relu2"),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         LlamaConfig(**{**SMALL, **changes})
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_an_expert_that_no_token_takes_is_not_computed(target: str, tmp_path: Path) -> None:
+    """Its products are beyond fp32, and times 0 they would be no numbers."""
+    config = dataclasses.replace(PRESETS["llama-experts-tiny"], experts=9, shared_expert_size=0)
+    model = load_checkpoint(str(checkpoint(tmp_path / "sound", config))).model
+    with torch.no_grad():
+        for layer in model.decoder:
+            layer.feed_forward.router.weight[4] = 0
+            layer.feed_forward.router.weight[5:] = -layer.feed_forward.router.weight[:4]  # so one of a pair is above 0
+            for weight in layer.feed_forward.experts[4].parameters():
+                weight.fill_(1e30)
+    save_checkpoint(tmp_path / "checkpoint", model)
+    bundle = unproven(tmp_path / "checkpoint", tmp_path / "bundle", target=target)
+    runtime = runtimes.load("ort", bundle)
+    state = runtime.start(np.array([[5, 9, 3, 7], [8, 2, 0, 0]]), np.array([4, 2]), max_length=9)
+    scores, _ = runtime.step(np.array([7, 2]), state)
+    assert np.isfinite(scores.values).all()
 
 
 def test_a_head_size_that_no_kernel_turns_is_refused(tmp_path: Path) -> None:

@@ -312,8 +312,7 @@ def _unturned(values: Published) -> dict[str, object]:
 
 
 def _olmo(values: Published) -> dict[str, object]:
-    values.require("clip_qkv", None)
-    return {"norm": "layer without bias"}
+    return {"norm": "layer without bias", "clip": float(values.get("clip_qkv", 0.0))}
 
 
 def _olmo2(_: Published) -> dict[str, object]:
@@ -325,11 +324,12 @@ def _exaone4(values: Published) -> dict[str, object]:
     return own | ({} if values.get("sliding_window") is None else _unturned(values))
 
 
-def _granite(values: Published) -> dict[str, Any]:
+def scales(values: Published) -> dict[str, object]:
+    """Return the multipliers of a Granite."""
     names = {"embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier"}
     names |= {"attention_scale": "attention_multiplier"}
-    scales = {ours: float(values.get(theirs)) for ours, theirs in names.items()}
-    return scales | {"logit_scale": 1 / float(values.get("logits_scaling"))}
+    found: dict[str, object] = {ours: float(values.get(theirs)) for ours, theirs in names.items()}
+    return found | {"logit_scale": 1 / float(values.get("logits_scaling"))}
 
 
 OWN: dict[str, Callable[[Published], dict[str, object]]] = {  # what a type has in place of Llama's
@@ -345,7 +345,7 @@ OWN: dict[str, Callable[[Published], dict[str, object]]] = {  # what a type has 
     "olmo2": _olmo2,
     "olmo3": _olmo2,
     "exaone4": _exaone4,
-    "granite": _granite,
+    "granite": scales,
     "glm": lambda _: INTERLEAVED | {"output_bias": False},
     "glm4": lambda _: INTERLEAVED | {"output_bias": False, "result_norm": True},
     "helium": lambda _: INTERLEAVED | {"output_bias": False},

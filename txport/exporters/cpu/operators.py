@@ -89,11 +89,11 @@ def grouped_query_attention(
     value = written(value, part.split(new_value), places)
     slots = torch.arange(key.shape[2])
     mask = additive(slots <= places[:, None, :, None], query.dtype)  # (R, 1, T, M)
-    far = slots - places[:, :, None]  # (R, T, M)
     if part.window is not None:
-        mask = part.window(mask, far[:, None])
+        mask = part.window(mask, (slots - places[:, :, None])[:, None])
+    distances = part.distances(slots, places[:, :, None]) if part.uses_distances else None  # (R, T, M)
     heads = part.turned(part.split(query), places)
-    mixed: Tensor = part.core(heads, key, value, mask, far if part.uses_distances else None)[0]
+    mixed: Tensor = part.core(heads, key, value, mask, distances)[0]
     return mixed.transpose(1, 2).flatten(2), key, value
 
 
@@ -157,10 +157,11 @@ def _multi_head_attention(
 ) -> Symbol:
     """Return ONNX Runtime's MultiHeadAttention; `MASKED` replaces its default mask value."""
     inputs = [query.value, key.value, value.value, None, None if lengths is None else lengths.value]
-    if bias is not None:
-        inputs.append(FORMS["unsqueeze"](tracer, bias, 0).value)
-    if mask is not None:
-        inputs.append(mask.value)
+    added = mask if bias is None else FORMS["unsqueeze"](tracer, bias, 0)
+    if bias is not None and mask is not None:
+        added = FORMS["add"](tracer, added, mask)
+    if added is not None:
+        inputs.append(added.value)
     how: dict[str, object] = {"num_heads": part.core.heads, "mask_filter_value": MASKED, **scale_of(part)}
     mixed = tracer.op("multi_head_attention", MULTI_HEAD, inputs, MICROSOFT, **how)
     return tracer.given(mixed, query.examples)

@@ -110,8 +110,8 @@ class FusedOps(Counted):
     def projected(self, part: Attention, x: Tensor) -> tuple[Tensor, ...]:
         """Return `new` of `grouped_query_attention`: one packed tensor, or three if heads are normalised."""
         if part.query_norm is None and part.key_norm is None:
-            return (self.packed(x, part.query, part.key, part.value),)
-        query, key, value = self.together(x, part.query, part.key, part.value)
+            return (part.clipped(self.packed(x, part.query, part.key, part.value)),)
+        query, key, value = map(part.clipped, self.together(x, part.query, part.key, part.value))
         return part.normalised(query, part.query_norm), part.normalised(key, part.key_norm), value
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
@@ -158,9 +158,9 @@ class EncoderOps(FusedOps):
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         """See `Ops`."""
-        query, key, value = (self.whole(each(x)) for each in (part.query, part.key, part.value))
+        query, key, value = (self.whole(part.clipped(each(x))) for each in (part.query, part.key, part.value))
         places = torch.arange(self.length)
-        distances = places[None, :] - places[:, None] if part.uses_distances else None
+        distances = part.distances(places[None, :], places[:, None]) if part.uses_distances else None
         mask = self._mask_of(part, x.dtype)
         lengths = self.lengths if mask is None else None
         if is_multi_head(part) and part.rotary is None and not in_blocks(part):
@@ -237,7 +237,7 @@ class PromptOps(FusedOps):
             new = tuple(map(self.whole, self.projected(part, x)))
             distances = None
             if part.uses_distances:
-                distances = (torch.arange(key.shape[2])[None, :] - self.places[:, None])[None]  # (1, T, M)
+                distances = part.distances(torch.arange(key.shape[2])[None, :], self.places[:, None])[None]  # (1, T, M)
             mixed, key, value = grouped_query_attention(part, new, key, value, start, self.last, self.total, distances)
             mixed = mixed.flatten(0, 1)
         else:
@@ -288,7 +288,7 @@ class StepOps(FusedOps):
         distances = None
         if part.uses_distances:
             places = torch.arange(key.shape[2])[None, None, :]
-            distances = places - self.past_lengths.long()[:, None, None]  # (R, 1, M)
+            distances = part.distances(places, self.past_lengths.long()[:, None, None])  # (R, 1, M)
         if part.core.has_operator:
             self.count(kind_of_part(part))
             new = tuple(each[:, None] for each in self.projected(part, x))

@@ -50,6 +50,8 @@ def require_device(model: Model) -> None:
 class DeviceOps(Counted):
     """Base of all ops of the cuda target; `state` contains the caches of a decoder."""
 
+    can_split = False  # lengths are on the host
+
     def __init__(self, state: State | None = None) -> None:
         super().__init__()
         self.state: State = {} if state is None else state
@@ -98,7 +100,7 @@ class DeviceOps(Counted):
 
     def projected(self, part: Attention, x: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values at positions (B, T), normalised and rotated: (B, T, ...) each."""
-        query, key, value = self.together(x, part.query, part.key, part.value)
+        query, key, value = map(part.clipped, self.together(x, part.query, part.key, part.value))
         query = part.normalised(query, part.query_norm)
         key = part.normalised(key, part.key_norm)
         if part.rotary is not None and places is not None:
@@ -158,7 +160,7 @@ class EncoderOps(DeviceOps):
         if part.rotary is not None:
             places = self.places + (self.lengths * 0)[:, None]  # (B, S)
         query, key, value = self.projected(part, x, places)
-        far = self.places[None, :] - self.places[:, None] if part.uses_distances else None
+        far = part.distances(self.places[None, :], self.places[:, None]) if part.uses_distances else None
         if part.core.has_operator:
             self.count(kind_of_part(part))
             return attention(part, query, key, value, self.lengths, far)
@@ -187,7 +189,7 @@ class PromptOps(DeviceOps):
         self.is_filled = layer == next(reversed(self.state)).layer
         far = None
         if part.uses_distances or part.window is not None:
-            far = self.room("row") - self.places[:, :, None]  # (B, T, M)
+            far = part.distances(self.room("row"), self.places[:, :, None])  # (B, T, M)
         if not self.is_filled:  # nodes after the last cache are not in the graph, since nothing needs them
             self.count(kind_of_part(part, causal=True))
         elif part.rotary is not None:
@@ -239,7 +241,7 @@ class StepOps(DeviceOps):
         key, value = self.written(layer, new, self.slots)
         far = None
         if part.uses_distances or part.window is not None:
-            far = self.room("row") - self.places[:, :, None]  # (R, 1, M)
+            far = part.distances(self.room("row"), self.places[:, :, None])  # (R, 1, M)
         if part.core.has_operator:
             self.count(kind_of_part(part))
             return attention(part, query, key, value, self.lengths, far)

@@ -22,6 +22,8 @@ PLAIN, PACKED = "plain attention", "packed projections"
 class Counted:
     """Ops that count the operators that model parts became."""
 
+    can_split = True
+
     def __init__(self) -> None:
         self.became: Counter[str] = Counter()
         self.kinds: Counter[object] = Counter()  # kinds of the attentions that became operators

@@ -35,15 +35,18 @@ from txport.models.facts import (
 from txport.models.model import Model
 from txport.models.parts import (
     NORMS,
+    Alibi,
     Attention,
     DotProduct,
     Embedding,
+    Experts,
     FeedForward,
     GatedFeedForward,
     Layer,
     Pairing,
     Residual,
     Rotary,
+    RoundedAlibi,
     SoftCap,
     Window,
     kept_by_yarn,
@@ -62,6 +65,15 @@ READ_BY = {  # fields of rotary_scaling -> the kinds that read them
     "rotary_fast": ("yarn",),
     "rotary_slow": ("yarn",),
 }
+NOT_WITH_ALIBI = (
+    "rotary_scaling",
+    "rotary_size",
+    "rotary_local_layers",
+    "unturned_layers",
+    "attention_cap",
+    "both_ways",
+)
+OF_EXPERTS = ("experts_per_token", "expert_size", "experts_normalised", "shared_expert_size", "dense_layers")
 TEXT = "text"  # the head that writes text
 OF_TEXT = ("logit_cap", "tied", "projection_bias", "logit_scale")  # fields of this head
 LABELS = "labels"  # the head of classifiers
@@ -91,6 +103,14 @@ class LlamaConfig(Config):
     Only the first `rotary_size` elements of a head are rotated; 0 means all. `embedding_scale`, `residual_scale` and
     `logit_scale` multiply embeddings, the outputs of sublayers, and the states before the projection.
 
+    With `alibi`, the steepest exponent of `Alibi`, no position is rotated; `alibi_factor`, if it is not 0, is that of
+    `RoundedAlibi`.
+    `embedding_norm` normalises embeddings. `clip` limits projected queries, keys and values; 0 means not.
+
+    With `experts`, feed-forwards are `Experts` of the inner size `expert_size`, of which a token takes
+    `experts_per_token`; `experts_normalised`: their probabilities are divided by their sum. `shared_expert_size`, if it
+    is not 0, is the inner size of an expert that all tokens take. `dense_layers`, counted from 0, have no experts.
+
     `head` is "text" (logits of the next token), or whole texts are read without a cache: "hidden" gives their last
     hidden states, "labels" logits over `labels` for the last token that is not `pad_id`. `problem_type` is that of
     labels: exclusive ("single_label_classification"), independent ("multi_label_classification") or numbers
@@ -102,6 +122,8 @@ class LlamaConfig(Config):
     RARE = frozenset(
         {"unturned_layers", "windows", "norm", "parallel", "shared_norm", "input_norm", "joint_norms", "gated"}
         | {"projection_bias", "rotary_size", "embedding_scale", "residual_scale", "logit_scale"}
+        | {"alibi", "alibi_factor", "embedding_norm", "clip", "experts", "experts_per_token", "expert_size"}
+        | {"experts_normalised", "shared_expert_size", "dense_layers"}
         | {"head", "both_ways", "text_length", "labels", "problem_type", "sentence"}
     )
     vocab_size: int = size()
@@ -150,6 +172,16 @@ class LlamaConfig(Config):
     embedding_scale: float = real(1.0, above=0, below=LARGEST)
     residual_scale: float = real(1.0, above=0, below=LARGEST)
     logit_scale: float = real(1.0, above=0, below=LARGEST)
+    alibi: float = real(0.0, least=0, below=LARGEST)
+    alibi_factor: float = real(0.0, least=0, below=LARGEST)
+    embedding_norm: bool = False
+    clip: float = real(0.0, least=0, below=LARGEST)
+    experts: int = size(0, least=0, most=1 << 10)
+    experts_per_token: int = size(0, least=0, most=1 << 10)
+    expert_size: int = size(0, least=0)
+    experts_normalised: bool = False
+    shared_expert_size: int = size(0, least=0)
+    dense_layers: tuple[int, ...] = ()
     pad_id: int = 0
     bos_id: int = 1
     eos_ids: tuple[int, ...] = (2,)
@@ -172,7 +204,7 @@ class LlamaConfig(Config):
         """See `Config.problems`."""
         if not self.head_size and self.d_model % self.heads:
             yield f"heads must divide d_model, got {self.heads} for {self.d_model}; or give a head_size"
-        elif (head_size := self.head_size or self.d_model // self.heads) % 2:
+        elif (head_size := self.head_size or self.d_model // self.heads) % 2 and not self.alibi:
             yield f"rotary positions need an even head_size, got {head_size}"
         elif self.rotary_size % 2 or self.rotary_size > head_size:
             yield f"rotary_size must be even and at most the head_size {head_size}, got {self.rotary_size}"
@@ -185,6 +217,8 @@ class LlamaConfig(Config):
         if self.key_heads and self.heads % self.key_heads:
             yield f"key_heads must divide heads, got {self.key_heads} for {self.heads}"
         yield from _rotary_problems(self)
+        yield from _alibi_problems(self)
+        yield from _expert_problems(self)
         yield from _head_problems(self)
         yield from sentence.problems(self.sentence, self.head, ("hidden",))
         fitting = [each for each in self.windows if 0 <= each <= LONGEST]
@@ -238,12 +272,35 @@ def _rotary_problems(config: LlamaConfig) -> Iterator[str]:
         count = len(config.rotary_divisors)
         yield f"rotary_divisors must be {pairs} positive numbers for rotary_scaling {kind!r}, got {count}"
     count = config.decoder_layers
-    for name in ("rotary_local_layers", "unturned_layers"):
+    for name in ("rotary_local_layers", "unturned_layers", "dense_layers"):
         some = getattr(config, name)
         if list(some) != sorted(set(some)) or not all(0 <= layer < count for layer in some):
             yield f"{name} must be numbers of layers from 0 to {count - 1} in order, got {quoted(list(some))}"
     if both := sorted(set(config.rotary_local_layers) & set(config.unturned_layers)):
         yield f"rotary_local_layers and unturned_layers must have no layer in common, got {both[0]} in both"
+
+
+def _alibi_problems(config: LlamaConfig) -> Iterator[str]:
+    """Yield a message for each field that has no meaning with ALiBi, or without it."""
+    others = NOT_WITH_ALIBI if config.alibi else ("alibi_factor",)
+    for name in others:
+        if (value := getattr(config, name)) != getattr(LlamaConfig, name):
+            yield f"{name} is for models {'without' if config.alibi else 'with'} alibi, got {quoted(value)}"
+    if config.alibi_factor and any(config.windows):
+        yield f"alibi_factor is for models without windows, got {config.alibi_factor}"
+
+
+def _expert_problems(config: LlamaConfig) -> Iterator[str]:
+    """Yield a message for each setting of experts that has no meaning."""
+    if not config.experts:
+        for name in OF_EXPERTS:
+            if (value := getattr(config, name)) != getattr(LlamaConfig, name):
+                yield f"{name} is for models with experts, got {quoted(value)}"
+        return
+    if not 0 < config.experts_per_token <= config.experts:
+        yield f"experts_per_token must be from 1 to the {config.experts} experts, got {config.experts_per_token}"
+    if not (config.expert_size and config.gated and not config.feed_forward_bias):
+        yield "experts need an expert_size above 0, and are gated and without biases"
 
 
 def frequencies(config: LlamaConfig) -> tuple[Floats, float]:
@@ -352,16 +409,18 @@ def _stack(config: LlamaConfig) -> dict[str, Any]:
     """Return the embedding, the layers and the last norm, as `DecoderOnly` and `TextEncoder` take them."""
     pairing = cast(Pairing, config.rotary_pairing)
     turns, scale = frequencies(config)
-    rotary = Rotary(turns, config.max_length, pairing, scale)
+    alibi = _alibi(config) if config.alibi else None
+    rotary = None if config.alibi else Rotary(turns, config.max_length, pairing, scale)
     local = Rotary(speeds(config.rotary_local_base, 2 * len(turns)), config.max_length, pairing)
     others = dict.fromkeys(config.rotary_local_layers, local) | dict.fromkeys(config.unturned_layers)
     windows = _windows(config)
     sizes = config.windows or (0,) * config.decoder_layers
-    kinds = iter([(others.get(number, rotary), windows.get(size)) for number, size in enumerate(sizes)])
+    kinds = iter([(number, others.get(number, rotary), windows.get(size)) for number, size in enumerate(sizes)])
+    norm = NORMS[config.norm](config.d_model, config.norm_epsilon) if config.embedding_norm else None
     factor = math.sqrt(config.d_model) if config.scale_embedding else config.embedding_scale
     return {
-        "embedding": Embedding(config.vocab_size, config.d_model, scale=factor),
-        "layer": lambda: _layer(config, *next(kinds)),
+        "embedding": Embedding(config.vocab_size, config.d_model, scale=factor, norm=norm),
+        "layer": lambda: _layer(config, *next(kinds), alibi),
         "layers": config.decoder_layers,
         "final_norm": NORMS[config.norm](config.d_model, config.norm_epsilon),
     }
@@ -374,18 +433,26 @@ def _windows(config: LlamaConfig) -> dict[int, Window]:
     return windows | ({0: Window(config.max_length, causal=True)} if causal else {})
 
 
+def _alibi(config: LlamaConfig) -> Alibi | RoundedAlibi:
+    if config.alibi_factor:
+        return RoundedAlibi(config.heads, config.alibi, config.max_length, config.alibi_factor)
+    return Alibi(config.heads, config.alibi)
+
+
 def _cap(limit: float) -> SoftCap | None:
     return SoftCap(limit) if limit else None
 
 
-def _layer(config: LlamaConfig, rotary: Rotary | None, window: Window | None) -> Layer:
+def _layer(
+    config: LlamaConfig, number: int, rotary: Rotary | None, window: Window | None, alibi: Alibi | RoundedAlibi | None
+) -> Layer:
     norm = partial(NORMS[config.norm], config.d_model, config.norm_epsilon)
     many = (config.heads, config.key_heads) if config.joint_norms else (1, 1)
     head_norms = [NORMS[config.norm](each * config.head_size, config.norm_epsilon) for each in many]
     scale = config.attention_scale or config.head_size**-0.5
     attention = Attention(
         config.d_model,
-        DotProduct(config.heads, config.key_heads, scale, cap=_cap(config.attention_cap)),
+        DotProduct(config.heads, config.key_heads, scale, bias=alibi, cap=_cap(config.attention_cap)),
         config.head_size,
         bias=config.attention_bias,
         output_bias=config.output_bias,
@@ -394,11 +461,8 @@ def _layer(config: LlamaConfig, rotary: Rotary | None, window: Window | None) ->
         key_norm=head_norms[1] if config.head_norm else None,
         joint_norms=config.joint_norms,
         window=window,
+        clip=config.clip,
     )
-    bias = config.feed_forward_bias
-    inner = config.feed_forward
-    build = GatedFeedForward if config.gated else FeedForward
-    feed_forward = build(config.d_model, inner, config.activation, bias=bias)
     shared = norm() if config.shared_norm else None
 
     def around() -> Residual:
@@ -407,7 +471,23 @@ def _layer(config: LlamaConfig, rotary: Rotary | None, window: Window | None) ->
             before, first=True, result_norm=norm() if config.result_norm else None, scale=config.residual_scale
         )
 
-    return Layer(attention, feed_forward, around, parallel=config.parallel)
+    return Layer(attention, _feed_forward(config, number), around, parallel=config.parallel)
+
+
+def _feed_forward(config: LlamaConfig, number: int) -> FeedForward | GatedFeedForward | Experts:
+    """Return the feed-forward of a layer."""
+    if not config.experts or number in config.dense_layers:
+        build = GatedFeedForward if config.gated else FeedForward
+        return build(config.d_model, config.feed_forward, config.activation, bias=config.feed_forward_bias)
+    expert = partial(GatedFeedForward, config.d_model, activation=config.activation, bias=False)
+    return Experts(
+        config.d_model,
+        partial(expert, inner=config.expert_size),
+        config.experts,
+        config.experts_per_token,
+        normalised=config.experts_normalised,
+        shared=expert(inner=config.shared_expert_size) if config.shared_expert_size else None,
+    )
 
 
 def hugging_face(config: LlamaConfig) -> dict[str, object]:
@@ -500,8 +580,19 @@ def draw(rng: np.random.Generator) -> LlamaConfig:
         values["rotary_divisors"] = tuple(
             float(each) for each in rng.uniform(1, 4, (values["rotary_size"] or head_size) // 2)
         )
+    layered = _draw_layers(rng, layers)
+    if kind == "none" and rng.integers(2):
+        values |= {"alibi": 8.0, "rotary_size": 0, "attention_cap": 0.0}
+        layered = {"windows": layered["windows"]}
+        values["alibi_factor"] = 0.0 if layered["windows"] else float(rng.choice([0.0, 0.3]))
+    if values["gated"] and not values["feed_forward_bias"] and rng.integers(2):
+        count = int(rng.integers(1, 6))
+        values |= {"experts": count, "experts_per_token": int(rng.integers(1, count + 1)), "expert_size": 32}
+        values |= {"shared_expert_size": int(rng.choice([0, 16])), "dense_layers": (0,) if rng.integers(2) else ()}
+    values["experts_normalised"] &= "experts" in values
     config = LlamaConfig(
         **values,
+        clip=float(rng.choice([0.0, 1.0])),
         vocab_size=int(rng.integers(8, 60)),
         d_model=int(rng.choice([16, 24, 32])),
         heads=key_heads * int(rng.choice([1, 2, 3])),
@@ -511,7 +602,7 @@ def draw(rng: np.random.Generator) -> LlamaConfig:
         feed_forward=int(rng.integers(8, 40)),
         max_length=longest,
         rotary_local_base=float(rng.choice([100.0, 1e4])),
-        **_draw_layers(rng, layers),
+        **layered,
     )
     return config if rng.integers(4) else _encoding(config, rng)
 
@@ -525,7 +616,9 @@ def _encoding(config: LlamaConfig, rng: np.random.Generator) -> LlamaConfig:
         own = {"head": LABELS, "problem_type": str(rng.choice(LlamaConfig.choices()["problem_type"]))}
     else:
         own["sentence"] = sentence.draw(rng)
-    return dataclasses.replace(config, **usual, **own, labels=labels, both_ways=bool(rng.integers(2)))
+    return dataclasses.replace(
+        config, **usual, **own, labels=labels, both_ways=not config.alibi and bool(rng.integers(2))
+    )
 
 
 def _draw_layers(rng: np.random.Generator, layers: int) -> dict[str, Any]:
@@ -539,23 +632,26 @@ def _draw_layers(rng: np.random.Generator, layers: int) -> dict[str, Any]:
     }
 
 
-# `llama-tiny` and `llama-windows-tiny` are for tests and first tries; `llama-125m` has about as many parameters as the
-# smallest GPT-2, in the proportions of this family.
+SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "d_model": 32,
+    "heads": 4,
+    "key_heads": 2,
+    "head_size": 16,
+    "decoder_layers": 2,
+    "feed_forward": 64,
+    "max_length": 64,
+}
+# Those that end with `-tiny` are for tests and first tries; `llama-125m` has about as many parameters as the smallest
+# GPT-2, in the proportions of this family.
 PRESETS = {
     "llama-tiny": LlamaConfig(
         vocab_size=64, d_model=64, heads=4, key_heads=2, decoder_layers=2, feed_forward=128, max_length=64
     ),
-    "llama-windows-tiny": LlamaConfig(
-        vocab_size=64,
-        d_model=32,
-        heads=4,
-        key_heads=2,
-        head_size=16,
-        decoder_layers=3,
-        feed_forward=64,
-        max_length=64,
-        unturned_layers=(2,),
-        windows=(4, 3, 0),
+    "llama-windows-tiny": LlamaConfig(**SMALL | {"decoder_layers": 3}, unturned_layers=(2,), windows=(4, 3, 0)),
+    "llama-alibi-tiny": LlamaConfig(**SMALL, alibi=8.0, clip=0.5, embedding_norm=True, norm="layer", gated=False),
+    "llama-experts-tiny": LlamaConfig(
+        **SMALL, experts=4, experts_per_token=2, expert_size=32, experts_normalised=True, shared_expert_size=32
     ),
     "llama-125m": LlamaConfig(
         vocab_size=32000,

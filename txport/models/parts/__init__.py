@@ -7,16 +7,19 @@ D model size. "..." are the dims of activations: (B, T), or (B x T) with all tok
 
 from txport.models.parts.attention import Additive, Attention, Disentangled, DotProduct, Window, additive
 from txport.models.parts.embedding import Embedding, Frames
+from txport.models.parts.experts import Experts
 from txport.models.parts.layer import Layer, Residual
 from txport.models.parts.linear import ACTIVATIONS, FeedForward, GatedFeedForward, Linear, SoftCap
 from txport.models.parts.norms import NORM_TYPES, NORMS, RMSNorm, UnbiasedNorm
 from txport.models.parts.positions import (
+    Alibi,
     Layout,
     Pairing,
     PositionVectors,
     RelativeBias,
     RelativeVectors,
     Rotary,
+    RoundedAlibi,
     bucket_table,
     constant_table,
     kept_by_yarn,
@@ -30,10 +33,12 @@ __all__ = [
     "NORMS",
     "NORM_TYPES",
     "Additive",
+    "Alibi",
     "Attention",
     "Disentangled",
     "DotProduct",
     "Embedding",
+    "Experts",
     "FeedForward",
     "Frames",
     "GatedFeedForward",
@@ -47,6 +52,7 @@ __all__ = [
     "RelativeVectors",
     "Residual",
     "Rotary",
+    "RoundedAlibi",
     "SoftCap",
     "UnbiasedNorm",
     "Window",

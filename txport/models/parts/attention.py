@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from txport.models.facts import Owner
 from txport.models.parts.linear import Linear, SoftCap
-from txport.models.parts.positions import PositionVectors, RelativeBias, RelativeVectors, Rotary, unflatten
+from txport.models.parts.positions import (
+    Alibi,
+    PositionVectors,
+    RelativeBias,
+    RelativeVectors,
+    Rotary,
+    RoundedAlibi,
+    unflatten,
+)
 
 if TYPE_CHECKING:
     from txport.models.ops import Ops
@@ -28,7 +36,7 @@ class DotProduct(nn.Module):
         key_heads: int,
         scale: float,
         *,
-        bias: RelativeBias | None = None,
+        bias: RelativeBias | Alibi | RoundedAlibi | None = None,
         relative_keys: RelativeVectors | None = None,
         relative_values: RelativeVectors | None = None,
         disentangled: Disentangled | None = None,
@@ -194,7 +202,7 @@ class Attention(nn.Module):
 
     `over` is "row" for self-attention, which a `window` may limit, or "source" for cross-attention. Queries and keys
     are optionally normalised per head (`query_norm`, `key_norm`), or with `joint_norms` all heads at once, then rotated
-    (`rotary`).
+    (`rotary`). Before all that, queries, keys and values are clipped to [-`clip`, `clip`], unless it is 0.
     """
 
     def __init__(
@@ -211,6 +219,7 @@ class Attention(nn.Module):
         key_norm: nn.Module | None = None,
         joint_norms: bool = False,
         window: Window | None = None,
+        clip: float = 0.0,
     ) -> None:
         super().__init__()
         self.over = over
@@ -218,6 +227,7 @@ class Attention(nn.Module):
         self.core = core
         self.rotary = rotary
         self.window = window
+        self.clip = clip
         self.query_norm = query_norm
         self.key_norm = key_norm
         self.joint_norms = joint_norms
@@ -232,6 +242,10 @@ class Attention(nn.Module):
     key: Linear
     value: Linear
 
+    def clipped(self, x: Tensor) -> Tensor:
+        """Clip projected queries, keys or values, of any shape."""
+        return x.clamp(-self.clip, self.clip) if self.clip else x
+
     def split(self, x: Tensor) -> Tensor:
         """Split projected activations into heads: (B, T, N x H) -> (B, N, T, H)."""
         return unflatten(x, 2, (-1, self.head_size)).transpose(1, 2)
@@ -244,7 +258,12 @@ class Attention(nn.Module):
         """Projected keys (B, T, G x H) -> (B, G, T, H), after norm and rotation, as they are cached."""
         return self._placed(x, self.key_norm, places)
 
+    def values(self, x: Tensor) -> Tensor:
+        """Projected values (B, T, G x H) -> (B, G, T, H), as they are cached."""
+        return self.split(self.clipped(x))
+
     def _placed(self, x: Tensor, norm: nn.Module | None, places: Tensor | None) -> Tensor:
+        x = self.clipped(x)
         if norm is not None and self.joint_norms:
             return self.turned(self.split(norm(x)), places)
         heads = self.split(x)
@@ -270,6 +289,15 @@ class Attention(nn.Module):
         return isinstance(core, DotProduct) and any(
             (core.bias, core.relative_keys, core.relative_values, core.disentangled)
         )
+
+    @property
+    def reads_keys(self) -> bool:
+        """True if the position bias reads the positions of keys in place of relative ones."""
+        return bool(getattr(getattr(self.core, "bias", None), "reads_keys", False))
+
+    def distances(self, keys: Tensor, queries: Tensor) -> Tensor:
+        """Return what the position bias reads for positions of keys and of queries, of dims that broadcast."""
+        return keys - queries * 0 if self.reads_keys else keys - queries
 
     def forward(self, x: Tensor, ops: Ops, layer: int) -> Tensor:
         """(..., D) -> (..., D)."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from txport.models.parts.attention import Attention
+from txport.models.parts.experts import Experts
 from txport.models.parts.linear import FeedForward, GatedFeedForward
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Layer(nn.Module):
     def __init__(
         self,
         attention: Attention,
-        feed_forward: FeedForward | GatedFeedForward,
+        feed_forward: FeedForward | GatedFeedForward | Experts,
         residual: Callable[[], Residual],
         cross_attention: Attention | None = None,
         *,

@@ -169,6 +169,57 @@ def bucket_table(buckets: int, farthest: int, longest: int, *, both_ways: bool) 
     return torch.from_numpy(base + np.where(far < own, far, shared))
 
 
+def alibi_slopes(heads: int, steepest: float) -> NDArray[np.float32]:
+    """Return the slope of each head (N,), positive: 2^(-steepest i / N) for i = 1 to N.
+
+    If N is no power of 2, they are those of the next one, every second first.
+    """
+    count = 1 << (heads - 1).bit_length()
+    slopes = 2.0 ** (-steepest * np.arange(1, count + 1) / count)
+    return np.concatenate([slopes[1::2], slopes[::2]] if count != heads else [slopes])[:heads].astype(np.float32)
+
+
+class Alibi(nn.Module):
+    """ALiBi (Press et al. 2022): scores fall with the distance, by a slope per head."""
+
+    reads_keys = False
+
+    def __init__(self, heads: int, steepest: float) -> None:
+        super().__init__()
+        table = constant_table((heads, 1, 1), lambda: torch.from_numpy(alibi_slopes(heads, steepest)[:, None, None]))
+        self.register_buffer("slopes", table, persistent=False)
+
+    slopes: Tensor
+
+    def forward(self, distances: Tensor) -> Tensor:
+        """Relative positions key - query (..., T, S) -> biases (..., N, T, S)."""
+        return -distances.abs()[..., None, :, :] * self.slopes
+
+
+class RoundedAlibi(nn.Module):
+    """ALiBi of Falcon: slope x position of the key, rounded to bf16 as in its training, times `factor`.
+
+    The softmax does not depend on the position of the query, but for the rounding.
+    """
+
+    reads_keys = True
+
+    def __init__(self, heads: int, steepest: float, longest: int, factor: float) -> None:
+        super().__init__()
+
+        def made() -> Tensor:
+            slopes = torch.from_numpy(alibi_slopes(heads, steepest)).bfloat16()
+            return (slopes * torch.arange(longest)[:, None]).float() * factor
+
+        self.register_buffer("table", constant_table((longest, heads), made), persistent=False)
+
+    table: Tensor
+
+    def forward(self, places: Tensor) -> Tensor:
+        """Positions of keys (..., T, S), of which those of padding may be negative -> biases (..., N, T, S)."""
+        return F.embedding(places.clamp(0, len(self.table) - 1), self.table).movedim(-1, -3)
+
+
 class RelativeVectors(nn.Module):
     """Relative position vectors (Shaw et al. 2018): a learned vector per distance, clipped to [-farthest, farthest]."""
 

@@ -99,6 +99,8 @@ def _loaded(folder: Path, weights: Weights, facts: Facts, renamed: Mapping[str, 
         how["key_mapping"] = {f"^{re.escape(name)}$": new for name, new in renamed.items()}
     try:
         kind = _class(transformers, folder, facts)
+        if kind.__name__.startswith("Falcon"):
+            how["attn_implementation"] = "sdpa"  # its default; its eager attention adds the biases of ALiBi twice
         with _without_bar(transformers.utils.logging):
             place: str | None = str(folder)
             if weights.grids:

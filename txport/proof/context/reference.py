@@ -73,7 +73,7 @@ class Keys:
         if part.over == "source":
             key, value = (torch.from_numpy(self.caches.values(states[role])).to(self.dtype) for role in ROLES)
             return key, value
-        new = {KEY: new_keys(part, place, given), VALUE: part.split(given[VALUE][None])}
+        new = {KEY: new_keys(part, place, given), VALUE: part.values(given[VALUE][None])}
         if not states:
             return new[KEY], new[VALUE]
         for role in ROLES:
@@ -106,6 +106,6 @@ def attended(part: Attention, place: Place, given: Projected, keys: tuple[Tensor
     mask = additive(seen, key.dtype)
     if part.window is not None:
         mask = part.window(mask, distances)
-    far = distances if part.uses_distances else None
+    far = part.distances(torch.arange(place.size)[None, :], places[:, None]) if part.uses_distances else None
     mixed: Tensor = part.core(part.queries(chosen, places), key, value, mask, far)[0]
     return mixed.transpose(1, 2).flatten(2)[0]

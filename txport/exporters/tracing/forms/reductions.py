@@ -135,6 +135,14 @@ def topk(tracer: Tracer, x: Symbol, k: int, dim: int = -1, largest: bool = True,
     return Picked(tracer.given(values, (one.values, other.values)), tracer.given(indices, (one.indices, other.indices)))
 
 
+@form("argsort")
+def argsort(tracer: Tracer, x: Symbol, dim: int = -1, descending: bool = False, stable: bool = False) -> Symbol:
+    """Return the indices that sort a dim; equal elements keep their order."""
+    count = tracer.op("argsort/count", "Reshape", [tracer.scalar(x.shape[dim]), tracer.constant(np.array([-1]))])
+    _, value = tracer.ops("argsort", "TopK", [x.value, count], 2, axis=dim, largest=int(descending), sorted=1)
+    return tracer.symbol(value, torch.argsort, x, dim=dim)
+
+
 @form("cumsum")
 def cumsum(tracer: Tracer, x: Symbol, dim: int) -> Symbol:
     """Return the sum of the elements up to each position of a dim."""

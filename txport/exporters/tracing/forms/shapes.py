@@ -58,6 +58,13 @@ def split(tracer: Tracer, x: Symbol, sizes: int | Sequence[int], dim: int = 0) -
     return _parts(tracer, values, [torch.split(example, list(sizes), dim) for example in x.examples])
 
 
+@form("by_expert")
+def by_expert(tracer: Tracer, rows: Symbol, counts: Symbol) -> tuple[Symbol, ...]:
+    """Return a Split whose sizes are known only when the graph runs; the examples have all rows."""
+    values = tracer.ops("by_expert", "Split", [rows.value, counts.value], int(counts.shape[0]), axis=0)
+    return tuple(tracer.given(each, rows.examples) for each in values)
+
+
 @form("chunk")
 def chunk(tracer: Tracer, x: Symbol, count: int, dim: int = 0) -> tuple[Symbol, ...]:
     """Split into `count` equal parts along one static dim."""
