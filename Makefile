@@ -40,7 +40,7 @@ serve-test: $(INSTALLED) outside-test
 
 # The service as other programs see it: Schemathesis, Triton's client, Ray Serve, and linters of examples/serving.
 outside-test: $(SERVE)/.installed
-	$(SERVE)/bin/python -m pytest tests/serving/service/outside
+	$(SERVE)/bin/python -m pytest $(addprefix tests/serving/service/test_,clients.py examples.py ray.py)
 
 # Bulk work on Ray and Daft, whose processes are killed meanwhile.
 bulk-test: $(BULK)/.installed
@@ -125,7 +125,7 @@ $(DOCS)/.installed: docs/requirements.txt
 
 # Beside the packages of the main environment, which they see.
 $(BULK)/.installed: tests/bulk/requirements.txt
-$(SERVE)/.installed: tests/serving/service/outside/requirements.txt
+$(SERVE)/.installed: tests/serving/service/requirements.txt
 $(BULK)/.installed $(SERVE)/.installed: $(INSTALLED)
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' >$$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/main.pth

@@ -24,7 +24,7 @@ from tests.serving.service.test_life import BODY, asking
 from tests.test_docs import require_options
 from txport.serving.service.guards import OPEN
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "serving"
 FILES = ("grafana.json", "kubernetes.yaml", "prometheus-adapter.yaml")
 REASON = "`make serve-test` has it"
