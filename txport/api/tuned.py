@@ -53,6 +53,8 @@ def store(folder: Path, settings: Settings, **about: object) -> Path:
 
 def find(folder: Path) -> Settings | None:
     """Return the settings of the bundle in a folder on this machine, if its files are those that were tuned."""
+    if not _root().is_dir():  # nothing was ever tuned
+        return None
     try:
         return _settings(read_json(_place(folder)))
     except (DocumentError, OSError):

@@ -31,11 +31,10 @@ TELLING = (
 
 def describe() -> dict[str, object]:
     """Return processor, instructions, number of cores, system, and the GPU if PyTorch is loaded and finds one."""
-    model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.split(":")[1].strip() for line in lines if "model name" in line)
+    model = next(names, "") or platform.processor() or platform.machine()  # `processor` starts a process
     torch = sys.modules.get("torch")
     gpu = torch.cuda.get_device_name() if torch and torch.cuda.is_available() else None
     return {
