@@ -2,7 +2,8 @@
 //
 //   make && ./encode bundle ID...
 //
-// It prints numbers: a vector, scores of labels, the label of each token, or the token for each mask.
+// It prints numbers: a vector, scores of labels, the label of each token, the token for each mask, or the first and the
+// last token of the likeliest answer in a context.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -36,6 +37,14 @@ Numbers classify(Graph& model, const float* logits, int64_t width) {
   return scores;
 }
 
+Numbers answer(const float* starts, const float* ends, size_t places) {
+  size_t best[2] = {1, 1};
+  for (size_t first = 1; first + 1 < places; ++first)
+    for (size_t last = first; last < std::min(first + 15, places - 1); ++last)
+      if (starts[first] + ends[last] > starts[best[0]] + ends[best[1]]) best[0] = first, best[1] = last;
+  return {static_cast<double>(best[0]), static_cast<double>(best[1])};
+}
+
 Numbers encode(Graph& model, Ids ids) {
   const auto ability = model.custom_metadata("ability");
   Ids mask(ids.size(), 1);
@@ -51,6 +60,10 @@ Numbers encode(Graph& model, Ids ids) {
   const auto outputs = model.outputs();
   const bool pools = std::find(outputs.begin(), outputs.end(), "sentence_embedding") != outputs.end();
   const std::string vectors = pools ? "sentence_embedding" : "last_hidden_state";
+  if (ability == "answer") {
+    const auto scores = model.run(names, given, {"start_logits", "end_logits"});
+    return answer(scores[0].GetTensorData<float>(), scores[1].GetTensorData<float>(), ids.size());
+  }
   const auto found = model.run(names, given, {ability == "embed" ? vectors : "logits"});
   const auto width = found[0].GetTensorTypeAndShapeInfo().GetShape().back();
   const float* rows = found[0].GetTensorData<float>();

@@ -1,6 +1,7 @@
 // What an encoder makes of the ids of a text, special ones included, with onnxruntime-node and nothing else:
 // node encode.mjs BUNDLE ID...
-// It prints JSON: a vector, scores of labels, the label of each token, or the token for each mask.
+// It prints JSON: a vector, scores of labels, the label of each token, the token for each mask, or the first and the last
+// token of the likeliest answer in a context.
 import { readFileSync } from "node:fs";
 import * as ort from "onnxruntime-node";
 
@@ -36,6 +37,16 @@ const tag = () => given.map((_, place) => (width === 1 ? sigmoid(data[place]) : 
 const masked = (id) => Number(id) === facts.source.mask;
 const fill = () => given.flatMap((id, place) => (masked(id) ? [argmax(row(place))] : []));
 
+function answer() {
+  const [starts, ends] = ["start_logits", "end_logits"].map((name) => outputs[name].data);
+  let best = [1, 1];
+  for (let first = 1; first < given.length - 1; first += 1)
+    for (let last = first; last < Math.min(first + 15, given.length - 1); last += 1)
+      if (starts[first] + ends[last] > starts[best[0]] + ends[best[1]]) best = [first, last];
+  return best;
+}
+
 const ofTokens = output.dims[0] === "length";
 const score = facts.labels.length === 0 ? fill : ofTokens ? tag : classify;
-console.log(JSON.stringify(output.name === "logits" ? score() : embed()));
+const finds = { logits: score, start_logits: answer }[output.name] ?? embed;
+console.log(JSON.stringify(finds()));

@@ -31,7 +31,7 @@ DRAWN = {  # of which heads times their size are not the width, or not those of 
     "llama": 2,
     "t5": 1,
 }
-WINDOWED = ("llama", 1)
+WINDOWED = ("llama", 11)
 TEXTED = {  # pipelines' models: name -> family, and the class of special tokens
     "translates": ("marian", (), ("</s>",)),
     "proceeds": ("gpt2", (), ()),

@@ -200,12 +200,18 @@ def _is_size(variant: Variant, field: str) -> bool:
 
 @cache
 def _base(name: str) -> Values:
-    """Return the values of a small config; a choice of None, which follows other fields, is replaced by its value."""
+    """Return the values of a small config of usual parts.
+
+    A choice of None, which follows other fields, is replaced by its value.
+    """
     found = architecture.find(name)
     few = dict.fromkeys(layer_fields(name).values(), LAYERS)
     presets = [{**config.to_dict(), **few} for config in found.presets.values()]
     possible = [values for values in presets if _built(name, values) is not None]  # others have a value per layer
-    values = min(possible, key=lambda values: sum(each for each in values.values() if type(each) is int))
+    usual = {each.name: each.default for each in dataclasses.fields(found.config) if each.name in found.config.RARE}
+    rare = [sum(values.get(field, value) != value for field, value in usual.items()) for values in possible]
+    sizes = [sum(each for each in values.values() if type(each) is int) for values in possible]
+    values = min(zip(rare, sizes, range(len(possible)), possible, strict=True))[3]
     names = _names_of(_built(name, values))
     for field in _yes_or_no(name):
         if values[field] is None:
