@@ -278,7 +278,7 @@ def sources_of(task: Task, words: Path | None) -> Sources:
     facts = facts_of(task)
     if task.forced or task.encodes:
         drawn = bench.draw_source(facts, bench.Protocol(batch=task.sources, source=task.source))
-        return drawn if isinstance(facts.reads, Features) else drawn.tolist()
+        return drawn if isinstance(facts.reads, Features) else (drawn % facts.reads.size).tolist()  # one text, no pair
     tokenizer = load_tokenizer(find_folder(task.checkpoint), facts)
     return [tokenizer.encode(word) for word in read_words(words)[: task.sources]]
 
