@@ -621,7 +621,7 @@ def draw(rng: np.random.Generator) -> LlamaConfig:
         **layered,
     )
     found = config if rng.integers(4) else _encoding(config, rng)
-    last = {
+    last: dict[str, Any] = {
         "attention_sinks": bool(rng.integers(2)),
         "rotary_truncate": kind != "yarn" or bool(rng.integers(2)),
         "gate_limit": float(rng.choice([0.0, 0.5])) if config.gated else 0.0,
