@@ -39,6 +39,7 @@ OF_NEWEST = [name for name in names() if not is_recorded(name)]  # weights as of
 TYPES = {json.loads((FAMILIES / name / CONFIG).read_text())["model_type"]: name for name in reversed(FOLDERS)}
 EACH_TYPE = sorted(TYPES.values())  # a folder of each type
 OF_GRAPHS = (
+    "bart-labels",
     "bert-labels",
     "bert-tokens",
     "gemma3-capped",
@@ -51,6 +52,7 @@ OF_GRAPHS = (
     "sentences-last",
     "sentences-mean",
     "t5",
+    "t5-hidden",
     "transformers-5/gemma3-both-ways",
     "transformers-5/flan-t5-tied",
     "transformers-5/mt5-tied",
