@@ -343,6 +343,22 @@ def test_an_attention_factor_counts_only_where_transformers_reads_it(kind: str, 
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("name", ["deberta-v2", "t5"])
+def test_any_encoder_of_hidden_states_may_have_modules(name: str, tmp_path: Path) -> None:
+    """Also with the weights of a decoder, which is left out."""
+    folder = Path(shutil.copytree(FAMILIES / name, tmp_path / "x"))
+    (folder / "modules.json").write_text(json.dumps([FIRST, SECOND]))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / CONFIG).write_text(json.dumps({"pooling_mode": "max"}))
+    checkpoint = load_checkpoint(str(folder))
+    model = txport.load(bundle_of(checkpoint, tmp_path / "bundle", "cpu").path)
+    model.tokenizer = NumberTokenizer(model.facts, exact=True)
+    ids = torch.tensor([TEXTS[2]])
+    with torch.inference_mode():
+        (states,) = checkpoint.model.infer(ids, torch.ones_like(ids).bool())
+    np.testing.assert_allclose(model.embed(" ".join(map(str, TEXTS[2])))[0], states[0].amax(0), rtol=0, atol=1e-5)
+
+
 def test_encoders_of_sentences_are_encoders(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(FAMILIES / "gpt2", tmp_path / "x"))
     (folder / "modules.json").write_text(json.dumps([FIRST, SECOND]))
