@@ -380,7 +380,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "t5-labels": ("T5ForSequenceClassification", {**T5, "eos_token_id": 4, "num_labels": 3}),
     "bart": ("BartForConditionalGeneration", BART),
     "bart-labels": ("BartForSequenceClassification", {**BART, "eos_token_id": 4, "num_labels": 3}),
-    "mvp-labels": ("MvpForSequenceClassification", {**BART, "eos_token_id": 4, "num_labels": 2}),
+    "mvp-labels": ("MvpForSequenceClassification", {**BART, "eos_token_id": 4, "num_labels": 5}),
     "mbart-labels": ("MBartForSequenceClassification", {**BART, "eos_token_id": 3, "num_labels": 2}),
     "plbart-labels": ("PLBartForSequenceClassification", {**BART, "eos_token_id": 4, "num_labels": 1}),
     "mbart": ("MBartForConditionalGeneration", {**BART, "scale_embedding": True, "activation_function": "relu"}),
