@@ -107,6 +107,11 @@ class Published:
         made.read = self.read
         return made
 
+    def head(self, heads: Mapping[str, str], usual: str) -> str:
+        """Return the head of the class that a checkpoint was saved from, by the end of its name; else the usual one."""
+        name = next(iter(self.classes), "")
+        return next((head for end, head in heads.items() if re.search(f"{end}$", name)), usual)
+
     def word(self, name: str, meanings: Mapping[str, str]) -> str:
         """Translate a string value by `meanings`; raise `ConfigError` if it is not among them."""
         value = self.get(name)

@@ -39,6 +39,7 @@ OF_NEWEST = [name for name in names() if not is_recorded(name)]  # weights as of
 TYPES = {json.loads((FAMILIES / name / CONFIG).read_text())["model_type"]: name for name in reversed(FOLDERS)}
 EACH_TYPE = sorted(TYPES.values())  # a folder of each type
 OF_GRAPHS = (
+    "bart-labels",
     "bert-labels",
     "bert-tokens",
     "gemma3-capped",
@@ -51,6 +52,7 @@ OF_GRAPHS = (
     "sentences-last",
     "sentences-mean",
     "t5",
+    "t5-hidden",
     "transformers-5/gemma3-both-ways",
     "transformers-5/flan-t5-tied",
     "transformers-5/mt5-tied",
@@ -339,6 +341,22 @@ def test_an_attention_factor_counts_only_where_transformers_reads_it(kind: str, 
         change(folder, rope_scaling={**scaling, **more})
         found.append(load_checkpoint(str(folder)).config)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["deberta-v2", "t5"])
+def test_any_encoder_of_hidden_states_may_have_modules(name: str, tmp_path: Path) -> None:
+    """Also with the weights of a decoder, which is left out."""
+    folder = Path(shutil.copytree(FAMILIES / name, tmp_path / "x"))
+    (folder / "modules.json").write_text(json.dumps([FIRST, SECOND]))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / CONFIG).write_text(json.dumps({"pooling_mode": "max"}))
+    checkpoint = load_checkpoint(str(folder))
+    model = txport.load(bundle_of(checkpoint, tmp_path / "bundle", "cpu").path)
+    model.tokenizer = NumberTokenizer(model.facts, exact=True)
+    ids = torch.tensor([TEXTS[2]])
+    with torch.inference_mode():
+        (states,) = checkpoint.model.infer(ids, torch.ones_like(ids).bool())
+    np.testing.assert_allclose(model.embed(" ".join(map(str, TEXTS[2])))[0], states[0].amax(0), rtol=0, atol=1e-5)
 
 
 def test_encoders_of_sentences_are_encoders(tmp_path: Path) -> None:

@@ -299,6 +299,7 @@ ENCODING: dict[str, Any] = {**WINDOWED, "key_heads": 2, "head": "hidden"}
         ("cpu", "int4", {"head_norm": True}),
         ("portable", "fp32", {"head": "labels", "labels": ("a", "b")}),
         ("cpu", "int8", {"head": "labels", "labels": ("a",)}),
+        ("cpu", "int8", {"head": "token_labels", "labels": ("a", "b")}),
     ],
 )
 def test_whole_texts_are_encoded_as_pytorch_does(

@@ -138,7 +138,7 @@ def repeated(x: Tensor, heads: int) -> Tensor:
 
 
 class EncoderOps(FusedOps):
-    """All positions of sources at once; each attends to its whole source.
+    """All positions of sources at once; each attends to its whole source, or a decoder's to the encoder's states.
 
     Norms of heads, rotary embeddings and repeated heads are plain nodes before MultiHeadAttention.
     """
@@ -163,7 +163,9 @@ class EncoderOps(FusedOps):
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         """See `Ops`."""
-        query, key, value = (self.whole(part.clipped(each(x))) for each in (part.query, part.key, part.value))
+        read = x if part.over == "row" or self.source is None else self.source
+        query, key, value = part.query(x), part.key(read), part.value(read)
+        query, key, value = (self.whole(part.clipped(each)) for each in (query, key, value))
         places = torch.arange(self.length)
         distances = part.distances(places[None, :], places[:, None]) if part.uses_distances else None
         mask = self._mask_of(part, x.dtype)

@@ -23,6 +23,7 @@ class Counted:
     """Ops that count the operators that model parts became."""
 
     can_split = True
+    source: Tensor | None = None
 
     def __init__(self) -> None:
         self.became: Counter[str] = Counter()

@@ -17,21 +17,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from txport.errors import quoted
-from txport.models import sentence
+from txport.models import heads, sentence
 from txport.models.architecture import Architecture
 from txport.models.config import LARGEST, LONGEST, Config, choice, layers, real, require_token, size
-from txport.models.facts import (
-    EXCLUSIVE,
-    HIDDEN,
-    LENGTH,
-    LOGITS,
-    MULTI_LABEL,
-    REGRESSION,
-    Facts,
-    Output,
-    Tokens,
-    function_of,
-)
+from txport.models.facts import EXCLUSIVE, MULTI_LABEL, REGRESSION, Facts, Tokens
+from txport.models.heads import LABELS, OF_LABELS, STATES, TEXT, TOKEN_LABELS
 from txport.models.model import Model
 from txport.models.parts import (
     NORMS,
@@ -75,11 +65,7 @@ NOT_WITH_ALIBI = (
     "both_ways",
 )
 OF_EXPERTS = ("experts_per_token", "expert_size", "experts_normalised", "shared_expert_size", "dense_layers")
-TEXT = "text"  # the head that writes text
-OF_TEXT = ("logit_cap", "tied", "projection_bias", "logit_scale")  # fields of this head
-LABELS = "labels"  # the head of classifiers
-OF_LABELS = ("labels", "problem_type")
-OF_OTHERS = ("both_ways", "text_length", *OF_LABELS)  # fields of heads that read whole texts
+OF_TEXT = ("logit_cap", "tied", "projection_bias", "logit_scale")  # fields of the head that writes text
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -115,11 +101,11 @@ class LlamaConfig(Config):
     `dense_layers`, counted from 0, have no experts.
 
     `head` is "text" (logits of the next token), or whole texts are read without a cache: "hidden" gives their last
-    hidden states, "labels" logits over `labels` for the last token that is not `pad_id`. `problem_type` is that of
-    labels: exclusive ("single_label_classification"), independent ("multi_label_classification") or numbers
-    ("regression"). Texts have up to `max_length` tokens, or up to `text_length` if it is not 0, and with `both_ways`
-    tokens attend to later ones too, through windows as to earlier ones. `sentence` are the steps from the last hidden
-    states to the vector of a text: see `models.sentence`.
+    hidden states, "labels" logits over `labels` for the last token that is not `pad_id`, "token_labels" logits for each
+    token. `problem_type` is that of the head "labels": exclusive ("single_label_classification"), independent
+    ("multi_label_classification") or numbers ("regression"). Texts have up to `max_length` tokens, or up to
+    `text_length` if it is not 0, and with `both_ways` tokens attend to later ones too, through windows as to earlier
+    ones. `sentence` are the steps from the last hidden states to the vector of a text: see `models.sentence`.
     """
 
     RARE = frozenset(
@@ -192,7 +178,7 @@ class LlamaConfig(Config):
     bos_id: int = 1
     eos_ids: tuple[int, ...] = (2,)
     add_bos: bool = True
-    head: str = choice(TEXT, "hidden", LABELS)
+    head: str = choice(TEXT, STATES, LABELS, TOKEN_LABELS)
     labels: tuple[str, ...] = ()
     problem_type: str = choice(EXCLUSIVE, MULTI_LABEL, REGRESSION)
     sentence: tuple[str, ...] = ()
@@ -227,8 +213,7 @@ class LlamaConfig(Config):
         yield from _rotary_problems(self)
         yield from _alibi_problems(self)
         yield from _expert_problems(self)
-        yield from _head_problems(self)
-        yield from sentence.problems(self.sentence, self.head, ("hidden",))
+        yield from heads.problems(self, OF_TEXT, ("both_ways",))
         fitting = [each for each in self.windows if 0 <= each <= LONGEST]
         if self.windows and not len(fitting) == len(self.windows) == self.decoder_layers:
             need = f"none, or {self.decoder_layers} numbers from 0 to {LONGEST}, one a layer"
@@ -239,18 +224,6 @@ class LlamaConfig(Config):
             yield "eos_ids must name at least one token"
         for name, token in tokens.items():
             yield from require_token(name, token, "model's", self.vocab_size)
-
-
-def _head_problems(config: LlamaConfig) -> Iterator[str]:
-    """Yield a message for each field that another head than the config's has."""
-    others = {TEXT: OF_OTHERS, LABELS: OF_TEXT}.get(config.head, (*OF_TEXT, *OF_LABELS))
-    for name in others:
-        if (value := getattr(config, name)) != getattr(LlamaConfig, name):
-            yield f"{name} is for other heads than {config.head!r}, got {value}"
-    if config.head == LABELS and not 0 < len(set(config.labels)) == len(config.labels):
-        yield "the head 'labels' needs labels that differ from each other"
-    if config.text_length > config.max_length:
-        yield f"text_length must be at most max_length {config.max_length}, got {config.text_length}"
 
 
 def _rotary_problems(config: LlamaConfig) -> Iterator[str]:
@@ -358,20 +331,7 @@ def facts(config: LlamaConfig) -> Facts:
     )
     windows = tuple(sorted({each for each in config.windows if each}))
     if config.head != TEXT:
-        is_labelled = config.head == LABELS
-        hidden = Output(HIDDEN, (LENGTH, config.d_model))
-        return Facts(
-            task="encode",
-            width=config.d_model,
-            source=tokens,
-            outputs=(
-                Output(LOGITS, (len(config.labels),)) if is_labelled else hidden,
-                *sentence.outputs_of(config.d_model, config.sentence),
-            ),
-            labels=config.labels,
-            function_to_apply=function_of(config.problem_type, config.labels),
-            windows=windows,
-        )
+        return heads.facts_of(config, tokens, windows)
     return causal_facts(
         width=config.d_model,
         target=tokens,
@@ -553,8 +513,9 @@ def hugging_face(config: LlamaConfig) -> dict[str, object]:
 
 SUFFIXES = {
     TEXT: "ForCausalLM",
-    "hidden": "Model",
+    STATES: "Model",
     LABELS: "ForSequenceClassification",
+    TOKEN_LABELS: "ForTokenClassification",
 }  # head -> end of the name of a class in transformers
 # By head_norm and result_norm. Gemma 2 is not used: Optimum assumes that its caches have as many heads as its queries.
 PUBLISHED = {
@@ -634,10 +595,10 @@ def _encoding(config: LlamaConfig, rng: np.random.Generator) -> LlamaConfig:
     """Return a config of the same layers, for whole texts."""
     usual = {name: getattr(LlamaConfig, name) for name in OF_TEXT}
     labels = tuple(f"label {number}" for number in range(rng.integers(4)))
-    own: dict[str, Any] = {"head": "hidden"}
-    if labels:
-        own = {"head": LABELS, "problem_type": str(rng.choice(LlamaConfig.choices()["problem_type"]))}
-    else:
+    own: dict[str, Any] = {"head": TOKEN_LABELS if labels and rng.integers(2) else LABELS if labels else STATES}
+    if own["head"] == LABELS:
+        own["problem_type"] = str(rng.choice(LlamaConfig.choices()["problem_type"]))
+    elif not labels:
         own["sentence"] = sentence.draw(rng)
     return dataclasses.replace(
         config, **usual, **own, labels=labels, both_ways=not config.alibi and bool(rng.integers(2))

@@ -33,6 +33,7 @@ from txport.text.base import Tokenizer
 from txport.text.load import tokenizer_of
 
 WHOLE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")  # suffixes of classes that return logits
+ALONE = "EncoderModel"  # suffix of the class of an encoder without its decoder
 GENERIC = {"seq2seq": "AutoModelForSeq2SeqLM", "causal": "AutoModelForCausalLM", "encode": "AutoModel"}
 HEARD = "AutoModelForSpeechSeq2Seq"
 OLDER = {"gamma": "weight", "beta": "bias"}  # names in old files -> current names
@@ -194,7 +195,7 @@ def _class(transformers: Any, folder: Path, facts: Facts) -> Any:
     values = read_config(folder / CONFIG)
     named = values.get("architectures")
     first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
-    is_whole = first.endswith(WHOLE) if facts.generates else facts.ability != "embed"
+    is_whole = first.endswith(WHOLE) if facts.generates else facts.ability != "embed" or first.endswith(ALONE)
     if is_whole and first.isidentifier():
         with contextlib.suppress(AttributeError):
             found = getattr(transformers, first)
