@@ -79,8 +79,9 @@ def gpt2(config: GPT2Config) -> Any:
 
 
 def llama(config: LlamaConfig) -> Any:
-    """Return the empty specification of a Llama model with unscaled rotary positions (Su et al.)."""
+    """Return the empty specification of a model like Llama or GPT-NeoX, with unscaled rotary positions (Su et al.)."""
     wanted = {"rotary_scaling": "none", "rotary_pairing": "halves", "scale_embedding": False, "head_norm": False}
+    wanted |= {"input_norm": True, "alibi": 0, "experts": 0, "shared_norm": False}
     require_plain(config, wanted)
     grouped = config.key_heads != config.heads
     spec = ctranslate2.specs.TransformerDecoderModelSpec.from_config(
@@ -88,12 +89,13 @@ def llama(config: LlamaConfig) -> Any:
         config.heads,
         pre_norm=True,
         activation=activation(config),
-        ffn_glu=True,
-        rms_norm=True,
-        rotary_dim=0,  # the whole head
+        ffn_glu=config.gated,
+        rms_norm=config.norm == "rms",
+        rotary_dim=config.rotary_size,  # 0 is the whole head, as in CTranslate2
         rotary_interleave=False,
         rotary_base=config.rotary_base,
         num_heads_kv=config.key_heads if grouped else None,
+        parallel_residual=config.parallel,
     )
     spec.decoder.scale_embeddings = False
     return spec
@@ -141,7 +143,8 @@ def fill_layer(spec: Any, layer: Any, first: Any) -> None:
     own = layer.attention
     fill_linear(spec.self_attention.linear[0], own.query, own.key, own.value)
     fill_linear(spec.self_attention.linear[1], own.output)
-    fill_norm(spec.self_attention.layer_norm, layer.attention_residual.norm)
+    parallel = hasattr(spec, "input_layer_norm")
+    fill_norm(spec.input_layer_norm if parallel else spec.self_attention.layer_norm, layer.attention_residual.norm)
     fill_scores(spec.self_attention, own)
     if own.core.bias is not None:
         fill_distances(spec.self_attention, own.core.bias, first)
@@ -152,7 +155,8 @@ def fill_layer(spec: Any, layer: Any, first: Any) -> None:
     if hasattr(spec.ffn, "linear_0_noact"):
         fill_linear(spec.ffn.linear_0_noact, forward.inner)
     fill_linear(spec.ffn.linear_1, forward.outer)
-    fill_norm(spec.ffn.layer_norm, layer.feed_forward_residual.norm)
+    norm = spec.post_attention_layer_norm if parallel else spec.ffn.layer_norm
+    fill_norm(norm, layer.feed_forward_residual.norm)
 
 
 def fill_cross_attention(spec: Any, attention: Attention, residual: Residual) -> None:
