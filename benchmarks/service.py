@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -65,10 +66,10 @@ def words_of(dictionary: Path, count: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def started(bundle: Path, slots: int) -> Iterator[tuple[int, int]]:
+def started(bundle: Path, slots: int, *more: str) -> Iterator[tuple[int, int]]:
     """Serve a bundle as `model`, in one thread; yield the port and the number of the process."""
     command = [sys.executable, "-c", "from txport.cli import main; main()", "serve", f"model={bundle}"]
-    options = ["--port", "0", "--threads", "1", "--slots", str(slots)]
+    options = ["--port", "0", "--threads", "1", "--slots", str(slots), *more]
     server = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr is not None
@@ -82,14 +83,19 @@ def started(bundle: Path, slots: int) -> Iterator[tuple[int, int]]:
 
 async def ask(connection: Connection, text: str, **options: object) -> str:
     """Return what the service says for a text."""
+    output: str = (await send(connection, text, **options))[1]["translations"][0]["output"]
+    return output
+
+
+async def send(connection: Connection, text: str, **options: object) -> tuple[int, Any]:
+    """Return the status and the body of the answer for a text."""
     reader, writer = connection
     body = json.dumps({"model": "model", "text": text, **options}).encode()
     writer.write(f"{HEAD}{len(body)}\r\n\r\n".encode() + body)
     head = await reader.readuntil(b"\r\n\r\n")
     size = re.search(rb"content-length: (\d+)", head)
     assert size is not None
-    output: str = json.loads(await reader.readexactly(int(size[1])))["translations"][0]["output"]
-    return output
+    return int(head.split(b" ", 2)[1]), json.loads(await reader.readexactly(int(size[1])))
 
 
 def _bulk(model: api.Model, texts: Sequence[str], callers: int, figures: Figures) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LIMITS: dict[str, tuple[int, int]] = {  # figure -> limit, aim
     "lines in txport/": (76_500, 44_000),
-    "files in txport/": (483, 290),
+    "files in txport/": (484, 290),
     "lines in tests/": (59_500, 40_000),
     "comparisons of target or task": (11, 15),
     "Any per 1,000 lines": (10, 10),

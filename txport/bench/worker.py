@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -30,7 +27,7 @@ from txport.errors import OutOfMemoryError, TxportError, UnavailableError, brief
 from txport.models.facts import Facts
 from txport.runtimes.base import QueuedRuntime, Runtime, Sizes
 from txport.system import machine
-from txport.system.terminal import ENDING
+from txport.system.terminal import deaf
 
 ROUND = 0.02  # least seconds of a round: candidates take short turns, so that noise of the machine meets all of them
 
@@ -47,7 +44,7 @@ class Worker:
         self._name = name
         (self._pipe, theirs) = context.Pipe()
         self._process = context.Process(target=work, args=(theirs, *arguments), daemon=True)
-        with _deaf():
+        with deaf():
             self._process.start()
         theirs.close()
 
@@ -83,30 +80,6 @@ class Worker:
         self._pipe.close()
         self._process.kill()
         self._process.join()
-
-
-@contextlib.contextmanager
-def _deaf() -> Iterator[None]:
-    """Block signals for a process that is started in this block: a terminal sends Ctrl-C to all, the parent ends it.
-
-    Signals to this process are delayed until the block ends.
-    """
-    is_main = threading.current_thread() is threading.main_thread()  # only the main thread can set signal handlers
-    if not is_main or not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    resource_tracker.ensure_running()  # otherwise it is started in the block, and unblocks signals
-    came: list[int] = []
-    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in ENDING}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, set(ENDING) - {signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for each, handler in before.items():
-            signal.signal(each, handler)
-        for number in came:
-            signal.raise_signal(number)
 
 
 def start(candidate: Candidate, plan: Plan, trust_code: bool) -> Worker:

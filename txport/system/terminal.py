@@ -7,6 +7,7 @@ import math
 import os
 import re
 import signal
+import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 
@@ -84,3 +85,29 @@ def native_stderr_held() -> Iterator[None]:
             os.close(descriptor)
     if written:
         os.write(2, written)
+
+
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """Block signals for a process that is started in this block: a terminal sends Ctrl-C to all, the parent ends it.
+
+    Signals to this process are delayed until the block ends.
+    """
+    is_main = threading.current_thread() is threading.main_thread()  # only the main thread can set signal handlers
+    if not is_main or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # otherwise it is started in the block, and unblocks signals
+    came: list[int] = []
+    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in ENDING}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, set(ENDING) - {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        for number in came:
+            signal.raise_signal(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import click
 
 from txport.cli import completion
 from txport.cli.guard import echo
-from txport.cli.options import provider_option, section, threads_option, tuned_option
+from txport.cli.options import fit_threads, provider_option, section, threads_option, tuned_option
 from txport.cli.outputs import INPUT, command
 from txport.errors import UnsupportedError
+from txport.system.cores import usable_cores
 from txport.system.packages import needed
 
 LOCAL = ("127.0.0.1", "::1", "localhost")
@@ -70,7 +72,20 @@ Examples:
         help="Seconds in which a body must arrive; others get 408.",
     ),
 )
-@section("Where it runs", provider_option, threads_option, tuned_option)
+@section(
+    "Where it runs",
+    provider_option,
+    click.option(
+        "--workers",
+        type=click.IntRange(1),
+        callback=fit_threads,
+        default=1,
+        show_default=True,
+        help="Processes that share the port; each has slots, queues and its share of the cores as --threads.",
+    ),
+    threads_option,
+    tuned_option,
+)
 def serve(
     bundles: tuple[str, ...],
     host: str,
@@ -84,6 +99,7 @@ def serve(
     max_audio: int,
     body_seconds: float,
     provider: str,
+    workers: int,
     threads: int | None,
     no_tuned: bool,
 ) -> None:
@@ -98,14 +114,22 @@ def serve(
         from txport.serving.service.guards import read_keys
         from txport.serving.service.models import Source
         from txport.serving.service.server import serve as run
+        from txport.serving.service.workers import supervise
+    if workers > 1 and threads is None:
+        threads = max(1, usable_cores() // workers)
     models = {name: Source(path, provider, threads, not no_tuned) for name, path in named(bundles).items()}
     keys = read_keys(api_key_file) if api_key_file is not None else ()
     if host not in LOCAL and not keys:
         echo(f"txport: whoever reaches {host} can use this service; --api-key-file restricts it", err=True)
     limits: dict[str, Any] = {"max_body": max_body << 20, "max_audio": max_audio << 20, "body_seconds": body_seconds}
-    service = app(models, api_keys=keys, slots=slots, queue=queue, budget=budget, **limits)
+    make = partial(app, models, api_keys=keys, slots=slots, queue=queue, budget=budget, **limits)
     served = ", ".join(models)
-    run(service, host=host, port=port, drain=drain, told=lambda url: echo(f"serving {served} at {url}", err=True))
+    place: dict[str, Any] = {"host": host, "port": port, "drain": drain}
+    place["told"] = lambda url: echo(f"serving {served} at {url}", err=True)
+    if workers > 1:
+        supervise(make, workers, **place)
+    else:
+        run(make(), **place)
 
 
 def named(bundles: tuple[str, ...]) -> dict[str, str]:

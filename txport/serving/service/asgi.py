@@ -77,10 +77,12 @@ def app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        noting = asyncio.ensure_future(metrics.keep_fresh())
         try:
             await registry.start()
             yield
         finally:
+            noting.cancel()
             await registry.close()
 
     inner = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_route})

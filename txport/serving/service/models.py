@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -144,6 +144,7 @@ class Models:
         self._reloading = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()  # of models that were replaced
         self._is_started = False
+        self.reload_all: Callable[[str | None], Awaitable[list[str]]] = self.reload  # in all processes of the service
 
     @property
     def is_ready(self) -> bool:
@@ -175,10 +176,10 @@ class Models:
             if served.is_replaced and not served.users:
                 self._close_soon(served)
 
-    async def start(self) -> None:
-        """Load and start all models, unless that was done."""
+    async def start(self, *, is_verified: bool = False) -> None:
+        """Load and start all models, unless that was done; raise `BundleError` if they are verified, and one fails."""
         for name, given in self._given.items() if not self._is_started else ():
-            self._served[name] = await asyncio.to_thread(self._open, name, given)
+            self._served[name] = await asyncio.to_thread(self._open, name, given, is_verified=is_verified)
         self._is_started = True
 
     async def close(self) -> None:

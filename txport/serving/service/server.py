@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
 import uvicorn
@@ -63,7 +63,7 @@ class Lines(logging.Formatter):
         """Return the line."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         told: dict[str, object] = {"time": f"{stamp}.{record.msecs:03.0f}Z", "level": record.levelname.lower()}
-        told |= {"message": record.getMessage(), **getattr(record, "fields", {})}
+        told |= {"message": record.getMessage(), "process": record.process, **getattr(record, "fields", {})}
         if record.exc_info:
             told["error"] = self.formatException(record.exc_info)
         return json.dumps(told, ensure_ascii=False)
@@ -210,6 +210,14 @@ def bound(host: str, port: int) -> socket.socket:
         return listener
 
 
+def listen(listener: socket.socket) -> str:
+    """Accept connections, and return the address; raise `UnavailableError` if another listens at it by now."""
+    host, port = listener.getsockname()[:2]
+    with _refused(host, port):
+        listener.listen()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def config_of(service: Service, drain: float) -> uvicorn.Config:
     """Return uvicorn's configuration."""
     room = make_room()
@@ -222,29 +230,31 @@ def config_of(service: Service, drain: float) -> uvicorn.Config:
 
 
 async def _serve(service: Service, listener: socket.socket, drain: float, told: Callable[[str], None]) -> None:
-    tasks: set[asyncio.Task[None]] = set()
-
-    def reload() -> None:
-        task = asyncio.ensure_future(_reload(service))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    host, port = listener.getsockname()[:2]
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    server = Server(config_of(service, drain), lambda: told(address), reload)
     try:
         await service.models.start()  # here, so that their errors are those of the caller
-        with _refused(host, port):  # another may have bound the port too, and listen by now
-            listener.listen()
+        address = listen(listener)
     except BaseException:
         await service.models.close()
         raise
+    server = Server(config_of(service, drain), lambda: told(address), reloading(service.models.reload))
     await server.serve(sockets=[listener])
 
 
-async def _reload(service: Service) -> None:
+def reloading(reload: Callable[[], Awaitable[list[str]]]) -> Callable[[], None]:
+    """Return a function that begins to load bundles again, and logs what comes of it."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    def begin() -> None:
+        task = asyncio.ensure_future(_reload(reload))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    return begin
+
+
+async def _reload(reload: Callable[[], Awaitable[list[str]]]) -> None:
     try:
-        names = await service.models.reload()
+        names = await reload()
     except TxportError as error:
         logger.error("not reloaded", extra={"fields": {"reason": str(error)}})
     except Exception:

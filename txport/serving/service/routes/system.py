@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.resources
 from collections.abc import Awaitable, Callable, Sequence
 
-from prometheus_client import generate_latest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -51,13 +50,13 @@ def routes(
     page = Response(html, media_type="text/html", headers={"Content-Security-Policy": POLICY})
 
     async def measured(_: Request) -> Response:
-        return Response(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4")
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def reload(request: Request) -> Response:
         values, _ = await read_body(request, JSON, limits, may_be_empty=True)
         name = RELOAD.read(values).get("model")
         try:
-            return JSONResponse({"reloaded": await models.reload(str(name) if name else None)})
+            return JSONResponse({"reloaded": await models.reload_all(str(name) if name else None)})
         except InvalidRequestError:
             raise
         except TxportError as error:
