@@ -66,6 +66,14 @@ MPT: dict[str, Any] = {
     "max_seq_len": LONGEST,
 }
 EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+OSS: dict[str, Any] = {
+    **LLAMA,
+    "intermediate_size": 32,
+    "head_dim": 16,
+    "sliding_window": WINDOW,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 T5: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "d_model": 24,
@@ -355,6 +363,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
         "GraniteMoeForCausalLM",
         {**LLAMA, "num_local_experts": 4, "embedding_multiplier": 3.0, "residual_multiplier": 0.4},
     ),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        {**OSS, **scaled("yarn", 4.0, original_max_position_embeddings=10, beta_fast=4.0, truncate=False)},
+    ),
+    "gpt_oss-limited": ("GptOssForCausalLM", {**OSS, "swiglu_limit": 0.5}),
     "t5": ("T5ForConditionalGeneration", T5),
     "flan-t5": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "mt5": ("MT5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),

@@ -620,6 +620,8 @@ def test_a_config_that_nothing_expresses_is_refused_by_name(copied: Path, values
         ("mpnet", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets 16 is not supp"),
         ("mpnet-tokens", {"hidden_act": "relu"}, "hidden_act 'relu' is not supported; it must be 'gelu'"),
         ("electra-tokens", {"hidden_act": "relu"}, "hidden_act 'relu' is not supported; it must be 'gelu'"),
+        ("transformers-5/gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha 1.0 is not supported; it must be 1.702"),
+        ("transformers-5/gpt_oss", {"swiglu_limit": 0.0}, "swiglu_limit 0.0 is not supported; it must be above 0"),
         ("deberta", {"talking_head": True}, "talking_head True is not supported; it must be False"),
         ("deberta", {"pos_att_type": ["p2p"]}, "pos_att_type .* is not supported; it must be of c2p, p2c"),
         ("deberta-v2", {"norm_rel_ebd": "batch"}, "norm_rel_ebd 'batch' is not supported; it must be of none, layer"),

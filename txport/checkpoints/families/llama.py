@@ -310,11 +310,13 @@ def _llama3(_: Published, scaling: Mapping[str, Any]) -> dict[str, object]:
 def _yarn(values: Published, scaling: Mapping[str, Any]) -> dict[str, object]:
     if strange := sorted(name for name in ("mscale", "mscale_all_dim") if scaling.get(name) is not None):
         raise ConfigError(f"rope_scaling with {', '.join(strange)} is not supported")
-    if scaling.get("truncate") not in (None, True) or {"short_factor", "long_factor"} & scaling.keys():
-        raise ConfigError("rope_scaling 'yarn' with truncate=false, short_factor or long_factor is not supported")
+    if {"short_factor", "long_factor"} & scaling.keys():
+        raise ConfigError("rope_scaling 'yarn' with short_factor or long_factor is not supported")
     fast = scaling.get("beta_fast")
     slow = scaling.get("beta_slow")
+    truncate = scaling.get("truncate")
     return {
+        "rotary_truncate": True if truncate is None else truncate,
         "rotary_factor": float(scaling["factor"]),
         "rotary_original_length": _original(values, scaling),
         "rotary_fast": 32.0 if fast is None else float(fast),

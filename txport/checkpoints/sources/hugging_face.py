@@ -21,7 +21,7 @@ from txport.checkpoints.pooling import (
     pooling_defaults,
     steps_of,
 )
-from txport.checkpoints.sources.packed import CONFIG_KEY, Layout, read_layout, unpacked
+from txport.checkpoints.sources.packed import CONFIG_KEY, MXFP4, Layout, read_layout, unpacked
 from txport.checkpoints.sources.source import Source, place_of, read_weights
 from txport.checkpoints.weights.values import Weights
 from txport.errors import CheckpointError, ConfigError, quoted
@@ -58,7 +58,7 @@ def read(folder: Path) -> Source:
         place=place_of(folder),
         generation=partial(defaults, folder),
         original=TRANSFORMERS,
-        quantised="" if layout is None else layout.describe(),
+        quantised="" if layout is None or layout.method == MXFP4 else layout.describe(),
     )
 
 

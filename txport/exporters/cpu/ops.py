@@ -23,7 +23,7 @@ from txport.exporters.cpu.operators import (
     source_mask,
     write_at,
 )
-from txport.exporters.fused.parts import PACKED, Counted, cap_of
+from txport.exporters.fused.parts import PACKED, Counted, cap_of, sinks_of
 from txport.models.facts import Owner
 from txport.models.model import Model
 from txport.models.ops import Blocks, State, in_blocks, last_of, mean_of, padding_mask
@@ -59,9 +59,14 @@ def require_fusable(model: Model) -> None:
 
 
 def is_multi_head(part: Attention) -> bool:
-    """True if MultiHeadAttention supports an attention: as many key heads as query heads, no norms, no soft cap."""
-    plain = part.query_norm is None and part.key_norm is None and cap_of(part) is None
-    return part.core.has_operator and plain and part.core.heads == part.core.key_heads
+    """True if MultiHeadAttention supports an attention: as many key heads as query heads, no norms, a known core."""
+    plain = part.query_norm is None and part.key_norm is None
+    return has_multi_head(part) and plain and part.core.heads == part.core.key_heads
+
+
+def has_multi_head(part: Attention) -> bool:
+    """True if MultiHeadAttention computes the core of an attention: it has no soft cap and no sinks."""
+    return part.core.has_operator and cap_of(part) is None and sinks_of(part) is None
 
 
 class FusedOps(Counted):
@@ -169,7 +174,7 @@ class EncoderOps(FusedOps):
             self.count(Kind(MULTI_HEAD))
             return multi_head_attention(part, query, key, value, lengths, distances, mask=mask).flatten(0, 1)
         heads = part.queries(query, places), part.keys(key, places), part.split(value)
-        if part.core.has_operator and cap_of(part) is None:
+        if has_multi_head(part):
             self.count(Kind(MULTI_HEAD))
             query = heads[0].transpose(1, 2).flatten(2)
             if in_blocks(part):
@@ -186,7 +191,7 @@ class EncoderOps(FusedOps):
         None: the lengths are the mask, or the blocks have their own.
         """
         window = part.window
-        if window is None or (in_blocks(part) and part.core.has_operator and cap_of(part) is None):
+        if window is None or (in_blocks(part) and has_multi_head(part)):
             return None
         if window not in self._masks:
             places = torch.arange(self.length)

@@ -82,6 +82,11 @@ def cap_of(part: Attention) -> SoftCap | None:
     return part.core.cap if isinstance(part.core, DotProduct) else None
 
 
+def sinks_of(part: Attention) -> Tensor | None:
+    """Return the scores of the sinks (N, 1, 1), or None."""
+    return part.core.sinks if isinstance(part.core, DotProduct) else None
+
+
 def scale_of(part: Attention) -> dict[str, float]:
     """Return the `scale` attribute, or {} for the operators' default, 1 / sqrt(H)."""
     scale = float(getattr(part.core, "scale", 0.0))
