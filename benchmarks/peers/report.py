@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import geometric_mean
 from typing import Any
 
 from benchmarks.peers.lines import TARGET
@@ -78,15 +79,68 @@ def reasons(records: Sequence[Record]) -> list[str]:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """Return the whole page: machines, rules, table, settings."""
+    """Return the whole page: picture, ratios by processor, machines, rules, table, settings."""
     records: Sequence[Record] = result["lines"]
     machines = machines_of(records)
     rows = [row(record, letter_of(machines, record)) for record in records]
-    parts = ["# Measured beside its peers", introduction(result, machines), pipes(HEADERS, rows)]
+    parts = ["# Measured beside its peers", overview(records, machines), "## Every line"]
+    parts += [introduction(result, machines), pipes(HEADERS, rows)]
     if why := reasons(records):
         parts.append("\n".join(f"- {reason}" for reason in why))
     parts += ["## Settings that were best", pipes(("what", "txport", "against", "peer"), settings(records))]
     return "\n\n".join(parts) + "\n"
+
+
+def overview(records: Sequence[Record], machines: Sequence[str]) -> str:
+    """Return the picture, and the table of ratios by model and processor."""
+    lines = hardest(records)
+    faster = sum(record["ratio"]["median"] >= 1 for record in lines)
+    groups: dict[str, list[list[float]]] = {}
+    for record in lines:
+        columns = groups.setdefault(group(record), [[] for _ in machines])
+        columns[machines.index(_in_words(record["machine"]))].append(record["ratio"]["median"])
+    table = [[name, *map(span, columns)] for name, columns in groups.items()]
+    names = [short(record) for record in {_in_words(record["machine"]): record for record in records}.values()]
+    headers = ["model, precision", *(f"{chr(ord('A') + number)}: {name}" for number, name in enumerate(names))]
+    return f"""![Ratio of the speed of txport to that of the fastest peer, by model, on a log axis](peers.svg)
+
+txport is at least as fast as the fastest peer in {faster} of {len(lines)} lines: tasks of one model, precision and
+processor, with two cores. A dot of the picture is the ratio of txport's speed to this peer's, and a table cell has the
+geometric mean of the ratios of its lines (least to largest). `python -m docs.peers_picture` draws the picture, and
+writes this page, from the record of `make bench-peers`.
+
+{pipes(headers, table)}"""
+
+
+def hardest(records: Sequence[Record]) -> list[Record]:
+    """Return the records of speed beside the peer that is fastest, for each task and machine; by model."""
+    found: dict[tuple[str, str], Record] = {}
+    for record in records:
+        if "ratio" in record and record["unit"] != "MB":
+            key = (record["name"], _in_words(record["machine"]))
+            found[key] = min(found.get(key, record), record, key=lambda each: float(each["ratio"]["median"]))
+    models = list(dict.fromkeys(record["task"]["checkpoint"] for record in records))
+    return sorted(found.values(), key=lambda each: models.index(each["task"]["checkpoint"]))
+
+
+def group(record: Record) -> str:
+    """Return the model and the precision of a line."""
+    return f"{record['task']['checkpoint']}, {record['settings']['txport']['model']['precision']}"
+
+
+def short(record: Record) -> str:
+    """Return the processor of a line, and the newest of its instructions for products of int8."""
+    machine = record["machine"]
+    name = machine["cpu"].replace("(R)", "").removesuffix(" Processor")
+    return " ".join([name, *[each for each in machine.get("instructions", ()) if "vnni" in each][-1:]])
+
+
+def span(ratios: Sequence[float]) -> str:
+    """Return the geometric mean, and the least and the largest of several."""
+    if not ratios:
+        return ""
+    mean = f"{geometric_mean(ratios):.2f}"
+    return mean if len(ratios) == 1 else f"{mean} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def machines_of(records: Sequence[Record]) -> list[str]:

@@ -25,7 +25,8 @@ from tests.audio.noise import RATE, drawn_noise
 from tests.hugging_face.family_models import CASES, attention, make
 
 Said = dict[str, NDArray[Any]]
-OF_FIVE = ("modernbert-token-labels",)  # version 4 does not read `layer_types` of its config
+# Version 4 does not read `layer_types` of the first one's config, and `swiglu_limit` of the other's.
+OF_FIVE = ("modernbert-token-labels", "gpt_oss-limited")
 VOCABULARY = 64  # small, so that tokens end and repeat
 LENGTHS = 10  # of inputs, in turn
 DISTINCT = 15  # outputs at least, of 50 inputs

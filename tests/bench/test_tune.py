@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+import threading
+import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +19,33 @@ from tests.tiny import tiny_config, tiny_model, unproven
 from txport.api import tuned
 from txport.bench import tune
 from txport.bench.plan import GOALS
+from txport.bench.worker import LateError
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.checkpoints.checkpoint import save_checkpoint
 from txport.cli.commands import cli
+from txport.errors import ParityError, TxportError
 from txport.serving.service.models import Source
 
+DAY = 86_400.0
 FOUND = tuned.Settings(threads=1, workers=2, batch_size=5)
 
 
 @pytest.fixture(scope="module")
-def fused(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    folder = tmp_path_factory.mktemp("tuned")
-    save_checkpoint(folder / "toy", tiny_model(tiny_config()))
-    return unproven(folder / "toy", folder / "out", target="cpu")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tuned") / "toy"
+    save_checkpoint(folder, tiny_model(tiny_config()))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fused(toy: Path) -> Bundle:
+    return unproven(toy, toy.parent / "out", target="cpu")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round has one run of each choice, whatever the budget."""
+    monkeypatch.setattr(tune, "MAX_ROUND", 0.0)
 
 
 @pytest.fixture
@@ -40,17 +58,113 @@ def own(fused: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bundl
 
 @pytest.mark.parametrize("goal", GOALS)
 def test_the_best_settings_are_first_and_the_defaults_are_among_them(goal: str, fused: Bundle) -> None:
-    best, *others = tune.tune(fused, goal, 2.0, ())
-    assert {each.settings for each in (best, *others)} == {tune.DEFAULT, *tune.candidates(fused, goal)}
+    best, *others = tune.tune([fused], goal, DAY)
+    assert {each.choice for each in (best, *others)} == {tune.BASE, *tune.candidates([fused], goal)}
     assert all(each.figure > 0 for each in (best, *others))
-    assert best.gain > tune.CLEAR or best.settings == tune.DEFAULT
+    assert best.gain > tune.CLEAR or best.choice == tune.BASE
+
+
+def search_of(*bundles: Bundle) -> tune.Search:
+    return tune.Search(bundles, "latency", (), time.monotonic() + DAY)
+
+
+def measured(search: tune.Search, *choices: tune.Choice) -> list[tune.Choice]:
+    return [each for each, *_ in search.measure(choices, 0.0)]
 
 
 def test_settings_that_can_not_run_are_left_out(fused: Bundle) -> None:
     """The openvino runtime does not run bundles of the cpu target."""
-    wrong = tuned.Settings(runtime="openvino", threads=1)
-    (only,) = tune._measure(fused, "latency", [tune.DEFAULT, wrong], 0.5, (), 0)
-    assert only.settings == tune.DEFAULT
+    wrong = tune.Choice(0, tuned.Settings(runtime="openvino", threads=1))
+    assert measured(search_of(fused), wrong) == [tune.BASE]
+
+
+def hanging(pipe: Connection, path: str, settings: tuned.Settings, texts: list[str]) -> None:
+    """`tune.work`, which never answers with one thread."""
+    if settings.threads == 1:
+        threading.Event().wait()
+    tune.work(pipe, path, settings, texts)
+
+
+def test_settings_that_never_answer_are_left_out(fused: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = search_of(fused)
+    monkeypatch.setattr(tune, "work", hanging)
+    monkeypatch.setattr(tune, "SLOWER", 1)
+    assert measured(search, tune.Choice(0, tuned.Settings(threads=1))) == [tune.BASE]
+
+
+def test_a_search_ends_with_its_budget(fused: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LateError, match="give a larger --budget"):
+        tune.tune([fused], "latency", 0.0)
+    search = search_of(fused)
+    monkeypatch.setattr(search, "_end", time.monotonic())
+    with pytest.raises(LateError, match="give a larger --budget"):
+        measured(search)
+
+
+def test_outputs_are_compared_with_those_of_the_same_bundle(fused: Bundle, tmp_path: Path) -> None:
+    """Another model has other outputs than the first one, with all its settings, and is not left out for them."""
+    save_checkpoint(tmp_path / "other", tiny_model(tiny_config(), seed=1))
+    other = unproven(tmp_path / "other", tmp_path / "out", target="cpu")
+    second = tune.Choice(1, tuned.Settings(threads=1))
+    search = search_of(fused, other)
+    assert search._outputs[0] != search._outputs[1]
+    assert measured(search, second) == [tune.BASE, second]
+    search._outputs.reverse()
+    assert measured(search, second) == [tune.BASE]
+
+
+def test_exports_of_a_checkpoint_are_those_that_cost_little_enough(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    made = tune.exports(str(toy), tmp_path, "cpu", ("fp32", "int8"), (8,), progress=notes.append)
+    assert [each.describe() for each in made] == ["fp32", "int8", "int8 --rows 8"]
+    assert [each.options.get("rows") for each in made] == [None, None, 8]
+    assert made[0].loss == 0
+    assert made[1].loss == made[1].bundle.manifest.loss["share"]
+    shutil.rmtree(tmp_path)
+    monkeypatch.setattr(tune.Export, "loss", property(lambda each: 0.2 if "int8" in each.describe() else 0.0))
+    (kept,) = tune.exports(str(toy), tmp_path, "cpu", ("int8", "fp32"), max_loss=0.1, progress=notes.append)
+    assert kept.describe() == "fp32"
+    assert "--target cpu --precision int8 is left out: its loss is 0.2" in notes
+    with pytest.raises(ParityError, match=r"its loss is 0\.2"):
+        tune.exports(str(toy), tmp_path / "more", "cpu", ("int8",), max_loss=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("out", ["--precision", "int8"], "--precision, --rows or --max-loss needs a checkpoint"),
+        ("out", ["--out", "new"], "--out needs a checkpoint"),
+        ("toy", ["--rows", "8"], "--rows chooses the kernels of int8 and int4 of --target cpu"),
+        ("toy", ["--precision", "bf16"], "target portable does not support precision 'bf16'"),
+        ("toy", ["--target", "cuda"], "those of --target cuda need a GPU"),
+        ("toy", ["--out", "toy"], "toy exists"),
+    ],
+)
+def test_options_of_an_export_are_for_checkpoints(
+    name: str, given: list[str], message: str, fused: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(fused.path.parent)
+    found = CliRunner().invoke(cli, ["tune", name, *given])
+    assert isinstance(found.exception, TxportError)
+    assert (found.exception.exit_code, message in str(found.exception)) == (2, True), str(found.exception)
+
+
+def test_the_printed_command_makes_the_bundle_that_was_tuned(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tune, "BATCHES", (8,))
+    arguments = ["tune", str(toy), "--target", "cpu", "--precision", "int8", "--budget", "24h", "--for", "throughput"]
+    found = CliRunner().invoke(cli, [*arguments, "--out", str(tmp_path / "one")])
+    assert found.exit_code == 0, found.output
+    (line,) = (each for each in found.output.splitlines() if each.startswith("made by: txport "))
+    command = shlex.split(line.replace(str(tmp_path / "one"), str(tmp_path / "two")))[3:]
+    assert CliRunner().invoke(cli, command).exit_code == 0
+    settings = tuned.find(tmp_path / "one")
+    assert settings is not None
+    assert txport.load(tmp_path / "two").tuned == settings
 
 
 def test_settings_that_were_found_are_used_and_the_outputs_are_the_same(own: Bundle) -> None:
@@ -114,7 +228,7 @@ def test_a_service_takes_the_threads_of_one_worker(own: Bundle) -> None:
 
 def test_tune_keeps_what_it_found_and_doctor_shows_it(own: Bundle) -> None:
     before = {file.name: file.read_bytes() for file in own.path.iterdir() if file.is_file()}
-    found = CliRunner().invoke(cli, ["tune", str(own.path), "--budget", "2s", "--json"])
+    found = CliRunner().invoke(cli, ["tune", str(own.path), "--budget", "24h", "--json"])
     assert found.exit_code == 0, found.output
     best = json.loads(found.stdout)["outcomes"][0]["settings"]
     kept = tuned.find(own.path)

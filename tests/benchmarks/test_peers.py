@@ -13,7 +13,7 @@ import pytest
 
 import txport
 from benchmarks.peers import candidates, duel, report
-from benchmarks.peers.__main__ import earlier, joined, possible, result_of
+from benchmarks.peers.__main__ import RESULTS, TABLE, earlier, joined, possible, result_of
 from benchmarks.peers.candidates import Candidate
 from benchmarks.peers.duel import Place
 from benchmarks.peers.engines import Model, Search, before_end, hf_folder, txport_cpu
@@ -233,6 +233,30 @@ def test_only_a_line_that_was_measured_can_pass() -> None:
     free = {**RECORD, "required": None}
     assert (report.verdict(free), report.falls_short(free)) == ("not judged", False)
     assert "skipped: greedy, against a peer: the reason" in report.text([RECORD, skipped])
+
+
+def test_the_page_and_its_picture_are_those_of_the_record() -> None:
+    pytest.importorskip("altair")
+    from docs import peers_picture
+
+    result = json.loads((ROOT / RESULTS).read_text(encoding="utf-8"))
+    command = "run `python -m docs.peers_picture`"
+    assert (ROOT / TABLE).read_text(encoding="utf-8") == report.markdown(result), command
+    assert peers_picture.PICTURE.read_text(encoding="utf-8") == peers_picture.render(result["lines"]), command
+
+
+def test_the_overview_has_the_fastest_peer_of_each_line_and_machine() -> None:
+    def line(name: str, ratio: float, **changes: Any) -> dict[str, Any]:
+        settings = {"txport": {"model": {"precision": "int8"}}}
+        return {**RECORD, "name": name, "ratio": {"median": ratio}, "settings": settings, **changes}
+
+    elsewhere = {"machine": {**MACHINE, "cpu": "another"}}
+    memory = line("memory", 0.1, unit="MB")
+    records = [line("one", 4), line("one", 2), line("two", 0.5), line("one", 3, **elsewhere), memory]
+    assert [each["ratio"]["median"] for each in report.hardest(records)] == [2, 0.5, 3]
+    table = report.overview(records, report.machines_of(records)).splitlines()
+    assert "in 2 of 3 lines" in table[2]
+    assert table[-1] == "| preset:tiny, int8 | 1.00 (0.50 to 2.00) | 3.00 |"
 
 
 def test_lines_of_an_earlier_run_stay_or_are_replaced(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from txport.proof.bisect.culprit import bisect
 from txport.proof.verify.check import verify
 from txport.targets import TARGETS
 
-NAMES = ("tanh", "several", "gemma", "qwen")
+NAMES = ("tanh", "several", "gemma", "t5", "qwen")
 NEAR = 1e-5
 
 

@@ -66,6 +66,14 @@ MPT: dict[str, Any] = {
     "max_seq_len": LONGEST,
 }
 EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+OSS: dict[str, Any] = {
+    **LLAMA,
+    "intermediate_size": 32,
+    "head_dim": 16,
+    "sliding_window": WINDOW,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 T5: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "d_model": 24,
@@ -209,6 +217,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "sentences-last": ("Qwen3ForCausalLM", {**LLAMA, "head_dim": 16, "tie_word_embeddings": True}),
     "gemma2-hidden": ("Gemma2Model", {**GEMMA2, "attn_logit_softcapping": 2.0}),
     "qwen2-labels": ("Qwen2ForSequenceClassification", {**LLAMA, "num_labels": 3}),
+    "qwen2-token-labels": ("Qwen2ForTokenClassification", {**LLAMA, "num_labels": 3}),
+    "bloom-token-labels": ("BloomForTokenClassification", {**BLOOM, "num_labels": 3}),
     "mistral-labels": ("MistralForSequenceClassification", {**LLAMA, "sliding_window": WINDOW, "num_labels": 1}),
     "gemma": ("GemmaForCausalLM", {**LLAMA, "num_key_value_heads": 1, "head_dim": 16}),
     "gemma2": ("Gemma2ForCausalLM", {**GEMMA2, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
@@ -353,6 +363,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
         "GraniteMoeForCausalLM",
         {**LLAMA, "num_local_experts": 4, "embedding_multiplier": 3.0, "residual_multiplier": 0.4},
     ),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        {**OSS, **scaled("yarn", 4.0, original_max_position_embeddings=10, beta_fast=4.0, truncate=False)},
+    ),
+    "gpt_oss-limited": ("GptOssForCausalLM", {**OSS, "swiglu_limit": 0.5}),
     "t5": ("T5ForConditionalGeneration", T5),
     "flan-t5": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "mt5": ("MT5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
@@ -373,7 +388,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     ),
     "marian-relu": ("MarianMTModel", {**MARIAN, "activation_function": "relu"}),
     "pegasus": ("PegasusForConditionalGeneration", {**MARIAN, "activation_function": "relu", "scale_embedding": True}),
+    "t5-hidden": ("T5EncoderModel", {**T5, "feed_forward_proj": "gated-gelu"}),
+    "mt5-hidden": ("MT5EncoderModel", T5),
+    "t5-labels": ("T5ForSequenceClassification", {**T5, "eos_token_id": 4, "num_labels": 3}),
     "bart": ("BartForConditionalGeneration", BART),
+    "bart-labels": ("BartForSequenceClassification", {**BART, "eos_token_id": 4, "num_labels": 3}),
+    "mvp-labels": ("MvpForSequenceClassification", {**BART, "eos_token_id": 4, "num_labels": 5}),
+    "mbart-labels": ("MBartForSequenceClassification", {**BART, "eos_token_id": 3, "num_labels": 2}),
+    "plbart-labels": ("PLBartForSequenceClassification", {**BART, "eos_token_id": 4, "num_labels": 1}),
     "mbart": ("MBartForConditionalGeneration", {**BART, "scale_embedding": True, "activation_function": "relu"}),
     "mbart-50": (
         "MBartForConditionalGeneration",

@@ -49,9 +49,9 @@ def said(model: Any) -> dict[str, Any]:
     """Of each text by itself: logits and tokens of what it generates, or the outputs of an encoder."""
     if model.main_input_name == "input_features":
         return from_features(model)
-    if model.config.is_encoder_decoder:
-        return from_sources(model)
-    return from_prompts(model) if model.can_generate() else of_texts(model)
+    if not model.can_generate():
+        return of_texts(model)
+    return from_sources(model) if model.config.is_encoder_decoder else from_prompts(model)
 
 
 def from_prompts(model: Any) -> dict[str, Any]:

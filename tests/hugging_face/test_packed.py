@@ -1,4 +1,4 @@
-"""Folders of GPTQ and AWQ compute what transformers computes with the same weights in fp32."""
+"""Folders of GPTQ, AWQ and MXFP4 compute what transformers computes with the same weights in fp32."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints.weights.packed import write_folder
+from tests.checkpoints.weights.packed import write_folder, write_mxfp4
 from txport.proof.against.hold import hold_against
 
 pytest.importorskip("transformers")
@@ -18,6 +18,11 @@ pytest.importorskip("transformers")
 def test_a_folder_in_4_bits_equals_transformers(method: str, family: str, tmp_path: Path) -> None:
     biases: dict[str, Any] = {"change": add_biases} if family == "qwen2" else {}
     write_folder(tmp_path / "folder", method, family=family, **biases)
+    assert hold_against(str(tmp_path / "folder"), "transformers").passed
+
+
+def test_experts_in_mxfp4_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
+    write_mxfp4(tmp_path / "folder")
     assert hold_against(str(tmp_path / "folder"), "transformers").passed
 
 

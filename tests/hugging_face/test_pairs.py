@@ -25,23 +25,28 @@ LONGEST = 16
 PAIRS = [("a b", "c"), ("c", "a b"), ("a", "z"), ("a b c d e f g h", "h g f e d c b a"), ("a b c", "d " * 40)]
 SIZES = {"vocab_size": len(WORDS), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"intermediate_size": 40, "num_labels": 1, "initializer_range": 0.5}
+BART = {"vocab_size": len(WORDS), "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "num_labels": 1}
+BART |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
+BART |= {"pad_token_id": 0, "decoder_start_token_id": 3, "init_std": 0.5}
 TYPED = "[CLS] $A [SEP] $B:1 [SEP]:1"
 CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("Bert", TYPED, {}),
     "four types": ("Bert", TYPED, {"type_vocab_size": 4}),
     "electra": ("Electra", TYPED, {"embedding_size": 24}),
     "albert": ("Albert", TYPED, {"embedding_size": 24}),
+    "bart": ("Bart", "[CLS] $A [SEP] [SEP] $B [SEP]", {}),
     "roberta": ("Roberta", "[CLS] $A [SEP] [SEP] $B [SEP]", {"pad_token_id": 0, "type_vocab_size": 1}),
     "xlm-roberta": ("XLMRoberta", "[CLS] $A [SEP] [SEP] $B [SEP]", {"pad_token_id": 0, "type_vocab_size": 1}),
 }
 
 
-def saved(name: str, folder: Path) -> tuple[Any, Any]:
+def saved(name: str, folder: Path, **changed: Any) -> tuple[Any, Any]:
     """Save a seeded classifier with a tokenizer; return both."""
     kind, pair, more = CLASSES[name]
     torch.manual_seed(3)
     ids = {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
-    config = getattr(transformers, f"{kind}Config")(**SIZES, **ids, **more, max_position_embeddings=LONGEST + 2)
+    values = {**(BART if kind == "Bart" else SIZES), **ids, "max_position_embeddings": LONGEST + 2, **more, **changed}
+    config = getattr(transformers, f"{kind}Config")(**values)
     model = getattr(transformers, f"{kind}ForSequenceClassification")(config).eval()
     model.save_pretrained(folder)
     made = Tokenizer(models.WordLevel(WORDS, unk_token="[UNK]"))  # noqa: S106 - no password
@@ -75,14 +80,14 @@ def test_scores_of_pairs_are_those_of_transformers(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_zero_shot_labels_have_the_scores_of_the_pipeline_of_transformers(several: bool, tmp_path: Path) -> None:
-    sizes = SIZES | {"max_position_embeddings": 32, "id2label": {0: "contradiction", 1: "neutral", 2: "ENTAILMENT"}}
-    sizes |= {"label2id": {"contradiction": 0, "neutral": 1, "ENTAILMENT": 2}}
-    del sizes["num_labels"]
-    _, tokenizer = saved("bert", tmp_path)
-    torch.manual_seed(5)
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes)).eval()
-    model.save_pretrained(tmp_path)
+@pytest.mark.parametrize("name", ["bert", "bart"])
+def test_zero_shot_labels_have_the_scores_of_the_pipeline_of_transformers(
+    name: str, several: bool, tmp_path: Path
+) -> None:
+    named = {0: "contradiction", 1: "neutral", 2: "ENTAILMENT"}
+    numbers = {label: number for number, label in named.items()}
+    sizes = {"max_position_embeddings": 32, "num_labels": 3, "id2label": named, "label2id": numbers}
+    model, tokenizer = saved(name, tmp_path, **sizes)
     checkpoint = load_checkpoint(str(tmp_path))
     ours = Encoder(TorchRuntime(checkpoint.model), load_tokenizer(tmp_path, checkpoint.facts), checkpoint.facts)
     pipeline = transformers.pipeline("zero-shot-classification", model=model, tokenizer=tokenizer)

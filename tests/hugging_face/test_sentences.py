@@ -38,14 +38,17 @@ QWEN = {
     "eos_token_id": 1,
     "bos_token_id": 0,
 }
+T5 = {"vocab_size": 96, "d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 2, "pad_token_id": 0}
 KINDS: dict[str, tuple[str, dict[str, Any], list[str], str, dict[str, str]]] = {
     "bert": ("Bert", BERT, ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], "[CLS] $A [SEP]", {}),
     "gemma": ("Gemma3Text", GEMMA, ["<pad>", "<eos>", "<bos>", "[UNK]"], "<bos> $A <eos>", {}),
+    "t5": ("T5Encoder", T5, ["<pad>", "</s>", "[UNK]"], "$A </s>", {}),
     "qwen": ("Qwen3", QWEN, ["<end>", "<im_end>", "[UNK]"], "$A <end>", {"padding_side": "left"}),
 }
 NAMED = {
     "bert": {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"},
     "gemma": {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"},
+    "t5": {"pad_token": "<pad>", "eos_token": "</s>"},
     "qwen": {"pad_token": "<end>", "eos_token": "<im_end>"},
 }
 PROMPTS = {"query": "w1 w2 w3 ", "document": "w4 "}
@@ -63,6 +66,7 @@ FOLDERS: dict[str, tuple[str, str, list[Any], dict[str, str]]] = {  # name -> tr
         [("Dense", 32, 64, False, "Identity"), ("Dense", 64, 32, False, "Identity"), ("Normalize",)],
         PROMPTS,
     ),
+    "t5": ("t5", "mean", [("Dense", 32, 24, False, "Identity"), ("Normalize",)], {}),
     "qwen": ("qwen", "lasttoken", [("Normalize",)], PROMPTS),
 }
 
@@ -77,8 +81,8 @@ def transformer(kind: str, folder: Path) -> Any:
     own = {**NAMED[kind], "unk_token": "[UNK]", "model_max_length": 64, **options}
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **own).save_pretrained(folder)
     torch.manual_seed(7)
-    config = getattr(transformers, f"{family}Config")(**sizes, initializer_range=0.3)
-    getattr(transformers, f"{family}Model")(config).save_pretrained(folder)
+    build = getattr(transformers, f"{family}Model")
+    build(build.config_class(**sizes, initializer_range=0.3)).save_pretrained(folder)
     return modules_of.Transformer(str(folder))
 
 

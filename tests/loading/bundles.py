@@ -20,7 +20,7 @@ from txport.models.names import TOKENIZER, WEIGHTS
 FAMILIES = (
     *("bert", "bert-tokens", "bert-labels", "bert-token-labels", "electra", "roberta", "sentences-mean"),
     *("bert-spans", "deberta-v2-labels", "deberta-v2-spans"),
-    *("t5", "flan-t5", "marian", "bart", "m2m_100", "whisper"),
+    *("t5", "flan-t5", "marian", "bart", "bart-labels", "m2m_100", "whisper"),
     *("gpt2", "opt", "llama", "mistral-window", "qwen2-window", "qwen3", "smollm3", "gemma", "gemma2", "gemma3"),
 )
 DRAWN = {  # of which heads times their size are not the width, or not those of the first

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,35 @@ def test_no_change_of_case_writes_a_special_token(change: str, said: list[str]) 
 
 def test_a_template_may_ask_for_the_day() -> None:
     assert templated("{{ strftime_now('%Y') }} {{ messages[0].content }}").prompt(messages_of("Hello")).startswith("2")
+
+
+HARMONY = """{%- macro kind(spec) -%}
+    {{- kind(spec["items"]) + "[]" if spec.type == "array" else spec.type -}}
+{%- endmacro -%}
+{%- macro system() -%}
+    {%- if effort is not defined %}{% set effort = "medium" %}{% endif %}
+    {{- "Date: " + strftime_now("%Y-%m-%d") + "\n" + "Reasoning: " + effort }}
+{%- endmacro -%}
+<|im_start|>system<|message|>{{ system() }}<|im_end|>
+{%- for tool in tools or [] %}{{ tool.function.name }}: {{ kind(tool.function.parameters) }}{% endfor %}
+{%- set last = namespace(role="") %}
+{%- for message in messages %}<|im_start|>{{ message.role }}<|message|>{{ message.content }}<|im_end|>
+{%- set last.role = message.role %}{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>{{ "assistant after " + last.role }}{% endif %}"""
+
+
+def test_macros_that_call_themselves_and_namespaces_render() -> None:
+    """As in the template of gpt-oss."""
+    reader = dataclasses.replace(
+        templated(HARMONY),
+        options={"tools": [{"function": {"name": "add", "parameters": {"type": "array", "items": {"type": "int"}}}}]},
+    )
+    prompt = reader.prompt(messages_of("Hello"))
+    assert re.fullmatch(
+        r"<\|im_start\|>system<\|message\|>Date: \d{4}-\d\d-\d\d\nReasoning: medium<\|im_end\|>add: int\[\]"
+        r"<\|im_start\|>user<\|message\|>Hello<\|im_end\|><\|im_start\|>assistant after user",
+        prompt,
+    )
 
 
 def test_without_jinja2_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,13 @@ def is_on_demand(name: str) -> bool:
     return bool(preset_name(name)) or (is_shipped(name) and not Path(name).exists())
 
 
+def is_checkpoint(name: str) -> bool:
+    """Return True for the path of a folder that is no bundle and has no graphs: a checkpoint, if anything."""
+    path = Path(name)
+    has_graphs = recognises(path) or (path / MANIFEST).exists() or bool(graphs_alone(path))
+    return not is_on_demand(name) and path.is_dir() and not has_graphs
+
+
 def _folder(name: str, progress: Progress) -> Path:
     path = Path(name)
     require_utf8(path, BundleError)

@@ -32,8 +32,13 @@ class Settings:
 
     def describe(self) -> str:
         """Return the settings as options of the command line."""
-        given = ((name.replace("_", "-"), value) for name, value in asdict(self).items() if value is not None)
-        return " ".join(f"--{name} {value}" for name, value in given)
+        return as_options(asdict(self))
+
+
+def as_options(values: Mapping[str, object]) -> str:
+    """Return values as options of the command line; None is left out."""
+    given = ((name.replace("_", "-"), value) for name, value in values.items() if value is not None)
+    return " ".join(f"--{name} {value}" for name, value in given)
 
 
 def here() -> dict[str, object]:

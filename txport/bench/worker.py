@@ -32,6 +32,10 @@ from txport.system.terminal import deaf
 ROUND = 0.02  # least seconds of a round: candidates take short turns, so that noise of the machine meets all of them
 
 
+class LateError(UnavailableError):
+    """A process did not answer in time."""
+
+
 class Worker:
     """A process that measures one runtime, or the memory, and answers requests with figures."""
 
@@ -53,11 +57,16 @@ class Worker:
         assert self._process.pid is not None
         return self._process.pid
 
-    def request(self, what: str, *arguments: object) -> dict[str, Any]:
-        """Send a request and return its answer; raise the error of the process, or `UnavailableError` if it died."""
+    def request(self, what: str, *arguments: object, end: float | None = None) -> dict[str, Any]:
+        """Send a request and return its answer; raise the error of the process, or `UnavailableError` if it died.
+
+        Raises `LateError` if there is no answer at the time `end`, in seconds of `time.monotonic`.
+        """
         try:
             with contextlib.suppress(BrokenPipeError):  # the process has ended, and may have sent its error
                 self._pipe.send((what, *arguments))
+            if not self._pipe.poll(None if end is None else max(0.0, end - time.monotonic())):
+                raise LateError(f"{self._name} did not answer within the budget; give a larger --budget")
             answer: dict[str, Any] = self._pipe.recv()
         except (EOFError, OSError) as error:
             raise OutOfMemoryError(f"the process of {self._name} died; is there enough memory?") from error

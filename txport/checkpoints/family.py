@@ -38,12 +38,11 @@ SPECIAL = (
     "mask_token_id",
     "pad_token_id",
 )
-_EXPERTS = "only the experts of Mixtral, Qwen, OLMoE and Granite are known, whose routers are a softmax"
+_EXPERTS = "only the experts of Mixtral, Qwen, OLMoE, Granite and gpt-oss are known, whose routers are a softmax"
 _WINDOWS = "its encoder attends to windows, and only those of decoders are known"
 REFUSED = {  # well-known types that are not supported -> reason
     "xlm-roberta-xl": "its layers normalise before attention, and only XLM-R's, which normalise after it, are known",
     **dict.fromkeys(("nllb-moe", "switch_transformers", "deepseek_v2", "deepseek_v3", "dbrx", "phimoe"), _EXPERTS),
-    "gpt_oss": "its attention has sinks, and its experts have biases",
     **dict.fromkeys(("led", "longt5", "longformer"), _WINDOWS),
     "umt5": "each of its layers has its own biases of distances, and only those of T5, which share them, are known",
 }
@@ -107,6 +106,11 @@ class Published:
         made = Published({**self._values, **values}, {}, self.special, self.weights)
         made.read = self.read
         return made
+
+    def head(self, heads: Mapping[str, str], usual: str) -> str:
+        """Return the head of the class that a checkpoint was saved from, by the end of its name; else the usual one."""
+        name = next(iter(self.classes), "")
+        return next((head for end, head in heads.items() if re.search(f"{end}$", name)), usual)
 
     def word(self, name: str, meanings: Mapping[str, str]) -> str:
         """Translate a string value by `meanings`; raise `ConfigError` if it is not among them."""

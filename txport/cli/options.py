@@ -48,13 +48,13 @@ def lora_option(of: str) -> Callable[[F], F]:
     return click.option("--lora", "loras", multiple=True, metavar="FOLDER[=WEIGHT]", shell_complete=folders, help=text)
 
 
-def max_loss_option(command: F) -> F:
-    """Add `--max-loss`."""
+def max_loss_option(beyond: str = "exit 1") -> Callable[[F], F]:
+    """Return a decorator that adds `--max-loss`; `beyond`: what is done if the loss is larger."""
     text = (
-        "int8 and int4: exit 1 if few bits cost more: the fraction of tokens or labels that are not those of fp32, or"
-        " 1 - cosine of vectors."
+        f"int8 and int4: {beyond} if few bits cost more: the fraction of tokens or labels that are not those of fp32,"
+        " or 1 - cosine of vectors."
     )
-    return click.option("--max-loss", type=click.FloatRange(0, 1), help=text)(command)
+    return click.option("--max-loss", type=click.FloatRange(0, 1), help=text)
 
 
 def trust_option(command: F) -> F:

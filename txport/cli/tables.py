@@ -19,7 +19,7 @@ from txport.targets.ports import Port
 
 if TYPE_CHECKING:
     from txport.api.diagnose import Diagnosis
-    from txport.bench.tune import Outcome
+    from txport.bench.tune import Export, Outcome
     from txport.bundles.bundle import Bundle
     from txport.proof.bisect.culprit import Culprit
     from txport.proof.matrix import Matrix
@@ -229,13 +229,21 @@ def show_diagnosis(found: Diagnosis) -> None:
         echo(f"fastest here: txport export CHECKPOINT OUT --target {target}")
 
 
-def show_tuned(best: Outcome, others: Sequence[Outcome], unit: str) -> None:
-    """Print the settings that `tune` measured, the best first."""
+def show_tuned(exports: Sequence[Export], outcomes: Sequence[Outcome], unit: str) -> None:
+    """Print the exports and settings that `tune` measured, the best first."""
     rows = [
-        (each.settings.describe(), f"{each.figure:.3g}", f"{each.gain:.2f}", str(each.stage + 1))
-        for each in (best, *others)
+        (
+            exports[each.bundle].describe(),
+            f"{exports[each.bundle].loss:.3g}",
+            each.settings.describe(),
+            f"{each.figure:.3g}",
+            f"{each.gain:.2f}",
+            str(each.stage + 1),
+        )
+        for each in outcomes
     ]
-    show("Settings, the best first", ["settings", unit, "times as good as the defaults", "stage"], rows)
+    columns = ["export", "loss", "settings", unit, "times as good as the first", "stage"]
+    show("Exports and settings, the best first", columns, rows)
 
 
 def show_presets(presets: Mapping[str, tuple[str, int, int]]) -> None:

@@ -25,10 +25,12 @@ class Ops(Protocol):
     """One forward pass over T tokens of each row.
 
     Activations have shape (..., D), where ... is (B, T) or (B x T), as `lay_out` returns them. `can_split`: a tensor
-    can be split into parts whose lengths other tensors hold.
+    can be split into parts whose lengths other tensors hold. `source` are the encoder's states (..., D), which
+    cross-attention reads.
     """
 
     can_split: bool
+    source: Tensor | None
 
     def lay_out(self, x: Tensor) -> Tensor:
         """Return token ids (B, T) or vectors (B, T, D) in the target's layout: (B, T, ...) or (B x T, ...)."""
@@ -70,7 +72,7 @@ class PlainOps:
     self-attention, `source_mask` (U, 1, 1, S) that of cross-attention; None: no mask. `source` (U, S, D) is the encoder
     output, and `source_rows` (B,) are the sources of the rows; None: each row has its own. `state` holds the caches and
     is updated by the run; cross-attention keys and values are computed unless they are cached. `weights` are the
-    cross-attention weights by layer: (B, N, T, S).
+    cross-attention weights by layer: (B, N, T, S). Without caches, the `mask` is that of the source.
     """
 
     can_split = True
@@ -128,12 +130,13 @@ class PlainOps:
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         """See `Ops`."""
-        if part.over == "source":
+        if part.over == "source" and self._caches:
             mixed = self._over_source(part, x, layer)
         else:
+            read = x if part.over == "row" or self.source is None else self.source
             query = part.queries(part.query(x), self.places)
-            key = part.keys(part.key(x), self.places)
-            key, value = self._kept(layer, key, part.values(part.value(x)))
+            key = part.keys(part.key(read), self.places)
+            key, value = self._kept(layer, key, part.values(part.value(read)))
             if in_blocks(part) and type(x) is not Tensor:
                 return self._through_window(part, query, key, value)
             distances = self._distances(key, part) if part.uses_distances else None

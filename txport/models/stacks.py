@@ -25,6 +25,10 @@ class EncoderDecoder(Model):
     embedding, target embedding and projection), "target" (target embedding and projection), "embeddings" (both
     embeddings) or "none". The decoder's states are multiplied by `scale` before the projection. Outputs are logits, or
     their log-softmax if `log_probs` is True.
+
+    If the facts have labels, there is no projection. The decoder reads the source after the encoder, one token later,
+    and gives logits over the labels for the last end token, as BART of transformers does. Its layers' windows hide
+    later tokens.
     """
 
     def __init__(
@@ -51,7 +55,11 @@ class EncoderDecoder(Model):
         self.target_embedding = embedding(facts.writes.size)
         self.decoder = nn.ModuleList(layer("decoder") for _ in range(layers[1]))
         self.decoder_norm = final_norm()
-        self.projection = Linear(facts.width, facts.writes.size, output_bias, tag="projection")
+        if facts.labels:
+            self.pooler = Linear(facts.width, facts.width, tag="pooler")
+            self.classifier = Linear(facts.width, len(facts.labels), tag="classifier")
+        else:
+            self.projection = Linear(facts.width, facts.writes.size, output_bias, tag="projection")
         self._tie(tied)
         self.initialise()
 
@@ -62,11 +70,25 @@ class EncoderDecoder(Model):
         return (encoder, Stack("decoder", self.target_embedding, self.decoder, self.decoder_norm))
 
     def encoder_states(self, source: Tensor, ops: Ops) -> Tensor:
-        """See `Model.encoder_states`."""
+        """See `Model.encoder_states`; with labels, the decoder's states of the last end tokens: (B, D)."""
         x = self.source_embedding(source, ops)
         for number, layer in enumerate(self.encoder):
             x = layer(x, ops, number)
-        return cast(Tensor, self.encoder_norm(x))
+        x = self.encoder_norm(x)
+        if not self.facts.labels:
+            return cast(Tensor, x)
+        ops.source = x
+        return ops.last_token(self.decoder_states(self._later(source, ops), ops), source == self.facts.vocabulary.end)
+
+    def _later(self, source: Tensor, ops: Ops) -> Tensor:
+        """Return tokens (B, S) one place later, after the start token or, if there is none, each row's last token."""
+        tokens = self.facts.vocabulary
+        if tokens.start is None:
+            count = ((source != tokens.pad) & ops.seen()).long().sum(1, keepdim=True)
+            start = source.gather(1, (count - 1).clamp(min=0))
+        else:
+            start = torch.full_like(source[:, 0], tokens.start)[:, None]
+        return torch.cat([start, source[:, :-1]], 1)
 
     def decoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
         """See `Model.decoder_states`."""
@@ -80,13 +102,17 @@ class EncoderDecoder(Model):
         logits: Tensor = self.projection(states if self.scale == 1 else states * self.scale)
         return torch.log_softmax(logits, -1) if self.log_probs else logits
 
+    def outputs(self, states: Tensor, ops: Ops) -> tuple[Tensor, ...]:
+        """See `Model.outputs`."""
+        return (self.classifier(torch.tanh(self.pooler(states))),)
+
     def cross_attention(self, layer: int) -> Attention:
         """See `Model.cross_attention`."""
         return cast(Attention, cast(Layer, self.decoder[layer]).cross_attention)
 
     def _tie(self, tied: str) -> None:
         """Share the matrices of projection and embeddings that `tied` states."""
-        if tied in ("all", "target"):
+        if tied in ("all", "target") and not self.facts.labels:
             self.projection.weight = self.target_embedding.tokens.weight
         if tied in ("all", "embeddings"):
             self.source_embedding.tokens.weight = self.target_embedding.tokens.weight
@@ -146,11 +172,11 @@ class DecoderOnly(Model):
 
 
 class TextEncoder(Model):
-    """The layers of a decoder-only model over whole texts, without a cache.
+    """The layers of a decoder-only model, or of an encoder, over whole texts, without a cache.
 
     It gives their hidden states, and their vectors by the steps of `sentence`; or, if the facts have labels, logits
-    over these for the last token that is not the padding token, as in transformers. The tensors have the names of
-    `DecoderOnly`. The layers' windows hide later tokens.
+    over these for each token, or for the last token that is not the padding token, as in transformers. The tensors have
+    the names of `DecoderOnly`, or of this `side` of `EncoderDecoder`. A decoder's layers' windows hide later tokens.
     """
 
     def __init__(
@@ -163,32 +189,38 @@ class TextEncoder(Model):
         layers: int,
         final_norm: nn.Module,
         sentence: Sequence[str] = (),
+        side: Side = "decoder",
     ) -> None:
         super().__init__(config, facts)
-        self.target_embedding = embedding
-        self.decoder = nn.ModuleList(layer() for _ in range(layers))
-        self.decoder_norm = final_norm
+        self._names = ("source_embedding" if side == "encoder" else "target_embedding", side, f"{side}_norm")
+        modules = (embedding, nn.ModuleList(layer() for _ in range(layers)), final_norm)
+        for name, module in zip(self._names, modules, strict=True):
+            self.add_module(name, module)
         self.sentence = Sentence(facts.width, sentence) if sentence else None
+        self.classifies = facts.ability == "classify"
         if facts.labels:
-            self.classifier = Linear(facts.width, len(facts.labels), bias=False, tag="classifier")
+            self.classifier = Linear(facts.width, len(facts.labels), bias=not self.classifies, tag="classifier")
         self.initialise()
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
         """See `Model.stacks`."""
-        return (Stack("encoder", self.target_embedding, self.decoder, self.decoder_norm),)
+        embedding, layers, norm = map(self.get_submodule, self._names)
+        return (Stack("encoder", embedding, cast(nn.ModuleList, layers), norm),)
 
     def encoder_states(self, source: Tensor, ops: Ops) -> Tensor:
-        """See `Model.encoder_states`; with labels, those of the last tokens: (B, D)."""
-        x = self.target_embedding(source, ops)
-        for number, layer in enumerate(self.decoder):
+        """See `Model.encoder_states`; with labels of texts, those of the last tokens: (B, D)."""
+        (stack,) = self.stacks
+        x = stack.embedding(source, ops)
+        for number, layer in enumerate(stack.layers):
             x = layer(x, ops, number)
-        x = self.decoder_norm(x)
-        return ops.last_token(x, source != self.facts.vocabulary.pad) if self.facts.labels else cast(Tensor, x)
+        x = x if stack.norm is None else stack.norm(x)
+        return ops.last_token(x, source != self.facts.vocabulary.pad) if self.classifies else cast(Tensor, x)
 
     def outputs(self, states: Tensor, ops: Ops) -> tuple[Tensor, ...]:
         """See `Model.outputs`."""
-        found = self.classifier(states) if self.facts.labels else ops.whole(states)
+        found = self.classifier(states) if self.facts.labels else states
+        found = found if self.classifies else ops.whole(found)
         return (found,) if self.sentence is None else (found, self.sentence(states, ops))
 
 

@@ -39,6 +39,7 @@ OF_NEWEST = [name for name in names() if not is_recorded(name)]  # weights as of
 TYPES = {json.loads((FAMILIES / name / CONFIG).read_text())["model_type"]: name for name in reversed(FOLDERS)}
 EACH_TYPE = sorted(TYPES.values())  # a folder of each type
 OF_GRAPHS = (
+    "bart-labels",
     "bert-labels",
     "bert-tokens",
     "gemma3-capped",
@@ -51,6 +52,7 @@ OF_GRAPHS = (
     "sentences-last",
     "sentences-mean",
     "t5",
+    "t5-hidden",
     "transformers-5/gemma3-both-ways",
     "transformers-5/flan-t5-tied",
     "transformers-5/mt5-tied",
@@ -341,6 +343,22 @@ def test_an_attention_factor_counts_only_where_transformers_reads_it(kind: str, 
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("name", ["deberta-v2", "t5"])
+def test_any_encoder_of_hidden_states_may_have_modules(name: str, tmp_path: Path) -> None:
+    """Also with the weights of a decoder, which is left out."""
+    folder = Path(shutil.copytree(FAMILIES / name, tmp_path / "x"))
+    (folder / "modules.json").write_text(json.dumps([FIRST, SECOND]))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / CONFIG).write_text(json.dumps({"pooling_mode": "max"}))
+    checkpoint = load_checkpoint(str(folder))
+    model = txport.load(bundle_of(checkpoint, tmp_path / "bundle", "cpu").path)
+    model.tokenizer = NumberTokenizer(model.facts, exact=True)
+    ids = torch.tensor([TEXTS[2]])
+    with torch.inference_mode():
+        (states,) = checkpoint.model.infer(ids, torch.ones_like(ids).bool())
+    np.testing.assert_allclose(model.embed(" ".join(map(str, TEXTS[2])))[0], states[0].amax(0), rtol=0, atol=1e-5)
+
+
 def test_encoders_of_sentences_are_encoders(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(FAMILIES / "gpt2", tmp_path / "x"))
     (folder / "modules.json").write_text(json.dumps([FIRST, SECOND]))
@@ -602,6 +620,8 @@ def test_a_config_that_nothing_expresses_is_refused_by_name(copied: Path, values
         ("mpnet", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets 16 is not supp"),
         ("mpnet-tokens", {"hidden_act": "relu"}, "hidden_act 'relu' is not supported; it must be 'gelu'"),
         ("electra-tokens", {"hidden_act": "relu"}, "hidden_act 'relu' is not supported; it must be 'gelu'"),
+        ("transformers-5/gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha 1.0 is not supported; it must be 1.702"),
+        ("transformers-5/gpt_oss", {"swiglu_limit": 0.0}, "swiglu_limit 0.0 is not supported; it must be above 0"),
         ("deberta", {"talking_head": True}, "talking_head True is not supported; it must be False"),
         ("deberta", {"pos_att_type": ["p2p"]}, "pos_att_type .* is not supported; it must be of c2p, p2c"),
         ("deberta-v2", {"norm_rel_ebd": "batch"}, "norm_rel_ebd 'batch' is not supported; it must be of none, layer"),

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from tests.recorded import FAMILIES
+from tests.recorded import FAMILIES, whole
 from txport.models.names import CONFIG, WEIGHTS
 
 Array = NDArray[Any]
@@ -88,6 +88,30 @@ def write_folder(
     values = json.loads((FAMILIES / family / CONFIG).read_text()) | SIZES
     (folder / CONFIG).write_text(json.dumps(values | {"quantization_config": described | config}))
     return {name: each.astype(np.float32) for name, each in truth.items()}
+
+
+def write_mxfp4(
+    folder: Path, change: Callable[[dict[str, torch.Tensor]], object] = lambda tensors: None
+) -> dict[str, Array]:
+    """Write a gpt-oss with experts in MXFP4; return these by their names: (experts, in, out)."""
+    tensors = load_file(whole("transformers-5/gpt_oss", folder) / WEIGHTS)
+    rng = np.random.default_rng(3)
+    numbers = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    truth = {}
+    for name in [each for each in tensors if each.endswith(("gate_up_proj", "down_proj"))]:
+        count, inputs, out = tensors.pop(name).shape
+        codes = rng.integers(0, 16, (count, out, inputs // 32, 32), np.uint8)
+        powers = rng.integers(122, 127, codes.shape[:3], np.uint8)
+        values = np.where(codes < 8, 1, -1) * numbers[codes % 8] * 2.0 ** (powers[..., None].astype(int) - 127)
+        truth[name] = values.reshape(count, out, inputs).transpose(0, 2, 1)
+        tensors[f"{name}_blocks"] = torch.from_numpy(codes[..., ::2] | codes[..., 1::2] << 4)
+        tensors[f"{name}_scales"] = torch.from_numpy(powers)
+    change(tensors)
+    save_file(tensors, folder / WEIGHTS)
+    values = json.loads((folder / CONFIG).read_text())
+    described = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    (folder / CONFIG).write_text(json.dumps(values | {"quantization_config": described}))
+    return truth
 
 
 def pack(method: str, codes: Array, zeros: Array, scales: Array, **config: Any) -> list[tuple[str, Array]]:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
 import txport
-from tests.checkpoints.weights.packed import by_our_names, write_folder
+from tests.checkpoints.weights.packed import by_our_names, write_folder, write_mxfp4
 from tests.tiny import edit_graph, unproven
 from txport.api import model as api
 from txport.bundles.bundle import Bundle
@@ -191,4 +192,49 @@ def remove(tensors: dict[str, Array]) -> None:
 def test_matrices_without_an_exact_form_are_refused(change: Any, message: str, tmp_path: Path) -> None:
     write_folder(tmp_path / "folder", change=change)
     with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(str(tmp_path / "folder"))
+
+
+def test_experts_in_mxfp4_are_the_numbers_that_their_bits_mean(tmp_path: Path) -> None:
+    truth = write_mxfp4(tmp_path / "folder")
+    found = load_checkpoint(str(tmp_path / "folder")).model.state_dict()
+    assert len(truth) == 4
+    for name, stack in truth.items():
+        layer, role = name.split(".")[2], name.split(".")[-1]
+        for at, matrix in enumerate(stack):
+            place = f"decoder.{layer}.feed_forward.experts.{at}"
+            rows = {"gate": matrix.T[::2], "inner": matrix.T[1::2]} if role == "gate_up_proj" else {"outer": matrix.T}
+            for part, expected in rows.items():
+                np.testing.assert_array_equal(found[f"{place}.{part}.weight"], expected)
+
+
+DOWN = "model.layers.1.mlp.experts.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({f"{DOWN}_scales": None}, r"the experts '.*down_proj' are not in MXFP4: they have blocks .* and scales \(\)"),
+        ({f"{DOWN}_scales": torch.ones(4, 32, 2).byte()}, r"down_proj' are not in MXFP4: .* scales \(4, 32, 2\)"),
+        ({f"{DOWN}_scales": torch.ones(4, 32, 1)}, "down_proj' must hold uint8, got torch.uint8 and torch.float32"),
+    ],
+)
+def test_experts_that_are_not_in_mxfp4_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name, value in changes.items():
+            del tensors[name]
+            tensors |= {} if value is None else {name: value}
+
+    write_mxfp4(tmp_path / "folder", change)
+    with pytest.raises(CheckpointError, match=message):
+        assert load_checkpoint(str(tmp_path / "folder")).model
+
+
+def test_a_folder_without_what_its_config_describes_is_refused(tmp_path: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("_blocks")]:
+            del tensors[name]
+
+    write_mxfp4(tmp_path / "folder", change)
+    with pytest.raises(CheckpointError, match="has no matrix in 4 bits, which its quantization_config describes"):
         load_checkpoint(str(tmp_path / "folder"))

@@ -12,7 +12,7 @@ from tests.tiny import tiny_config, tiny_model
 from txport.errors import UnsupportedError
 from txport.exporters.check import GraphError
 from txport.exporters.cpu.exporter import EXPORTER, check_operators
-from txport.exporters.cpu.operators import GROUPED
+from txport.exporters.cpu.operators import GROUPED, SINKS
 from txport.exporters.cpu.ops import require_fusable
 from txport.exporters.cpu.top import add_top, without_top
 from txport.exporters.fused.parts import PACKED
@@ -54,6 +54,7 @@ CONFIG = LlamaConfig(
     max_length=32,
     windows=(3, 0),
     attention_cap=2.1,  # which no fp32 number is
+    attention_sinks=True,
 )
 
 
@@ -63,15 +64,16 @@ CONFIG = LlamaConfig(
     [
         (
             {"local_window_size": None},
-            "say: 2 GroupQueryAttention with softcap 2.1, do_rotary instead of 1, "
-            "0 GroupQueryAttention with local_window_size 3, softcap 2.1, do_rotary instead of 1$",
+            "say: 2 GroupQueryAttention with softcap 2.1, do_rotary, head_sink instead of 1, "
+            "0 GroupQueryAttention with local_window_size 3, softcap 2.1, do_rotary, head_sink instead of 1$",
         ),
         (
             {"local_window_size": 4},
-            "1 GroupQueryAttention with local_window_size 4, softcap 2.1, do_rotary instead of 0$",
+            "1 GroupQueryAttention with local_window_size 4, softcap 2.1, do_rotary, head_sink instead of 0$",
         ),
-        ({"softcap": None}, "1 GroupQueryAttention with local_window_size 3, do_rotary instead of 0"),
-        ({"do_rotary": None}, "1 GroupQueryAttention with local_window_size 3, softcap 2.1 instead of 0"),
+        ({"softcap": None}, "1 GroupQueryAttention with local_window_size 3, do_rotary, head_sink instead of 0"),
+        ({"do_rotary": None}, "1 GroupQueryAttention with local_window_size 3, softcap 2.1, head_sink instead of 0"),
+        ({"head_sink": None}, "1 GroupQueryAttention with local_window_size 3, softcap 2.1, do_rotary instead of 0"),
         ({}, None),
     ],
 )
@@ -85,8 +87,10 @@ def test_an_operator_that_lost_what_its_part_does_is_found_without_running_it(
     became = parts_of_trace(traced)
     kinds = kinds_of_trace(traced)
     node = next(each for each in traced.graph if each.op_type == GROUPED)  # of the layer with a window
+    if "head_sink" in changes:
+        node.replace_input_with(SINKS, None)
     for name, value in changes.items():
-        node.attributes.pop(name)
+        node.attributes.pop(name, None)
         if value is not None:
             node.attributes[name] = ir.AttrInt64(name, value)
     with pytest.raises(GraphError, match=told) if told else nullcontext():

@@ -27,6 +27,21 @@ from txport.models import architecture
         ("t5-tiny", {"buckets": 10}, "buckets must be a multiple of 4, got 10"),
         ("t5-tiny", {"farthest": 8}, "farthest must be above half of the 16 buckets, got 8"),
         ("t5-tiny", {"norm_epsilon": 0.0}, "norm_epsilon must be above 0, got 0.0"),
+        ("t5-tiny", {"head": "hidden"}, "decoder_layers is for other heads than 'hidden', got 2"),
+        ("t5-tiny", {"head": "labels"}, "the head 'labels' needs labels that differ from each other"),
+        ("t5-tiny", {"sentence": ("mean",)}, "sentence is for the heads hidden, got 'text'"),
+        ("tiny", {"labels": ("a",)}, "labels is for other heads than 'text', got ('a',)"),
+        ("tiny", {"wraps_last": True}, "wraps_last is for other heads than 'text', got True"),
+        (
+            "tiny",
+            {"head": "labels", "labels": ("a",), "output_bias": True},
+            "output_bias is for other heads than 'labels', got True",
+        ),
+        (
+            "tiny",
+            {"head": "labels", "labels": ("a",), "tied": "none", "target_vocab_size": 9},
+            "the head 'labels' needs one vocabulary for source and target, got sizes 64 and 9",
+        ),
     ],
 )
 def test_a_config_that_does_not_go_together_says_why(preset: str, changes: dict[str, Any], problem: str) -> None:

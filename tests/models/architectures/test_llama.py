@@ -24,7 +24,7 @@ from txport.exporters.check import operators
 from txport.models import architecture
 from txport.models.architectures.llama import PRESETS, Llama, LlamaConfig, hugging_face
 from txport.models.ops import PlainOps
-from txport.models.parts import additive
+from txport.models.parts import DotProduct, additive
 from txport.proof.parity.check import check
 from txport.runtimes.base import ContinuousRuntime
 from txport.runtimes.pytorch import TorchRuntime
@@ -121,7 +121,9 @@ def test_parts_become_the_fused_operators(head_norm: bool, tmp_path: Path) -> No
         ({"expert_size": 8}, "expert_size is for models with experts, got 8"),
         ({"experts": 2, "experts_per_token": 3, "expert_size": 8}, "must be from 1 to the 2 experts, got 3"),
         ({"experts": 2, "experts_per_token": 1}, "experts need an expert_size above 0"),
-        ({"experts": 2, "experts_per_token": 1, "expert_size": 8, "gated": False}, "are gated and without biases"),
+        ({"experts": 2, "experts_per_token": 1, "expert_size": 8, "gated": False}, "and are gated"),
+        ({"gate_limit": 2.0, "gated": False}, "gate_limit is for gated models, got 2.0"),
+        ({"rotary_truncate": False}, "rotary_truncate is for rotary_scaling 'yarn', got False for 'none'"),
         ({"activation": "swish"}, "activation must be one of silu, gelu, gelu_tanh, relu, relu2"),
     ],
 )
@@ -147,6 +149,21 @@ def test_an_expert_that_no_token_takes_is_not_computed(target: str, tmp_path: Pa
     state = runtime.start(np.array([[5, 9, 3, 7], [8, 2, 0, 0]]), np.array([4, 2]), max_length=9)
     scores, _ = runtime.step(np.array([7, 2]), state)
     assert np.isfinite(scores.values).all()
+
+
+def test_sinks_take_what_keys_leave() -> None:
+    """The weights are those of a softmax with one more score; a row whose keys are all masked is 0."""
+    core = DotProduct(2, 1, 0.5, sinks=True).double()
+    assert core.sinks is not None
+    torch.nn.init.normal_(core.sinks)
+    query, key, value = (torch.randn(1, heads, 3, 4, dtype=torch.float64) for heads in (2, 1, 1))
+    mask = additive(torch.tensor([[True, False, True], [True, True, True], [False, False, False]]), torch.float64)
+    with torch.no_grad():
+        mixed, weights = core(query, key, value, mask)
+        scores = (query @ key.transpose(2, 3) * 0.5 + mask).exp()
+        expected = scores / (scores.sum(-1, keepdim=True) + core.sinks.exp())
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-12)
+    assert not mixed[:, :, 2].any()
 
 
 def test_a_head_size_that_no_kernel_turns_is_refused(tmp_path: Path) -> None:
@@ -276,10 +293,13 @@ ENCODING: dict[str, Any] = {**WINDOWED, "key_heads": 2, "head": "hidden"}
         ("portable", "fp16", {}),
         ("cpu", "fp32", {"both_ways": True, "attention_cap": 2.0}),
         ("cpu", "int8", {"attention_cap": 2.0}),
+        ("cpu", "fp32", {"attention_sinks": True}),
+        ("portable", "fp32", {"attention_sinks": True, "both_ways": True}),
         ("cpu", "int8", {"both_ways": True, "head_norm": True}),
         ("cpu", "int4", {"head_norm": True}),
         ("portable", "fp32", {"head": "labels", "labels": ("a", "b")}),
         ("cpu", "int8", {"head": "labels", "labels": ("a",)}),
+        ("cpu", "int8", {"head": "token_labels", "labels": ("a", "b")}),
     ],
 )
 def test_whole_texts_are_encoded_as_pytorch_does(

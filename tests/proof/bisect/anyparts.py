@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from txport.checkpoints.checkpoint import Checkpoint
-from txport.models.config import Config, choice, size
+from txport.models.config import Config, choice, real, size
 from txport.models.facts import CrossAttention, Facts, Tokens, by_layer, key_values
 from txport.models.model import Side
 from txport.models.ops import Ops
@@ -53,6 +53,8 @@ class AnyConfig(Config):
     key_heads: int = size(HEADS)
     capped: bool = False
     result_norm: bool = False
+    sinks: bool = False
+    limit: float = real(0.0)
 
 
 def layers_of(config: AnyConfig) -> int:
@@ -87,13 +89,13 @@ def core_of(config: AnyConfig, side: Side) -> DotProduct | Additive:
         added["bias"] = RelativeBias(HEADS, BUCKETS, FARTHEST, LONGEST, both_ways=side == "encoder")
     if config.positions == "vectors":
         added = {name: RelativeVectors(HEAD, CLIP) for name in ("relative_keys", "relative_values")}
-    return DotProduct(HEADS, config.key_heads, HEAD**-0.5, **added)
+    return DotProduct(HEADS, config.key_heads, HEAD**-0.5, sinks=config.sinks, **added)
 
 
 def layer_of(config: AnyConfig, side: Side) -> Layer:
     turned = rotary(config) if config.positions in ("rotary", "neighbours") else None
     own = Attention(WIDTH, core_of(config, side), HEAD, rotary=turned)
-    kind = GatedFeedForward if config.gated else FeedForward
+    kind = partial(GatedFeedForward, limit=config.limit) if config.gated else FeedForward
     feed_forward = kind(WIDTH, INNER, "silu")
     norm = partial(NORMS[config.norm], WIDTH, 1e-5)
     residual = lambda: Residual(norm(), first=True, result_norm=norm() if config.result_norm else None)  # noqa: E731

@@ -177,6 +177,22 @@ FAULTS: dict[str, Fault] = {
         {"key_heads": 2}, "portable", part(f"decoder.0.{CORE}", cap=SoftCap(3.0)), OWN, "cap",
         "scores are capped at 3, the model's are not",
     ),
+    "no sinks": ({"sinks": True}, "cpu", part(f"decoder.0.{CORE}", sinks=None), OWN, "sink", "the sinks are left out"),
+    "no sinks in the encoder": (
+        {"sinks": True}, "portable", part(f"encoder.0.{CORE}", sinks=None), IN_ENCODER, "sink", "are left out",
+    ),
+    "weight of a sink": (
+        {"sinks": True}, "cpu", times(f"decoder.0.{CORE}.sinks", 1.5), OWN, "weight",
+        "core.sinks is 1.5 times the checkpoint's",
+    ),
+    "no limit": (
+        {"gated": True, "limit": 0.5}, "cpu", part("decoder.0.feed_forward", limit=0.0), f"{FEED_FORWARD}, activation",
+        "limit", "gates are not limited, and 1 is not added, the model's are limited at 0.5",
+    ),
+    "another limit": (
+        {"gated": True, "limit": 0.5}, "portable", part("decoder.0.feed_forward", limit=0.3),
+        f"{FEED_FORWARD}, activation", "limit", "gates are limited at 0.3, the model's are limited at 0.5",
+    ),
     "norm of a result": (
         {"result_norm": True}, "cpu", norm("decoder.0.feed_forward_residual.result_norm", "layer without bias"),
         "decoder layer 0, norm of feed-forward, of its result", "norm", "LayerNorm in place of RMSNorm",
@@ -273,6 +289,7 @@ def test_parity_fails_on_a_fault_of_a_part_and_bisect_names_it(fault: str, tmp_p
         ({"additive": True, "positions": "learned"}, "portable"),
         ({"positions": "neighbours"}, "cpu"),
         ({"capped": True, "result_norm": True}, "portable"),
+        ({"sinks": True, "gated": True, "limit": 0.5}, "cpu"),
     ],
     ids=str,
 )

@@ -1,12 +1,14 @@
-"""BART, mBART, PLBart, MVP and Blenderbot, as transformers saves them."""
+"""BART, mBART, PLBart, MVP and Blenderbot, as transformers saves them: models that write text, and classifiers."""
 
 from __future__ import annotations
 
+from txport.checkpoints.families.bert import labelled
 from txport.checkpoints.families.marian import ALIASES, CLASSES, COMMON, LAYERS, OFF, UNUSED, common
 from txport.checkpoints.family import Family, Published
 from txport.checkpoints.keys import NOTHING
-from txport.models.rules import Constant, Rename, Rule
+from txport.models.rules import Constant, Rename, Rule, Spare
 
+HEADS = {"ForSequenceClassification": "labels"}
 UNUSED_POSITIONS = 2  # rows at the start of the position tables that no token uses
 
 
@@ -53,6 +55,9 @@ def config(values: Published) -> dict[str, object]:
     is_blenderbot = values.type == "blenderbot"
     values.require("normalize_embedding", not is_blenderbot)
     found = common(values)
+    if values.head(HEADS, "") == "labels":
+        del found["output_bias"]
+        found |= {"head": "labels", **labelled(values), "wraps_last": values.type in ("mbart", "plbart")}
     return found | {
         "norm": "pre" if values.type in ("mbart", "blenderbot") else "post",
         "positions": "learned",
@@ -68,6 +73,9 @@ WEIGHTS: tuple[Rule, ...] = (
     Rename(r"^(model\.)?encoder\.embed_positions\.weight$", "source_embedding.positions"),
     Rename(r"^(model\.)?decoder\.embed_positions\.weight$", "target_embedding.positions"),
     *LAYERS,
+    Rename(r"^classification_head\.dense\.", "pooler."),
+    Rename(r"^classification_head\.out_proj\.", "classifier."),
+    Spare(r"projection\."),  # of a model with labels
     Constant(r"projection\.bias"),  # missing in a model saved without a head
 )
 KEYS = {
@@ -79,7 +87,7 @@ FAMILY = Family(
     defaults=DEFAULTS,
     aliases=ALIASES,
     architecture="transformer",
-    classes=rf"{CLASSES}|BartModel|MvpModel",
+    classes="|".join((CLASSES, "BartModel", "MvpModel", *HEADS)),
     config=config,
     weights=WEIGHTS,
     unused=KEYS,

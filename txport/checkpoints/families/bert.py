@@ -6,7 +6,6 @@ labels of texts or tokens.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from txport.checkpoints.family import ACTIVATIONS, BARE, Family, Published
@@ -83,7 +82,7 @@ def kin(
     special tokens that are not in the files. With `has_gelu`, the head of masked language models always uses GELU.
     """
     names = NAMES if names is None else names
-    head = head_of(values, heads)
+    head = values.head(heads, "hidden")
     pad = values.get("pad_token_id")
     activation = values.word(names["activation"], ACTIVATIONS)
     if has_gelu and head == "tokens":
@@ -151,12 +150,6 @@ def special(
     return int(usual)
 
 
-def head_of(values: Published, heads: Mapping[str, str] = HEADS) -> str:
-    """Return the head of the class that a checkpoint was saved from: "hidden" if no class is named."""
-    name = next(iter(values.classes), "Model")
-    return next(head for end, head in heads.items() if re.search(f"{end}$", name))
-
-
 def types_of(values: Published) -> int:
     """Return the number of types of tokens that tell two texts apart; 0 if there is one, or the tokenizer uses one."""
     types = 1 if values.type in ROBERTAS else values.get("type_vocab_size", 2)
@@ -173,6 +166,13 @@ def problem_of(values: Published, labels: Sequence[str]) -> str:
     if named is not None and function not in SCORED:
         raise ConfigError(f"the activation {quoted(named)} of a cross-encoder is not supported: {', '.join(SCORED)}")
     return SCORED[function] if named and len(labels) == 1 else str(values.get("problem_type", PROBLEM_TYPES[0]))
+
+
+def labelled(values: Published) -> dict[str, object]:
+    """Return the labels of texts and their problem type."""
+    values.require("problem_type", *PROBLEM_TYPES)
+    labels = labels_of(values)
+    return {"labels": labels, "problem_type": problem_of(values, labels)}
 
 
 def labels_of(values: Published) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ def _local_positions(values: Published, kinds: Sequence[str]) -> tuple[Published
     """Return `values` and the values of `LlamaConfig` of Gemma 3 alone: norms of heads, local positions, both ways."""
     values.require("attn_logit_softcapping", None)  # transformers' attention ignores it
     both_ways = bool(values.get("use_bidirectional_attention", False))
-    if both_ways and llama.head_of(values) == llama.TEXT:
+    if both_ways and values.head(llama.HEADS, llama.TEXT) == llama.TEXT:
         raise ConfigError("use_bidirectional_attention is not supported in a class that writes text")
     if both_ways and values.get("sliding_window"):
         values = values.changed(sliding_window=values.get("sliding_window") // 2 + 1)  # to each side

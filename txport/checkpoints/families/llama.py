@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from txport.checkpoints.families.bert import PROBLEM_TYPES, labels_of, problem_of
+from txport.checkpoints.families.bert import labelled, labels_of
 from txport.checkpoints.family import ACTIVATIONS, BARE, Family, Published
 from txport.checkpoints.keys import NOTHING
 from txport.errors import ConfigError, quoted
@@ -83,8 +82,8 @@ DEFAULTS = {
     "phi3": PHI,
     "smollm3": SMOL,
 }
-CLASSES = rf"ForCausalLM|ForSequenceClassification|{BARE}"
-HEADS = {"ForSequenceClassification": "labels", BARE: "hidden"}  # of classes that write no text
+HEADS = {"ForSequenceClassification": "labels", "ForTokenClassification": "token_labels", BARE: "hidden"}
+CLASSES = "|".join(("ForCausalLM", *HEADS))
 OF_TEXT = ("logit_cap", "tied", "projection_bias", "logit_scale")  # values that only classes that write text have
 TEXT = "text"
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
@@ -98,18 +97,14 @@ def of_class(config: Callable[[Published], dict[str, object]]) -> Callable[[Publ
 
     def found(values: Published) -> dict[str, object]:
         made = config(values)
-        if (head := head_of(values)) == TEXT:
+        if (head := values.head(HEADS, TEXT)) == TEXT:
             return made
         made = {name: value for name, value in made.items() if name not in OF_TEXT} | {"head": head}
+        if head == "token_labels":
+            return made | {"labels": labels_of(values)}
         return made | (_labels(values) if head == "labels" else {})
 
     return found
-
-
-def head_of(values: Published) -> str:
-    """Return the head of the class that a checkpoint was saved from: "text" if no class is named."""
-    name = next(iter(values.classes), "")
-    return next((head for end, head in HEADS.items() if re.search(f"{end}$", name)), TEXT)
 
 
 def _labels(values: Published) -> dict[str, object]:
@@ -117,9 +112,7 @@ def _labels(values: Published) -> dict[str, object]:
     if values.get("pad_token_id") is None:
         why = "by it transformers finds the last token of each text"
         raise ConfigError(f"a class with labels needs the pad_token_id, {why}; name it in config.json")
-    labels = labels_of(values)
-    values.require("problem_type", *PROBLEM_TYPES)
-    return {"labels": labels, "problem_type": problem_of(values, labels)}
+    return labelled(values)
 
 
 def config(values: Published) -> dict[str, object]:
@@ -317,11 +310,13 @@ def _llama3(_: Published, scaling: Mapping[str, Any]) -> dict[str, object]:
 def _yarn(values: Published, scaling: Mapping[str, Any]) -> dict[str, object]:
     if strange := sorted(name for name in ("mscale", "mscale_all_dim") if scaling.get(name) is not None):
         raise ConfigError(f"rope_scaling with {', '.join(strange)} is not supported")
-    if scaling.get("truncate") not in (None, True) or {"short_factor", "long_factor"} & scaling.keys():
-        raise ConfigError("rope_scaling 'yarn' with truncate=false, short_factor or long_factor is not supported")
+    if {"short_factor", "long_factor"} & scaling.keys():
+        raise ConfigError("rope_scaling 'yarn' with short_factor or long_factor is not supported")
     fast = scaling.get("beta_fast")
     slow = scaling.get("beta_slow")
+    truncate = scaling.get("truncate")
     return {
+        "rotary_truncate": True if truncate is None else truncate,
         "rotary_factor": float(scaling["factor"]),
         "rotary_original_length": _original(values, scaling),
         "rotary_fast": 32.0 if fast is None else float(fast),

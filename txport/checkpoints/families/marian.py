@@ -76,7 +76,7 @@ LAYERS: tuple[Rule, ...] = (
     Drop(r"(encoder|decoder)\.version$"),  # in old files
     Take(r"^final_logits_bias$"),
     Rename(r"^final_logits_bias$", "projection.bias"),
-    Rename(r"^(shared|lm_head|(encoder|decoder)\.embed_tokens)\.", "projection."),
+    Rename(r"^(shared|lm_head|(encoder|decoder)\.embed_tokens)\.", "source_embedding.tokens."),
     Rename(r"^encoder\.layernorm_embedding\.", "source_embedding.norm."),
     Rename(r"^decoder\.layernorm_embedding\.", "target_embedding.norm."),
     *FAIRSEQ_LAYERS,

@@ -1,10 +1,14 @@
-"""T5, mT5 and Flan-T5, as transformers' `T5ForConditionalGeneration` saves them."""
+"""T5, mT5 and Flan-T5, as transformers saves them: models that write text, encoders, and classifiers."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from txport.checkpoints.families.bert import labelled
 from txport.checkpoints.family import ACTIVATIONS, Family, Published
 from txport.checkpoints.keys import IN_FILE
 from txport.errors import ConfigError, quoted
+from txport.models.rules import Rule, Spare
 
 GATED = "gated-"
 DEFAULTS = {
@@ -35,6 +39,7 @@ MT5 = {
 }
 TIED_SINCE = 5  # the version of transformers that always writes tie_word_embeddings: true
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
+HEADS = {"EncoderModel": "hidden", "ForSequenceClassification": "labels"}  # of classes that write no text
 ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "num_heads",
@@ -54,7 +59,8 @@ def config(values: Published) -> dict[str, object]:
         raise ConfigError(f"dense_act_fn {quoted(other)} and {value} must mean the same")
     pad = values.get("pad_token_id")
     values.require("decoder_start_token_id", pad)
-    return {
+    head = values.head(HEADS, "text")
+    found = {
         "vocab_size": values.get("vocab_size"),
         "d_model": values.get("d_model"),
         "heads": values.get("num_heads"),
@@ -73,7 +79,11 @@ def config(values: Published) -> dict[str, object]:
         "dropout": values.get("dropout_rate"),
         "pad_id": pad,
         "eos_id": values.token("eos_token_id"),
+        "head": head,
     }
+    unread = {"hidden": ("tied", "scaled", "decoder_layers"), "labels": ("tied", "scaled")}.get(head, ())
+    found = {name: value for name, value in found.items() if name not in unread}
+    return found | labelled(values) if head == "labels" else found
 
 
 def _is_tied(values: Published) -> bool:
@@ -97,6 +107,12 @@ def _is_scaled(values: Published) -> bool:
     return bool(values.get("scale_decoder_outputs", values.get("tie_word_embeddings")))
 
 
+def _of_head(config: Any) -> tuple[Rule, ...]:
+    """Return the rules for what a head does not use, given a `T5Config`."""
+    rest = {"hidden": (Spare(r"decoder(_norm)?\."), Spare(r"projection\.")), "labels": (Spare(r"projection\."),)}
+    return rest.get(config.head, ())
+
+
 UNUSED = {
     "tie_word_embeddings": IN_FILE,
     "scale_decoder_outputs": "the classes of mT5 do not scale since version 5",
@@ -105,7 +121,8 @@ FAMILY = Family(
     defaults={"t5": DEFAULTS, "mt5": MT5},
     aliases=ALIASES,
     architecture="t5",
-    classes="ForConditionalGeneration",
+    classes="|".join(("ForConditionalGeneration", *HEADS)),
     config=config,
+    own_weights={"t5": _of_head, "mt5": _of_head},
     unused=UNUSED,
 )

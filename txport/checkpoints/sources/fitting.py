@@ -19,9 +19,9 @@ from txport.system.terminal import one_line
 
 COMPILED = "_orig_mod."  # in names that torch.compile has changed, at any place
 UNMERGED = re.compile(r"(^|\.)(lora_(A|B|embedding_[AB]|magnitude_vector)|base_layer|modules_to_save)\.")
-# what GPTQ, AWQ, bitsandbytes, compressed-tensors and fp8 store beside or instead of a weight
+# what GPTQ, AWQ, bitsandbytes, compressed-tensors, fp8 and MXFP4 store beside or instead of a weight
 QUANTISED = re.compile(
-    r"\.(qweight|qzeros|g_idx|SCB|weight_packed|weight_scale(_inv)?|absmax|quant_map|quant_state\..*)$"
+    r"\.(qweight|qzeros|g_idx|SCB|weight_packed|weight_scale(_inv)?|absmax|quant_map|quant_state\..*|\w+_blocks)$"
 )
 CHECKED = 64  # rows of a table of positions
 ROUNDED = 2**-8  # the largest error of sinusoids in bf16

@@ -21,7 +21,7 @@ from txport.checkpoints.pooling import (
     pooling_defaults,
     steps_of,
 )
-from txport.checkpoints.sources.packed import CONFIG_KEY, Layout, read_layout, unpacked
+from txport.checkpoints.sources.packed import CONFIG_KEY, MXFP4, Layout, read_layout, unpacked
 from txport.checkpoints.sources.source import Source, place_of, read_weights
 from txport.checkpoints.weights.values import Weights
 from txport.errors import CheckpointError, ConfigError, quoted
@@ -35,8 +35,7 @@ from txport.text.convert import added_tokens, companions_of
 from txport.text.settings import Settings
 
 logger = logging.getLogger(__name__)
-ENCODERS = ("bert", "llama")  # architectures with a head that gives hidden states
-HEADLESS = "Model"  # the class of one
+HEADLESS = "EncoderModel"  # the end of the names of classes that give hidden states alone
 GENERATED = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
@@ -59,7 +58,7 @@ def read(folder: Path) -> Source:
         place=place_of(folder),
         generation=partial(defaults, folder),
         original=TRANSFORMERS,
-        quantised="" if layout is None else layout.describe(),
+        quantised="" if layout is None or layout.method == MXFP4 else layout.describe(),
     )
 
 
@@ -99,7 +98,8 @@ def config_as(folder: Path, values: Mapping[str, object]) -> Config:
         kind = family.find(values[family.TYPE])
         layout = read_layout(folder, values)
         values = {name: value for name, value in values.items() if name != CONFIG_KEY}
-        if of_sentences and kind.architecture not in ENCODERS:
+        made_of = architecture.find(kind.architecture).config
+        if of_sentences and not hasattr(made_of, "sentence"):
             raise ConfigError(f"{family.TYPE} {quoted(values[family.TYPE])} is not supported with {MODULES}")
         if of_sentences:
             values = {**values, "architectures": [HEADLESS]}  # regardless of the class that saved the weights
@@ -111,7 +111,7 @@ def config_as(folder: Path, values: Mapping[str, object]) -> Config:
         made = kind.read(values, _special_tokens(folder), partial(_weights, folder, layout))
         if longest is not None and (of_sentences or activation is not None):
             made["text_length"] = min(longest, made["max_length"])
-        config = architecture.find(kind.architecture).config.from_dict(made)
+        config = made_of.from_dict(made)
     except ConfigError as error:
         raise type(error)(f"{folder / CONFIG}: {error}") from error
     changed: dict[str, Any] = {"sentence": steps_of(folder)}

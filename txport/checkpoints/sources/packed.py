@@ -1,6 +1,6 @@
-"""Matrices of 4 bits as GPTQ and AWQ save them: the config that describes them, and the tensors beside their names.
+"""Matrices of 4 bits as GPTQ, AWQ and gpt-oss have them: the config that describes them, and their tensors.
 
-Both hold, for a linear layer, numbers of 4 bits in int32 and a scale for each group of inputs:
+GPTQ and AWQ hold, for a linear layer, numbers of 4 bits in int32 and a scale for each group of inputs:
 
 | | `qweight` | `qzeros` | `scales` | `g_idx` |
 |---|---|---|---|---|
@@ -8,6 +8,10 @@ Both hold, for a linear layer, numbers of 4 bits in int32 and a scale for each g
 | AWQ | (in, out / 8), outputs in `AWQ_ORDER` | (groups, out / 8), in the same order | (groups, out) | |
 
 Zero points are as they are in AWQ and in GPTQ's format `gptq_v2`; those of the older format `gptq` are less by 1.
+
+The experts of gpt-oss are in MXFP4 (Open Compute Project 2023), which no operator of a bundle reads, so they become
+float32. The tensors of all experts of a layer are `..._blocks` (experts, out, groups, 16), two numbers of `FP4` in a
+byte, the lower bits first, and `..._scales` (experts, out, groups), exponents of 2, plus 127, for groups of 32 inputs.
 """
 
 from __future__ import annotations
@@ -21,16 +25,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from txport.checkpoints.weights.plan import MOST_LAYERS
 from txport.checkpoints.weights.steps import Shape
 from txport.checkpoints.weights.values import Grid, GridReader, Weights
 from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models.config import read_config
+from txport.models.names import CONFIG
 
 CONFIG_KEY, BESIDE = "quantization_config", "quantize_config.json"  # the second is an older file of GPTQ
 GROUPS = (32, 64, 128)
+NONE = f"has no matrix in 4 bits, which its {CONFIG_KEY} describes"
 PER_WORD, BITS = 8, 4
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output in each 4 bits of a word
 QWEIGHT, QZEROS, SCALES, G_IDX, BIAS = ".qweight", ".qzeros", ".scales", ".g_idx", ".bias"
+MXFP4, MXFP4_GROUP, BLOCKS, EXPONENTS = "mxfp4", 32, "_blocks", "_scales"
+_HALF = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+FP4 = torch.tensor([*_HALF, *(-number for number in _HALF)])
 FIX = "export the model that it was made from; precision='int8' or precision='int4' quantises it"
 
 
@@ -58,6 +68,8 @@ def read_layout(folder: Path, values: Mapping[str, object]) -> Layout | None:
     if not found:
         return None
     method = found.get("quant_method") if isinstance(found, Mapping) else found
+    if method == MXFP4:
+        return Layout(MXFP4, MXFP4_GROUP, 0)
     if not isinstance(found, Mapping) or method not in ("gptq", "awq"):
         raise ConfigError(f"the weights are quantised by another tool ({CONFIG_KEY} {quoted(method or found)}): {FIX}")
     reader = _of_gptq if method == "gptq" else _of_awq
@@ -71,6 +83,12 @@ def read_layout(folder: Path, values: Mapping[str, object]) -> Layout | None:
         need = f"{BITS} bits, groups of {', '.join(map(str, GROUPS))} inputs and the usual layout are"
         raise ConfigError(f"{CONFIG_KEY} of {method} with {name} {quoted(value)} is not supported, only {need}: {FIX}")
     return Layout(method, group, added)
+
+
+def is_mxfp4(folder: Path) -> bool:
+    """Return whether the experts of a folder are in MXFP4."""
+    layout = read_layout(folder, read_config(folder / CONFIG))
+    return layout is not None and layout.method == MXFP4
 
 
 Read = tuple[Any, Any, int, dict[str, Any]]  # bits, group, what is added to zero points, unsupported values
@@ -101,9 +119,11 @@ def unpacked(weights: Weights, layout: Layout, place: Path) -> Weights:
     A bias of zeros beside one is left out: older tools gave each layer one. Raises `CheckpointError` if a matrix is not
     as the layout describes.
     """
+    if layout.method == MXFP4:
+        return _experts(weights, place)
     layers = [name.removesuffix(QWEIGHT) for name in weights.shapes if name.endswith(QWEIGHT)]
     if not layers:
-        raise CheckpointError(f"{place} has no matrix in 4 bits, which its {CONFIG_KEY} describes")
+        raise CheckpointError(f"{place} {NONE}")
     shapes: dict[str, Shape] = dict(weights.shapes)
     grids = {}
     for layer in layers:
@@ -122,6 +142,35 @@ def unpacked(weights: Weights, layout: Layout, place: Path) -> Weights:
         return (codes.float() - zeros.float()) * scales
 
     return Weights(shapes, read, grids)
+
+
+def _experts(weights: Weights, place: Path) -> Weights:
+    """Return the tensors of a folder with a weight (in, out) for each expert that is in MXFP4."""
+    shapes: dict[str, Shape] = dict(weights.shapes)
+    experts: dict[str, tuple[str, int]] = {}
+    for stem in [name.removesuffix(BLOCKS) for name in weights.shapes if name.endswith(BLOCKS)]:
+        blocks, scales = shapes.pop(stem + BLOCKS), shapes.pop(stem + EXPONENTS, ())
+        if len(scales) != 3 or blocks != (*scales, MXFP4_GROUP // 2) or 0 in scales or scales[0] > MOST_LAYERS:
+            what = f"the experts {quoted(stem)} are not in MXFP4: they have blocks {blocks} and scales {scales}"
+            raise CheckpointError(f"{place}: {what}; {FIX}")
+        holder, _, role = stem.rpartition(".")
+        own = {f"{holder}.{at}.{role}.weight": (stem, at) for at in range(scales[0])}
+        shapes |= dict.fromkeys(own, (scales[2] * MXFP4_GROUP, scales[1]))
+        experts |= own
+    if not experts:
+        raise CheckpointError(f"{place} {NONE}")
+
+    def read(name: str) -> Tensor:
+        if name not in experts:
+            return weights[name]
+        stem, at = experts[name]
+        blocks, scales = (weights[stem + kind] for kind in (BLOCKS, EXPONENTS))
+        if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
+            raise CheckpointError(f"{place}: {quoted(stem)} must hold uint8, got {blocks.dtype} and {scales.dtype}")
+        codes = torch.stack([blocks[at] & 15, blocks[at] >> 4], -1).flatten(2)  # (out, groups, 32)
+        return torch.ldexp(FP4[codes.int()], scales[at, :, :, None].int() - 127).flatten(1).t()
+
+    return Weights(shapes, read)
 
 
 def _shape(weights: Weights, layer: str, layout: Layout, place: Path) -> Shape:

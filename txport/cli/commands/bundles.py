@@ -65,7 +65,7 @@ from txport.targets import TARGETS
     type=click.FloatRange(0, MOST_IN_FP32),
     help=f"Maximum fraction of the quantised weights that --auto may keep in fp32.  [default: {AUTO_LIMIT}]",
 )
-@max_loss_option
+@max_loss_option()
 @click.option(
     "--calibrate",
     type=INPUT,

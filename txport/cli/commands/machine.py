@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,15 +21,17 @@ from txport.cli.guard import echo, progress
 from txport.cli.options import (
     checkpoint_option,
     is_given,
+    max_loss_option,
     provider_option,
     threads_option,
     trust_option,
     variant_option,
 )
-from txport.cli.outputs import INPUT, OUTPUT, command, in_flags
+from txport.cli.outputs import INPUT, OUTPUT, OUTPUT_FOLDER, command, in_flags
 from txport.errors import TextError, UnavailableError, UnsupportedError
 from txport.proof.metrics import METRICS
 from txport.runtimes import MODULES
+from txport.system.files import require_folder
 from txport.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -271,7 +274,7 @@ def seconds_of(_: click.Context, __: click.Parameter, value: str) -> float:
     default="5m",
     show_default=True,
     callback=seconds_of,
-    help="Time of the search: 90s, 5m.",
+    help="Maximum time of the search, after the exports: 90s, 5m.",
 )
 @click.option(
     "--input", "texts", type=INPUT, help="Lines of text to measure on.  [default: the samples of the checkpoint]"
@@ -281,29 +284,68 @@ def seconds_of(_: click.Context, __: click.Parameter, value: str) -> float:
     type=click.Choice(list(TARGETS)),
     default="portable",
     show_default=True,
-    help="Target of the export, if BUNDLE is the name of a checkpoint.",
+    help="Target of the export, if BUNDLE is a checkpoint.",
 )
+@click.option(
+    "--precision",
+    "precisions",
+    type=click.Choice(list(PRECISIONS)),
+    multiple=True,
+    help="Compare exports in this precision, if BUNDLE is a checkpoint.  [repeatable]",
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(1),
+    multiple=True,
+    help="int8 and int4 on cpu: compare an export with the fastest kernels for this number of rows, too.  [repeatable]",
+)
+@max_loss_option("leave an export out")
+@click.option("--out", type=OUTPUT_FOLDER, help="Export the best to this folder, if BUNDLE is a checkpoint.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def tune(bundle: str, goal: str, budget: float, texts: Path | None, target: str, as_json: bool) -> None:
+def tune(
+    bundle: str,
+    goal: str,
+    budget: float,
+    texts: Path | None,
+    target: str,
+    out: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Find the runtime, threads, workers and batch size with which BUNDLE runs best on this machine, and keep them.
 
     `txport run`, `txport.load` and `txport serve` use them on this machine unless options of their own place the model,
     or --no-tuned is given. Only settings that give the outputs of the defaults are kept. The bundle is not changed.
+
+    BUNDLE can be a checkpoint: its exports in each --precision are compared, and the command that makes the best one is
+    printed.
     """
     from txport.api import tuned
-    from txport.api.locate import find_bundle
+    from txport.api.release import export
     from txport.bench import tune as search
     from txport.cli import tables
 
-    found = find_bundle(bundle, target=target, progress=progress)
+    if out:
+        require_folder(out)
+        search.require_checkpoint(bundle, "--out")
     lines = list(textio.open_texts((), [texts])[0]) if texts else []
-    best, *others = search.tune(found, goal, budget, lines, progress)
-    file = tuned.store(found.path, best.settings, goal=goal, figure=best.figure, gain=best.gain)
+    with tempfile.TemporaryDirectory() as work:
+        made = search.exports(bundle, Path(work), target, **given, progress=progress)
+        best, *others = search.tune([each.bundle for each in made], goal, budget, lines, progress)
+        chosen = made[best.bundle]
+        kept = export(bundle, out, **chosen.options, progress=progress) if out else chosen.bundle
+        file = tuned.store(kept.path, best.settings, goal=goal, figure=best.figure, gain=best.gain)
     if as_json:
-        outcomes = [{**each._asdict(), "settings": asdict(each.settings)} for each in (best, *others)]
+        outcomes = [
+            {**each._asdict(), "settings": asdict(each.settings), **made[each.bundle].to_dict()}
+            for each in (best, *others)
+        ]
         textio.print_json({"for": goal, "unit": GOALS[goal], "outcomes": outcomes}, indent=2)
     else:
-        tables.show_tuned(best, others, GOALS[goal])
+        tables.show_tuned(made, [best, *others], GOALS[goal])
+        if chosen.options:
+            where = shlex.join([bundle, str(out or "OUT")])
+            echo(f"made by: txport export {where} {tuned.as_options(chosen.options)}")
         echo(f"kept in {file}")
 
 

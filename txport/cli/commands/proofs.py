@@ -76,7 +76,7 @@ MATRIX_NOTE = "  [repeatable; default: all]"
     type=click.IntRange(1),
     help=f"How many texts of --quality to use, drawn by seed.  [default: {QUALITY_TEXTS}]",
 )
-@max_loss_option
+@max_loss_option()
 @click.option("--baseline", type=INPUT, help="An older --save-baseline or --report: exit 1 if anything became worse.")
 @click.option("--save-baseline", type=OUTPUT, help="If all passed, write what --baseline compares, a few KB.")
 @click.option("--report", type=OUTPUT, help="Write everything that was compared, as JSON.")

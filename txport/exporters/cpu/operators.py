@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from txport.exporters.fused.packs import MICROSOFT
-from txport.exporters.fused.parts import bias_of, cap_of, float32, gelu, scale_of
+from txport.exporters.fused.parts import bias_of, cap_of, float32, gelu, scale_of, sinks_of
 from txport.exporters.tracing.forms import FORMS
 from txport.exporters.tracing.symbols import Form, Symbol, Tracer
 from txport.models.ops import attended, padding_mask
@@ -23,6 +23,7 @@ from txport.models.parts import Attention, additive
 
 MASKED = -3e38  # MultiHeadAttention's default of -10000 does not mask padding if scores are large
 MULTI_HEAD, GROUPED = "MultiHeadAttention", "GroupQueryAttention"
+BIAS, SINKS = 10, 11  # inputs of GroupQueryAttention
 
 
 def source_mask(lengths: Tensor, size: int, dtype: torch.dtype) -> Tensor:
@@ -104,13 +105,15 @@ class Kind(NamedTuple):
     local_window_size: int = 0  # 0: no window
     softcap: float = 0.0  # 0: none
     do_rotary: bool = False
+    head_sink: bool = False
 
     def __str__(self) -> str:
         size = self.local_window_size
         cap = self.softcap
         window = f"local_window_size {size}" if size else ""
         bend = f"softcap {cap:g}" if cap else ""
-        settings = [each for each in (window, bend, "do_rotary" if self.do_rotary else "") if each]
+        flags = [name for name in ("do_rotary", "head_sink") if getattr(self, name)]
+        settings = [*filter(None, (window, bend)), *flags]
         return " with ".join([self.operator, *([", ".join(settings)] if settings else [])])
 
 
@@ -118,7 +121,8 @@ def kind_of_part(part: Attention) -> Kind:
     """Return the kind of GroupQueryAttention that an attention requires."""
     cap = cap_of(part)
     size = 0 if part.window is None else part.window.size
-    return Kind(GROUPED, size, 0.0 if cap is None else float32(cap.limit), part.rotary is not None)
+    has_sinks = sinks_of(part) is not None
+    return Kind(GROUPED, size, 0.0 if cap is None else float32(cap.limit), part.rotary is not None, has_sinks)
 
 
 def kind_of_node(node: ir.Node) -> Kind:
@@ -126,7 +130,8 @@ def kind_of_node(node: ir.Node) -> Kind:
     attributes = node.attributes
     window = attributes.get_int("local_window_size", 0)
     cap = attributes.get_float("softcap", 0.0)
-    return Kind(node.op_type, max(window, 0), float32(cap), attributes.get_int("do_rotary", 0) == 1)
+    has_sinks = any(each is not None for each in node.inputs[SINKS : SINKS + 1])
+    return Kind(node.op_type, max(window, 0), float32(cap), attributes.get_int("do_rotary", 0) == 1, has_sinks)
 
 
 def written(cache: Tensor, new: Tensor, places: Tensor) -> Tensor:
@@ -192,7 +197,10 @@ def _grouped_query_attention(
         how["local_window_size"] = part.window.size  # number of keys, including the query's own
     if bias is not None:
         added = bias.value if last is past else _first(tracer, bias.value, total)
-        inputs += [None] * (10 - len(inputs)) + [added]
+        inputs += [None] * (BIAS - len(inputs)) + [added]
+    if (sinks := sinks_of(part)) is not None:
+        flat = tracer.op("sinks", "Reshape", [tracer.tensor(sinks), tracer.constant(np.array([-1]))])
+        inputs += [None] * (SINKS - len(inputs)) + [flat]
     mixed, *grown = tracer.ops("grouped_query_attention", GROUPED, inputs, 3, MICROSOFT, **how)
     size = part.query.out_features
     attended = tuple(example.new_empty(*example.shape[:2], size) for example in new[0].examples)

@@ -23,7 +23,7 @@ from txport.exporters.cpu.operators import (
     source_mask,
     write_at,
 )
-from txport.exporters.fused.parts import PACKED, Counted, cap_of
+from txport.exporters.fused.parts import PACKED, Counted, cap_of, sinks_of
 from txport.models.facts import Owner
 from txport.models.model import Model
 from txport.models.ops import Blocks, State, in_blocks, last_of, mean_of, padding_mask
@@ -59,9 +59,14 @@ def require_fusable(model: Model) -> None:
 
 
 def is_multi_head(part: Attention) -> bool:
-    """True if MultiHeadAttention supports an attention: as many key heads as query heads, no norms, no soft cap."""
-    plain = part.query_norm is None and part.key_norm is None and cap_of(part) is None
-    return part.core.has_operator and plain and part.core.heads == part.core.key_heads
+    """True if MultiHeadAttention supports an attention: as many key heads as query heads, no norms, a known core."""
+    plain = part.query_norm is None and part.key_norm is None
+    return has_multi_head(part) and plain and part.core.heads == part.core.key_heads
+
+
+def has_multi_head(part: Attention) -> bool:
+    """True if MultiHeadAttention computes the core of an attention: it has no soft cap and no sinks."""
+    return part.core.has_operator and cap_of(part) is None and sinks_of(part) is None
 
 
 class FusedOps(Counted):
@@ -133,7 +138,7 @@ def repeated(x: Tensor, heads: int) -> Tensor:
 
 
 class EncoderOps(FusedOps):
-    """All positions of sources at once; each attends to its whole source.
+    """All positions of sources at once; each attends to its whole source, or a decoder's to the encoder's states.
 
     Norms of heads, rotary embeddings and repeated heads are plain nodes before MultiHeadAttention.
     """
@@ -158,7 +163,9 @@ class EncoderOps(FusedOps):
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         """See `Ops`."""
-        query, key, value = (self.whole(part.clipped(each(x))) for each in (part.query, part.key, part.value))
+        read = x if part.over == "row" or self.source is None else self.source
+        query, key, value = part.query(x), part.key(read), part.value(read)
+        query, key, value = (self.whole(part.clipped(each)) for each in (query, key, value))
         places = torch.arange(self.length)
         distances = part.distances(places[None, :], places[:, None]) if part.uses_distances else None
         mask = self._mask_of(part, x.dtype)
@@ -167,7 +174,7 @@ class EncoderOps(FusedOps):
             self.count(Kind(MULTI_HEAD))
             return multi_head_attention(part, query, key, value, lengths, distances, mask=mask).flatten(0, 1)
         heads = part.queries(query, places), part.keys(key, places), part.split(value)
-        if part.core.has_operator and cap_of(part) is None:
+        if has_multi_head(part):
             self.count(Kind(MULTI_HEAD))
             query = heads[0].transpose(1, 2).flatten(2)
             if in_blocks(part):
@@ -184,7 +191,7 @@ class EncoderOps(FusedOps):
         None: the lengths are the mask, or the blocks have their own.
         """
         window = part.window
-        if window is None or (in_blocks(part) and part.core.has_operator and cap_of(part) is None):
+        if window is None or (in_blocks(part) and has_multi_head(part)):
             return None
         if window not in self._masks:
             places = torch.arange(self.length)

@@ -38,10 +38,10 @@ def require_device(model: Model) -> None:
         if not part.core.has_operator and (model.facts.is_causal or part.window is not None):
             what = "for prompts" if part.window is None else "with a window"
             raise UnsupportedError(f"the cuda target has no form of this attention {what}; {INSTEAD}")
-        if isinstance(part.core, DotProduct) and part.core.disentangled is not None:
-            raise UnsupportedError(
-                f"the cuda target has no form of attention to relative positions by content; {INSTEAD}"
-            )
+        core = part.core
+        if isinstance(core, DotProduct) and (core.disentangled is not None or core.sinks is not None):
+            what = "with sinks" if core.disentangled is None else "to relative positions by content"
+            raise UnsupportedError(f"the cuda target has no form of attention {what}; {INSTEAD}")
         if part.window is not None and part.window.of_encoder:
             which = "a window to both sides" if in_blocks(part) else "a causal mask in an encoder"
             raise UnsupportedError(f"the cuda target has no form of attention with {which}; {INSTEAD}")

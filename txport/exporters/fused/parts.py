@@ -23,6 +23,7 @@ class Counted:
     """Ops that count the operators that model parts became."""
 
     can_split = True
+    source: Tensor | None = None
 
     def __init__(self) -> None:
         self.became: Counter[str] = Counter()
@@ -79,6 +80,11 @@ def bias_of(part: Attention, distances: Tensor | None) -> Tensor | None:
 def cap_of(part: Attention) -> SoftCap | None:
     """Return the soft cap of the scores, or None."""
     return part.core.cap if isinstance(part.core, DotProduct) else None
+
+
+def sinks_of(part: Attention) -> Tensor | None:
+    """Return the scores of the sinks (N, 1, 1), or None."""
+    return part.core.sinks if isinstance(part.core, DotProduct) else None
 
 
 def scale_of(part: Attention) -> dict[str, float]:

@@ -15,7 +15,7 @@ from txport.models.model import Model
 from txport.models.parts import Additive
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AdditiveConfig(TransformerConfig):
     """The same fields as `TransformerConfig`."""
 

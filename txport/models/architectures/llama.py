@@ -17,21 +17,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from txport.errors import quoted
-from txport.models import sentence
+from txport.models import heads, sentence
 from txport.models.architecture import Architecture
 from txport.models.config import LARGEST, LONGEST, Config, choice, layers, real, require_token, size
-from txport.models.facts import (
-    EXCLUSIVE,
-    HIDDEN,
-    LENGTH,
-    LOGITS,
-    MULTI_LABEL,
-    REGRESSION,
-    Facts,
-    Output,
-    Tokens,
-    function_of,
-)
+from txport.models.facts import EXCLUSIVE, MULTI_LABEL, REGRESSION, Facts, Tokens
+from txport.models.heads import LABELS, OF_LABELS, STATES, TEXT, TOKEN_LABELS
 from txport.models.model import Model
 from txport.models.parts import (
     NORMS,
@@ -64,6 +54,7 @@ READ_BY = {  # fields of rotary_scaling -> the kinds that read them
     "rotary_high": ("llama3",),
     "rotary_fast": ("yarn",),
     "rotary_slow": ("yarn",),
+    "rotary_truncate": ("yarn",),
 }
 NOT_WITH_ALIBI = (
     "rotary_scaling",
@@ -74,11 +65,7 @@ NOT_WITH_ALIBI = (
     "both_ways",
 )
 OF_EXPERTS = ("experts_per_token", "expert_size", "experts_normalised", "shared_expert_size", "dense_layers")
-TEXT = "text"  # the head that writes text
-OF_TEXT = ("logit_cap", "tied", "projection_bias", "logit_scale")  # fields of this head
-LABELS = "labels"  # the head of classifiers
-OF_LABELS = ("labels", "problem_type")
-OF_OTHERS = ("both_ways", "text_length", *OF_LABELS)  # fields of heads that read whole texts
+OF_TEXT = ("logit_cap", "tied", "projection_bias", "logit_scale")  # fields of the head that writes text
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -105,26 +92,28 @@ class LlamaConfig(Config):
 
     With `alibi`, the steepest exponent of `Alibi`, no position is rotated; `alibi_factor`, if it is not 0, is that of
     `RoundedAlibi`.
-    `embedding_norm` normalises embeddings. `clip` limits projected queries, keys and values; 0 means not.
+    `embedding_norm` normalises embeddings. `clip` limits projected queries, keys and values; 0 means not. With
+    `attention_sinks`, attention has the sinks of `DotProduct`. `gate_limit` is the limit of `GatedFeedForward`.
 
     With `experts`, feed-forwards are `Experts` of the inner size `expert_size`, of which a token takes
     `experts_per_token`; `experts_normalised`: their probabilities are divided by their sum. `shared_expert_size`, if it
-    is not 0, is the inner size of an expert that all tokens take. `dense_layers`, counted from 0, have no experts.
+    is not 0, is the inner size of an expert that all tokens take. With `feed_forward_bias`, the router has a bias too.
+    `dense_layers`, counted from 0, have no experts.
 
     `head` is "text" (logits of the next token), or whole texts are read without a cache: "hidden" gives their last
-    hidden states, "labels" logits over `labels` for the last token that is not `pad_id`. `problem_type` is that of
-    labels: exclusive ("single_label_classification"), independent ("multi_label_classification") or numbers
-    ("regression"). Texts have up to `max_length` tokens, or up to `text_length` if it is not 0, and with `both_ways`
-    tokens attend to later ones too, through windows as to earlier ones. `sentence` are the steps from the last hidden
-    states to the vector of a text: see `models.sentence`.
+    hidden states, "labels" logits over `labels` for the last token that is not `pad_id`, "token_labels" logits for each
+    token. `problem_type` is that of the head "labels": exclusive ("single_label_classification"), independent
+    ("multi_label_classification") or numbers ("regression"). Texts have up to `max_length` tokens, or up to
+    `text_length` if it is not 0, and with `both_ways` tokens attend to later ones too, through windows as to earlier
+    ones. `sentence` are the steps from the last hidden states to the vector of a text: see `models.sentence`.
     """
 
     RARE = frozenset(
         {"unturned_layers", "windows", "norm", "parallel", "shared_norm", "input_norm", "joint_norms", "gated"}
         | {"projection_bias", "rotary_size", "embedding_scale", "residual_scale", "logit_scale"}
         | {"alibi", "alibi_factor", "embedding_norm", "clip", "experts", "experts_per_token", "expert_size"}
-        | {"experts_normalised", "shared_expert_size", "dense_layers"}
-        | {"head", "both_ways", "text_length", "labels", "problem_type", "sentence"}
+        | {"experts_normalised", "shared_expert_size", "dense_layers", "rotary_truncate", "attention_sinks"}
+        | {"gate_limit", "head", "both_ways", "text_length", "labels", "problem_type", "sentence"}
     )
     vocab_size: int = size()
     d_model: int = size(4096)
@@ -134,7 +123,7 @@ class LlamaConfig(Config):
     decoder_layers: int = layers(32)
     feed_forward: int = size(11008)
     max_length: int = size(2048, least=2, most=LONGEST)
-    activation: str = choice("silu", "gelu", "gelu_tanh", "relu", "relu2")
+    activation: str = choice("silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu")
     norm_epsilon: float = real(1e-5, above=0, below=1)
     attention_bias: bool = False
     output_bias: bool = False
@@ -155,6 +144,7 @@ class LlamaConfig(Config):
     rotary_high: float = real(4.0, above=0, below=LARGEST)
     rotary_fast: float = real(32.0, above=0, below=LARGEST)
     rotary_slow: float = real(1.0, above=0, below=LARGEST)
+    rotary_truncate: bool = True
     rotary_attention: float = real(0.0, least=0, below=LARGEST)
     rotary_divisors: tuple[float, ...] = ()
     rotary_local_layers: tuple[int, ...] = ()
@@ -176,6 +166,8 @@ class LlamaConfig(Config):
     alibi_factor: float = real(0.0, least=0, below=LARGEST)
     embedding_norm: bool = False
     clip: float = real(0.0, least=0, below=LARGEST)
+    attention_sinks: bool = False
+    gate_limit: float = real(0.0, least=0, below=LARGEST)
     experts: int = size(0, least=0, most=1 << 10)
     experts_per_token: int = size(0, least=0, most=1 << 10)
     expert_size: int = size(0, least=0)
@@ -186,7 +178,7 @@ class LlamaConfig(Config):
     bos_id: int = 1
     eos_ids: tuple[int, ...] = (2,)
     add_bos: bool = True
-    head: str = choice(TEXT, "hidden", LABELS)
+    head: str = choice(TEXT, STATES, LABELS, TOKEN_LABELS)
     labels: tuple[str, ...] = ()
     problem_type: str = choice(EXCLUSIVE, MULTI_LABEL, REGRESSION)
     sentence: tuple[str, ...] = ()
@@ -210,6 +202,8 @@ class LlamaConfig(Config):
             yield f"rotary_size must be even and at most the head_size {head_size}, got {self.rotary_size}"
         if self.shared_norm and not (self.parallel and self.input_norm):
             yield "shared_norm needs parallel and input_norm"
+        if self.gate_limit and not self.gated:
+            yield f"gate_limit is for gated models, got {self.gate_limit}"
         if self.joint_norms and not self.head_norm:
             yield "joint_norms needs head_norm, got false"
         if self.scale_embedding and self.embedding_scale != 1:
@@ -219,8 +213,7 @@ class LlamaConfig(Config):
         yield from _rotary_problems(self)
         yield from _alibi_problems(self)
         yield from _expert_problems(self)
-        yield from _head_problems(self)
-        yield from sentence.problems(self.sentence, self.head, ("hidden",))
+        yield from heads.problems(self, OF_TEXT, ("both_ways",))
         fitting = [each for each in self.windows if 0 <= each <= LONGEST]
         if self.windows and not len(fitting) == len(self.windows) == self.decoder_layers:
             need = f"none, or {self.decoder_layers} numbers from 0 to {LONGEST}, one a layer"
@@ -231,18 +224,6 @@ class LlamaConfig(Config):
             yield "eos_ids must name at least one token"
         for name, token in tokens.items():
             yield from require_token(name, token, "model's", self.vocab_size)
-
-
-def _head_problems(config: LlamaConfig) -> Iterator[str]:
-    """Yield a message for each field that another head than the config's has."""
-    others = {TEXT: OF_OTHERS, LABELS: OF_TEXT}.get(config.head, (*OF_TEXT, *OF_LABELS))
-    for name in others:
-        if (value := getattr(config, name)) != getattr(LlamaConfig, name):
-            yield f"{name} is for other heads than {config.head!r}, got {value}"
-    if config.head == LABELS and not 0 < len(set(config.labels)) == len(config.labels):
-        yield "the head 'labels' needs labels that differ from each other"
-    if config.text_length > config.max_length:
-        yield f"text_length must be at most max_length {config.max_length}, got {config.text_length}"
 
 
 def _rotary_problems(config: LlamaConfig) -> Iterator[str]:
@@ -299,8 +280,8 @@ def _expert_problems(config: LlamaConfig) -> Iterator[str]:
         return
     if not 0 < config.experts_per_token <= config.experts:
         yield f"experts_per_token must be from 1 to the {config.experts} experts, got {config.experts_per_token}"
-    if not (config.expert_size and config.gated and not config.feed_forward_bias):
-        yield "experts need an expert_size above 0, and are gated and without biases"
+    if not (config.expert_size and config.gated):
+        yield "experts need an expert_size above 0, and are gated"
 
 
 def frequencies(config: LlamaConfig) -> tuple[Floats, float]:
@@ -310,7 +291,8 @@ def frequencies(config: LlamaConfig) -> tuple[Floats, float]:
     "linear" (Chen et al. 2023): all are divided by `rotary_factor`.
     "dynamic": unchanged, because `max_length` must be at most `rotary_original_length`.
     "llama3": divided if r <= `rotary_low`, kept if r >= `rotary_high`, interpolated linearly in r between them.
-    "yarn" (Peng et al. 2023): divided if r <= `rotary_slow`, kept if r >= `rotary_fast`, with a linear ramp over pairs.
+    "yarn" (Peng et al. 2023): divided if r <= `rotary_slow`, kept if r >= `rotary_fast`, with a linear ramp over pairs,
+    from a whole pair to another one with `rotary_truncate`.
     "longrope" (Ding et al. 2024): each is divided by its number in `rotary_divisors`.
     The scale is `rotary_attention`. If that is 0, the scale is the default of yarn or longrope, and otherwise 1.
     """
@@ -329,7 +311,7 @@ def frequencies(config: LlamaConfig) -> tuple[Floats, float]:
     elif kind == "yarn":
         fast = config.rotary_fast
         slow = config.rotary_slow
-        kept = kept_by_yarn(size // 2, config.rotary_base, original, fast, slow)
+        kept = kept_by_yarn(size // 2, config.rotary_base, original, fast, slow, truncate=config.rotary_truncate)
         own = own * (kept + (1 - kept) / factor)
         attention = attention or 0.1 * math.log(factor) + 1
     elif kind == "longrope":
@@ -349,20 +331,7 @@ def facts(config: LlamaConfig) -> Facts:
     )
     windows = tuple(sorted({each for each in config.windows if each}))
     if config.head != TEXT:
-        is_labelled = config.head == LABELS
-        hidden = Output(HIDDEN, (LENGTH, config.d_model))
-        return Facts(
-            task="encode",
-            width=config.d_model,
-            source=tokens,
-            outputs=(
-                Output(LOGITS, (len(config.labels),)) if is_labelled else hidden,
-                *sentence.outputs_of(config.d_model, config.sentence),
-            ),
-            labels=config.labels,
-            function_to_apply=function_of(config.problem_type, config.labels),
-            windows=windows,
-        )
+        return heads.facts_of(config, tokens, windows)
     return causal_facts(
         width=config.d_model,
         target=tokens,
@@ -450,9 +419,10 @@ def _layer(
     many = (config.heads, config.key_heads) if config.joint_norms else (1, 1)
     head_norms = [NORMS[config.norm](each * config.head_size, config.norm_epsilon) for each in many]
     scale = config.attention_scale or config.head_size**-0.5
+    cap, sinks = _cap(config.attention_cap), config.attention_sinks
     attention = Attention(
         config.d_model,
-        DotProduct(config.heads, config.key_heads, scale, bias=alibi, cap=_cap(config.attention_cap)),
+        DotProduct(config.heads, config.key_heads, scale, bias=alibi, cap=cap, sinks=sinks),
         config.head_size,
         bias=config.attention_bias,
         output_bias=config.output_bias,
@@ -477,15 +447,17 @@ def _layer(
 def _feed_forward(config: LlamaConfig, number: int) -> FeedForward | GatedFeedForward | Experts:
     """Return the feed-forward of a layer."""
     if not config.experts or number in config.dense_layers:
-        build = GatedFeedForward if config.gated else FeedForward
+        build = partial(GatedFeedForward, limit=config.gate_limit) if config.gated else FeedForward
         return build(config.d_model, config.feed_forward, config.activation, bias=config.feed_forward_bias)
-    expert = partial(GatedFeedForward, config.d_model, activation=config.activation, bias=False)
+    bias = config.feed_forward_bias
+    expert = partial(GatedFeedForward, config.d_model, activation=config.activation, bias=bias, limit=config.gate_limit)
     return Experts(
         config.d_model,
         partial(expert, inner=config.expert_size),
         config.experts,
         config.experts_per_token,
         normalised=config.experts_normalised,
+        bias=bias,
         shared=expert(inner=config.shared_expert_size) if config.shared_expert_size else None,
     )
 
@@ -541,8 +513,9 @@ def hugging_face(config: LlamaConfig) -> dict[str, object]:
 
 SUFFIXES = {
     TEXT: "ForCausalLM",
-    "hidden": "Model",
+    STATES: "Model",
     LABELS: "ForSequenceClassification",
+    TOKEN_LABELS: "ForTokenClassification",
 }  # head -> end of the name of a class in transformers
 # By head_norm and result_norm. Gemma 2 is not used: Optimum assumes that its caches have as many heads as its queries.
 PUBLISHED = {
@@ -553,12 +526,16 @@ PUBLISHED = {
 }
 
 
+DRAWN_LAST = ("attention_sinks", "rotary_truncate")  # so that a seed draws the same other fields as before
+
+
 def draw(rng: np.random.Generator) -> LlamaConfig:
     """Return a small random config of any variant."""
     choices = {name: allowed for name, allowed in LlamaConfig.choices().items() if name not in ("head", *OF_LABELS)}
     values: dict[str, Any] = {name: str(rng.choice(allowed)) for name, allowed in choices.items()}
-    for name in (each.name for each in dataclasses.fields(LlamaConfig) if each.type == "bool"):
-        values[name] = name != "both_ways" and bool(rng.integers(2))
+    for each in dataclasses.fields(LlamaConfig):
+        if each.type == "bool" and each.name not in DRAWN_LAST:
+            values[each.name] = each.name != "both_ways" and bool(rng.integers(2))
     for name, some in {"attention_scale": (0.1, 0.5), "attention_cap": (2.0, 50.0), "logit_cap": (3.0, 30.0)}.items():
         values[name] = float(rng.choice([0.0, *some]))
     key_heads = int(rng.choice([1, 2]))
@@ -604,17 +581,24 @@ def draw(rng: np.random.Generator) -> LlamaConfig:
         rotary_local_base=float(rng.choice([100.0, 1e4])),
         **layered,
     )
-    return config if rng.integers(4) else _encoding(config, rng)
+    found = config if rng.integers(4) else _encoding(config, rng)
+    last: dict[str, Any] = {
+        "attention_sinks": bool(rng.integers(2)),
+        "rotary_truncate": kind != "yarn" or bool(rng.integers(2)),
+        "gate_limit": float(rng.choice([0.0, 0.5])) if config.gated else 0.0,
+        "feed_forward_bias": config.feed_forward_bias or (bool(config.experts) and bool(rng.integers(2))),
+    }
+    return dataclasses.replace(found, **last)
 
 
 def _encoding(config: LlamaConfig, rng: np.random.Generator) -> LlamaConfig:
     """Return a config of the same layers, for whole texts."""
     usual = {name: getattr(LlamaConfig, name) for name in OF_TEXT}
     labels = tuple(f"label {number}" for number in range(rng.integers(4)))
-    own: dict[str, Any] = {"head": "hidden"}
-    if labels:
-        own = {"head": LABELS, "problem_type": str(rng.choice(LlamaConfig.choices()["problem_type"]))}
-    else:
+    own: dict[str, Any] = {"head": TOKEN_LABELS if labels and rng.integers(2) else LABELS if labels else STATES}
+    if own["head"] == LABELS:
+        own["problem_type"] = str(rng.choice(LlamaConfig.choices()["problem_type"]))
+    elif not labels:
         own["sentence"] = sentence.draw(rng)
     return dataclasses.replace(
         config, **usual, **own, labels=labels, both_ways=not config.alibi and bool(rng.integers(2))
@@ -652,6 +636,18 @@ PRESETS = {
     "llama-alibi-tiny": LlamaConfig(**SMALL, alibi=8.0, clip=0.5, embedding_norm=True, norm="layer", gated=False),
     "llama-experts-tiny": LlamaConfig(
         **SMALL, experts=4, experts_per_token=2, expert_size=32, experts_normalised=True, shared_expert_size=32
+    ),
+    "llama-sinks-tiny": LlamaConfig(
+        **SMALL,
+        attention_sinks=True,
+        windows=(4, 0),
+        experts=4,
+        experts_per_token=2,
+        expert_size=32,
+        experts_normalised=True,
+        feed_forward_bias=True,
+        gate_limit=0.3,
+        activation="quick_gelu",
     ),
     "llama-125m": LlamaConfig(
         vocab_size=32000,

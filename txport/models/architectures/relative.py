@@ -18,7 +18,7 @@ from txport.models.model import Model
 from txport.models.parts import DotProduct, RelativeVectors
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RelativeConfig(TransformerConfig):
     """`TransformerConfig`, with relative positions in self-attention.
 

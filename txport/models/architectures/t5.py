@@ -7,15 +7,17 @@ the config.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
+from txport.models import heads, sentence
 from txport.models.architecture import Architecture
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
-from txport.models.facts import Facts, Tokens
+from txport.models.facts import EXCLUSIVE, MULTI_LABEL, REGRESSION, Facts, Tokens
+from txport.models.heads import LABELS, STATES, TEXT
 from txport.models.model import Model, Side
 from txport.models.parts import (
     Attention,
@@ -27,12 +29,15 @@ from txport.models.parts import (
     RelativeBias,
     Residual,
     RMSNorm,
+    Window,
 )
 from txport.models.rules import Drop, Rename
-from txport.models.stacks import EncoderDecoder, seq2seq_facts
+from txport.models.stacks import EncoderDecoder, TextEncoder, seq2seq_facts
+
+OF_TEXT = ("tied", "scaled")  # fields of the head that writes text
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class T5Config(Config):
     """The sizes and options of a T5.
 
@@ -41,8 +46,13 @@ class T5Config(Config):
     projection and embedding share one matrix. `scaled`: the decoder's states are scaled by 1 / sqrt(d_model) before the
     projection; None means if `tied`. The model has no maximum length: `max_length` is the longest sequence that is
     exported, at no cost.
+
+    `head` is "text"; "hidden": the encoder alone gives its last hidden states, and by the steps of `sentence` the
+    vector of a text; or "labels", as in `TransformerConfig`. `problem_type` and `text_length` are those of
+    `LlamaConfig`.
     """
 
+    RARE = frozenset({"head", "labels", "problem_type", "sentence", "text_length"})
     vocab_size: int = size(32128)
     d_model: int = size(512)
     heads: int = size(8)
@@ -61,6 +71,11 @@ class T5Config(Config):
     dropout: float = real(0.1, least=0, below=1)
     pad_id: int = 0
     eos_id: int = 1
+    head: str = choice(TEXT, STATES, LABELS)
+    labels: tuple[str, ...] = ()
+    problem_type: str = choice(EXCLUSIVE, MULTI_LABEL, REGRESSION)
+    sentence: tuple[str, ...] = ()
+    text_length: int = size(0, least=0)
 
     @property
     def scale(self) -> float:
@@ -74,16 +89,21 @@ class T5Config(Config):
             yield f"buckets must be a multiple of 4, got {self.buckets}"
         if self.farthest <= self.buckets // 2:
             yield f"farthest must be above half of the {self.buckets} buckets, got {self.farthest}"
+        yield from heads.problems(self, (*OF_TEXT, *(["decoder_layers"] if self.head == STATES else [])))
         for name in ("pad_id", "eos_id"):
             yield from require_token(name, getattr(self, name), "shared", self.vocab_size)
 
 
 def facts(config: T5Config) -> Facts:
     """Return the facts about a model of this config: generation starts from the padding token."""
-    tokens = partial(Tokens, size=config.vocab_size, longest=config.max_length, pad=config.pad_id)
+    longest = config.text_length or config.max_length
+    tokens = partial(Tokens, size=config.vocab_size, longest=longest, pad=config.pad_id)
+    source = tokens(after=(config.eos_id,))
+    if config.head != TEXT:
+        return heads.facts_of(config, replace(source, start=config.pad_id, ends=(config.eos_id,)))
     return seq2seq_facts(
         width=config.d_model,
-        source=tokens(after=(config.eos_id,)),
+        source=source,
         target=tokens(start=config.pad_id, ends=(config.eos_id,)),
         decoder_layers=config.decoder_layers,
         heads=config.heads,
@@ -94,34 +114,57 @@ def facts(config: T5Config) -> Facts:
 
 def build(config: T5Config) -> Model:
     """Build a model of this config; all layers of a stack share one relative position bias."""
+    sides: tuple[Side, ...] = ("encoder", "decoder")
     biases = {
         side: RelativeBias(
             config.heads, config.buckets, config.farthest, config.max_length, both_ways=side == "encoder"
         )
-        for side in ("encoder", "decoder")
+        for side in sides
     }
+    embedding = partial(Embedding, width=config.d_model, dropout=config.dropout)
+    layer = partial(_layer, config, biases, Window(config.max_length, causal=True))
+    final_norm = partial(RMSNorm, config.d_model, config.norm_epsilon)
+    if config.head == STATES:
+        return TextEncoder(
+            config,
+            facts(config),
+            embedding=embedding(config.vocab_size),
+            layer=partial(layer, "encoder"),
+            layers=config.encoder_layers,
+            final_norm=final_norm(),
+            sentence=config.sentence,
+            side="encoder",
+        )
     return EncoderDecoder(
         config,
         facts(config),
-        embedding=lambda vocabulary: Embedding(vocabulary, config.d_model, dropout=config.dropout),
-        layer=lambda side: _layer(config, biases[side], side),
-        final_norm=lambda: RMSNorm(config.d_model, config.norm_epsilon),
+        embedding=embedding,
+        layer=layer,
+        final_norm=final_norm,
         layers=(config.encoder_layers, config.decoder_layers),
         tied="all" if config.tied else "embeddings",
         scale=config.scale,
     )
 
 
-def _layer(config: T5Config, bias: RelativeBias, side: Side) -> Layer:
+def _layer(config: T5Config, biases: Mapping[Side, RelativeBias], window: Window, side: Side) -> Layer:
+    hides = side == "decoder" and config.head == LABELS
     feed_forward = GatedFeedForward if config.gated else FeedForward
     attention = partial(Attention, config.d_model, head_size=config.head_size, bias=False)
     score = partial(DotProduct, config.heads, config.heads, 1.0)
     return Layer(
-        attention(score(bias=bias)),
+        attention(score(bias=biases[side]), window=window if hides else None),
         feed_forward(config.d_model, config.feed_forward, config.activation, bias=False),
         lambda: Residual(RMSNorm(config.d_model, config.norm_epsilon), first=True, dropout=config.dropout),
         attention(score(), over="source") if side == "decoder" else None,
     )
+
+
+NAMES = {  # head -> class name in transformers
+    TEXT: "T5ForConditionalGeneration",
+    STATES: "T5EncoderModel",
+    LABELS: "T5ForSequenceClassification",
+}
 
 
 def hugging_face(config: T5Config) -> dict[str, object]:
@@ -130,8 +173,8 @@ def hugging_face(config: T5Config) -> dict[str, object]:
     activation = config.activation if config.activation != "gelu_tanh" else "gelu" if config.gated else "gelu_new"
     return {
         "model_type": "t5",
-        "architectures": ["T5ForConditionalGeneration"],
-        "is_encoder_decoder": True,
+        "architectures": [NAMES[config.head]],
+        "is_encoder_decoder": config.head != STATES,
         "vocab_size": config.vocab_size,
         "d_model": config.heads * config.head_size,
         "d_kv": config.head_size,
@@ -152,7 +195,7 @@ def hugging_face(config: T5Config) -> dict[str, object]:
 def draw(rng: np.random.Generator) -> T5Config:
     """Return a small random config of any variant."""
     buckets = 4 * int(rng.integers(1, 5))
-    return T5Config(
+    config = T5Config(
         vocab_size=int(rng.integers(8, 60)),
         d_model=int(rng.choice([16, 24, 32])),
         heads=int(rng.choice([1, 2, 4])),
@@ -168,13 +211,27 @@ def draw(rng: np.random.Generator) -> T5Config:
         tied=bool(rng.integers(2)),
         scaled=(None, False, True)[rng.integers(3)],
     )
+    return config if rng.integers(4) else _reading(config, rng)
+
+
+def _reading(config: T5Config, rng: np.random.Generator) -> T5Config:
+    """Return a config of the same layers, for whole texts."""
+    config = replace(config, **{name: getattr(T5Config, name) for name in OF_TEXT})
+    if rng.integers(2):
+        return replace(config, head=STATES, decoder_layers=T5Config.decoder_layers, sentence=sentence.draw(rng))
+    kind = str(rng.choice(T5Config.choices()["problem_type"]))
+    labels = tuple(f"label {number}" for number in range(1 + rng.integers(4)))
+    return replace(config, head=LABELS, labels=labels, problem_type=kind)
 
 
 # renames the modules of transformers' T5ForConditionalGeneration, and the tensors of its checkpoints
 WEIGHTS = (
+    Rename(r"^transformer\.", ""),  # of T5ForSequenceClassification
     Drop(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\."),  # in old files, but never used
     Rename(r"^(shared|(encoder|decoder)\.embed_tokens)\.", "source_embedding.tokens."),
     Rename(r"^lm_head\.", "projection."),
+    Rename(r"^classification_head\.dense\.", "pooler."),
+    Rename(r"^classification_head\.out_proj\.", "classifier."),
     Rename(r"^(encoder|decoder)\.final_layer_norm\.", r"\1_norm."),
     Rename(r"\.block\.(\d+)\.layer\.(\d)\.", r".\1.layer.\2."),
     Rename(r"\.layer\.0\.layer_norm\.", ".attention_residual.norm."),

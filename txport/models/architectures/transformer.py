@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
 from torch import nn
 
+from txport.models import heads
 from txport.models.architecture import Architecture
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
-from txport.models.facts import Facts, Tokens
+from txport.models.facts import EXCLUSIVE, MULTI_LABEL, REGRESSION, Facts, Tokens
+from txport.models.heads import LABELS, OF_LABELS, TEXT
 from txport.models.model import Side
-from txport.models.parts import NORMS, Additive, Attention, DotProduct, Embedding, FeedForward, Layer, Residual
+from txport.models.parts import NORMS, Additive, Attention, DotProduct, Embedding, FeedForward, Layer, Residual, Window
 from txport.models.rules import Drop, Rename, Split
 from txport.models.stacks import EncoderDecoder, seq2seq_facts
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}  # -> in transformers
+OF_TEXT = ("output", "output_bias")  # fields of the head that writes text
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TransformerConfig(Config):
     """The sizes and options of one encoder-decoder Transformer (Vaswani et al. 2017).
 
@@ -33,8 +36,14 @@ class TransformerConfig(Config):
     `head_size` 0 means D / N. `output` is "logits" or "log_probs" (their log-softmax). `add_source_bos` and
     `add_source_eos` state whether sources began with `bos_id` and ended with `eos_id` in training; targets always end
     with `eos_id`, and start from `start_id`, or from `bos_id` if that is None.
+
+    `head` is "text", or "labels": the decoder reads the whole source, too, and gives logits over `labels` for the last
+    `eos_id`, as BART does for natural language inference. It reads each token one place later, after the start of
+    targets, or after the source's last token if `wraps_last` (mBART). `problem_type` and `text_length` are those of
+    `LlamaConfig`.
     """
 
+    RARE = frozenset({"head", "labels", "problem_type", "wraps_last", "text_length"})
     source_vocab_size: int = size()
     target_vocab_size: int = size()
     d_model: int = size(512)
@@ -64,6 +73,11 @@ class TransformerConfig(Config):
     eos_id: int = 2
     add_source_bos: bool = False
     add_source_eos: bool = True
+    head: str = choice(TEXT, LABELS)
+    labels: tuple[str, ...] = ()
+    problem_type: str = choice(EXCLUSIVE, MULTI_LABEL, REGRESSION)
+    wraps_last: bool = False
+    text_length: int = size(0, least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,9 +96,11 @@ class TransformerConfig(Config):
             yield f"sinusoids is for sinusoidal positions, got {self.sinusoids!r} for {self.positions!r}"
         if self.sinusoids == "fairseq" and self.d_model < 4:
             yield f"sinusoids 'fairseq' need a d_model of at least 4, got {self.d_model}"
-        if self.tied == "all" and self.source_vocab_size != self.target_vocab_size:
+        if self.source_vocab_size != self.target_vocab_size and (self.tied == "all" or self.head == LABELS):
             sizes = f"{self.source_vocab_size} and {self.target_vocab_size}"
-            yield f"tied 'all' needs one vocabulary for source and target, got sizes {sizes}"
+            what = "tied 'all'" if self.tied == "all" else f"the head {self.head!r}"
+            yield f"{what} needs one vocabulary for source and target, got sizes {sizes}"
+        yield from heads.problems(self, OF_TEXT, ("wraps_last",))
         in_sources = {"pad_id": True, "bos_id": self.add_source_bos, "eos_id": self.add_source_eos}
         if self.start_id is not None:
             yield from require_token("start_id", self.start_id, "target", self.target_vocab_size)
@@ -111,6 +127,10 @@ def facts(config: TransformerConfig) -> Facts:
     )
     start = config.bos_id if config.start_id is None else config.start_id
     ends = (config.eos_id,)
+    if config.head == LABELS:
+        longest = config.text_length or longest
+        first = None if config.wraps_last else start
+        return heads.facts_of(config, replace(source, longest=longest, start=first, ends=ends))
     return seq2seq_facts(
         width=config.d_model,
         source=source,
@@ -137,7 +157,7 @@ class Transformer(EncoderDecoder):
             config,
             facts(config),
             embedding=partial(_embedding, config),
-            layer=partial(_layer, config, own, cross),
+            layer=partial(_layer, config, own, cross, Window(config.max_length, causal=True)),
             final_norm=partial(_final_norm, config),
             layers=(config.encoder_layers, config.decoder_layers),
             tied=config.tied,
@@ -160,10 +180,11 @@ def _embedding(config: TransformerConfig, vocabulary: int) -> Embedding:
     )
 
 
-def _layer(config: TransformerConfig, own: MakeCore, cross: MakeCore, side: Side) -> Layer:
+def _layer(config: TransformerConfig, own: MakeCore, cross: MakeCore, window: Window, side: Side) -> Layer:
+    hides = side == "decoder" and config.head == LABELS
     feed_forward = FeedForward(config.d_model, config.feed_forward, config.activation, bias=config.bias)
     attention = partial(Attention, config.d_model, head_size=config.head_size, bias=config.bias)
-    over_own = attention(own(config))
+    over_own = attention(own(config), window=window if hides else None)
     over_source = attention(cross(config), over="source") if side == "decoder" else None
     return Layer(over_own, feed_forward, partial(_residual, config), over_source)
 
@@ -184,10 +205,14 @@ def _final_norm(config: TransformerConfig) -> nn.Module:
 
 
 def hugging_face(config: TransformerConfig) -> dict[str, Any]:
-    """Return the `config.json` of a Marian model; Optimum and transformers.js take `d_model` / heads as head size."""
+    """Return the `config.json` of a Marian model, or of a BART with labels.
+
+    Optimum and transformers.js take `d_model` / heads as head size.
+    """
+    kind, name = ("bart", "BartForSequenceClassification") if config.head == LABELS else ("marian", "MarianMTModel")
     return {
-        "model_type": "marian",
-        "architectures": ["MarianMTModel"],
+        "model_type": kind,
+        "architectures": [name],
         "is_encoder_decoder": True,
         "vocab_size": config.target_vocab_size,
         "decoder_vocab_size": config.target_vocab_size,
@@ -210,11 +235,29 @@ def draw(rng: np.random.Generator) -> TransformerConfig:
     values = drawn_values(rng, TransformerConfig.choices())
     start = int(rng.integers(values["target_vocab_size"])) if rng.integers(2) else None
     final = (None, True, False)[rng.integers(3)]
-    return TransformerConfig(**values, start_id=start, final_norm=final)
+    config = TransformerConfig(**values, start_id=start, final_norm=final)
+    return config if rng.integers(4) else _labelled(config, rng)
+
+
+def _labelled(config: TransformerConfig, rng: np.random.Generator) -> TransformerConfig:
+    """Return a config of the same layers, with labels."""
+    usual: dict[str, Any] = {name: getattr(TransformerConfig, name) for name in OF_TEXT}
+    kind = str(rng.choice(TransformerConfig.choices()["problem_type"]))
+    return replace(
+        config,
+        **usual,
+        target_vocab_size=config.source_vocab_size,
+        start_id=None,
+        head=LABELS,
+        labels=tuple(f"label {number}" for number in range(1 + rng.integers(4))),
+        problem_type=kind,
+        wraps_last=bool(rng.integers(2)),
+    )
 
 
 def drawn_values(rng: np.random.Generator, choices: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return the values of a small random config of any variant within these choices."""
+    choices = {name: allowed for name, allowed in choices.items() if name not in ("head", *OF_LABELS)}
     values: dict[str, object] = {name: str(rng.choice(allowed)) for name, allowed in choices.items()}
     for name in ("bias", "output_bias", "embedding_norm", "scale_embedding", "add_source_bos", "add_source_eos"):
         values[name] = bool(rng.integers(2))

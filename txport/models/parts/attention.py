@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from txport.models.facts import Owner
 from txport.models.parts.linear import Linear, SoftCap
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 class DotProduct(nn.Module):
     """Scaled dot-product attention of N query heads over G key/value heads, with optional relative positions.
 
-    `cap` (a soft cap of the scores) can't be combined with a `bias`, `relative_keys` or `disentangled`.
+    `cap` (a soft cap of the scores) can't be combined with a `bias`, `relative_keys` or `disentangled`. With `sinks`
+    (Xiao et al. 2023, in the form of gpt-oss), each head has a learned score of a key without a value: it is in the
+    softmax, so that the weights of the keys add up to less than 1, and to 0 in a row whose keys are all masked.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class DotProduct(nn.Module):
         relative_values: RelativeVectors | None = None,
         disentangled: Disentangled | None = None,
         cap: SoftCap | None = None,
+        sinks: bool = False,
     ) -> None:
         super().__init__()
         assert cap is None or (bias is None and relative_keys is None and disentangled is None)
@@ -52,6 +56,7 @@ class DotProduct(nn.Module):
         self.relative_values = relative_values
         self.disentangled = disentangled
         self.cap = cap
+        self.sinks = nn.Parameter(torch.empty(heads, 1, 1)) if sinks else None
 
     @property
     def has_operator(self) -> bool:
@@ -76,12 +81,18 @@ class DotProduct(nn.Module):
             scores = scores + (vectors @ query[:, :, :, :, None]).flatten(3) * self.scale
         if self.disentangled is not None and distances is not None:
             scores = scores + self.disentangled(query, key, distances) * self.scale
-        weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+        weights = self.softmax(scores if mask is None else scores + mask)
         mixed = self.grouped(weights, value)
         if self.relative_values is not None and distances is not None:
             vectors = _beside_heads(self.relative_values(distances))
             mixed = mixed + (weights[:, :, :, None] @ vectors).flatten(3)
         return mixed, weights
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        """Return the weights of masked scores (B, N, T, S); with sinks, all scores are less by that of the sink."""
+        if self.sinks is None:
+            return torch.softmax(scores, dim=-1)
+        return torch.softmax(F.pad(scores - self.sinks, (0, 1)), dim=-1)[..., :-1]
 
     def grouped(self, x: Tensor, y: Tensor) -> Tensor:
         """Multiply each of N heads (B, N, T, a) by its head of G (B, G, a, b) -> (B, N, T, b)."""

@@ -28,9 +28,9 @@ def by_expert(rows: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
 class Experts(nn.Module):
     """Mixture of experts (Shazeer et al. 2017): the sum of the `chosen` likeliest experts, times their probabilities.
 
-    Probabilities are a softmax over all experts; with `normalised`, those of the chosen ones are divided by their sum.
-    All tokens take the expert `shared`, if there is one, times a sigmoid of the input (Qwen Team 2024). The router and
-    this gate have no tag, so that they stay in fp32.
+    Probabilities are a softmax over all experts; with `normalised`, those of the chosen ones are divided by their sum:
+    a softmax over the chosen ones. All tokens take the expert `shared`, if there is one, times a sigmoid of the input
+    (Qwen Team 2024). The router, which has a `bias` or none, and this gate have no tag, so that they stay in fp32.
 
     An expert reads the rows of its tokens alone. One that no token takes has no rows, and its weights are not read.
     Where the length of a tensor can't depend on what others hold, all experts read all rows.
@@ -44,12 +44,13 @@ class Experts(nn.Module):
         chosen: int,
         *,
         normalised: bool,
+        bias: bool = False,
         shared: GatedFeedForward | None = None,
     ) -> None:
         super().__init__()
         self.chosen = chosen
         self.normalised = normalised
-        self.router = nn.Linear(width, count, bias=False)
+        self.router = nn.Linear(width, count, bias=bias)
         self.experts = nn.ModuleList(expert() for _ in range(count))
         self.shared = shared
         self.shared_gate = nn.Linear(width, 1, bias=False) if shared else None

@@ -17,6 +17,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
+    "quick_gelu": lambda x: x * torch.sigmoid(x * 1.702),
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "relu2": lambda x: F.relu(x).square(),
@@ -58,16 +59,27 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """Gated feed-forward block (Shazeer 2020, GLU variants): outer(activation(gate(x)) * inner(x))."""
+    """Gated feed-forward block (Shazeer 2020, GLU variants): outer(activation(gate(x)) * inner(x)).
 
-    def __init__(self, width: int, inner: int, activation: str, *, bias: bool = True) -> None:
+    With a `limit` (gpt-oss, 2025), gate(x) is at most the limit, inner(x) is clipped to [-limit, limit], and 1 is added
+    to it. 0: no limit.
+    """
+
+    def __init__(self, width: int, inner: int, activation: str, *, bias: bool = True, limit: float = 0.0) -> None:
         super().__init__()
         self.activation = activation
+        self.limit = limit
         self.gate = Linear(width, inner, bias, tag="ffn_in")
         self.inner = Linear(width, inner, bias, tag="ffn_in")
         self.outer = Linear(inner, width, bias, tag="ffn_out")
 
     def forward(self, x: Tensor, ops: Ops) -> Tensor:
         """(..., D) -> (..., D)."""
-        gate, inner = ops.together(x, self.gate, self.inner)
+        gate, inner = self.limited(*ops.together(x, self.gate, self.inner))
         return cast(Tensor, self.outer(ACTIVATIONS[self.activation](gate) * inner))
+
+    def limited(self, gate: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply the limit, if there is one, to the outputs (..., I) of the first linear layers."""
+        if not self.limit:
+            return gate, inner
+        return gate.clamp(max=self.limit), inner.clamp(-self.limit, self.limit) + 1

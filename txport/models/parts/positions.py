@@ -105,15 +105,17 @@ def speeds(base: float, size: int) -> NDArray[np.float64]:
     return turns
 
 
-def kept_by_yarn(pairs: int, base: float, original: int, fast: float, slow: float) -> NDArray[np.float64]:
+def kept_by_yarn(
+    pairs: int, base: float, original: int, fast: float, slow: float, *, truncate: bool = True
+) -> NDArray[np.float64]:
     """YaRN (Peng et al. 2023): return the fraction of each frequency that is not interpolated: (pairs,).
 
     It is a linear ramp over the pairs: 1 up to the pair with `fast` rotations within `original` positions, 0 from the
-    pair with `slow` rotations on.
+    pair with `slow` rotations on. With `truncate`, it begins and ends at whole pairs.
     """
     first, last = (pairs * math.log(original / (turns * 2 * math.pi)) / math.log(base) for turns in (fast, slow))
-    low = max(math.floor(first), 0)
-    high = min(math.ceil(last), 2 * pairs - 1)
+    low = max(math.floor(first) if truncate else first, 0)
+    high = min(math.ceil(last) if truncate else last, 2 * pairs - 1)
     kept: NDArray[np.float64] = 1 - np.clip((np.arange(pairs) - low) / ((high - low) or 0.001), 0, 1)
     return kept
 

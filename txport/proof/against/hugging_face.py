@@ -18,6 +18,7 @@ from torch import nn
 from txport.bundles.comparisons import NOT_COMPARED
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.checkpoints.folder import Lora
+from txport.checkpoints.sources.packed import is_mxfp4
 from txport.checkpoints.weights.values import Weights
 from txport.errors import CheckpointError, ParityError, TextError, brief
 from txport.models.audio import Features
@@ -32,6 +33,7 @@ from txport.text.base import Tokenizer
 from txport.text.load import tokenizer_of
 
 WHOLE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")  # suffixes of classes that return logits
+ALONE = "EncoderModel"  # suffix of the class of an encoder without its decoder
 GENERIC = {"seq2seq": "AutoModelForSeq2SeqLM", "causal": "AutoModelForCausalLM", "encode": "AutoModel"}
 HEARD = "AutoModelForSpeechSeq2Seq"
 OLDER = {"gamma": "weight", "beta": "bias"}  # names in old files -> current names
@@ -81,7 +83,7 @@ def load_transformers(
     if loras:
         module = _with_loras(module, loras)
         name += f" with PEFT {version_of('peft')}"
-    module = module.cpu().eval()
+    module = module.cpu().float().eval()
     _restore_scales(module)
     _take_merged(module, weights, loras)
     return Original(name, module, _run(facts), _names(module, weights, name, folder), masks=not facts.is_causal)
@@ -106,6 +108,8 @@ def _loaded(folder: Path, weights: Weights, facts: Facts, renamed: Mapping[str, 
             if weights.grids:
                 place, how["state_dict"] = None, {name: weights[name] for name in weights.shapes}
                 how["config"] = _unquantised(transformers.AutoConfig.from_pretrained(str(folder)))
+            elif is_mxfp4(folder):
+                how["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
             module, told = kind.from_pretrained(place, **how)
     except MemoryError:
         raise
@@ -191,7 +195,7 @@ def _class(transformers: Any, folder: Path, facts: Facts) -> Any:
     values = read_config(folder / CONFIG)
     named = values.get("architectures")
     first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
-    is_whole = first.endswith(WHOLE) if facts.generates else facts.ability != "embed"
+    is_whole = first.endswith(WHOLE) if facts.generates else facts.ability != "embed" or first.endswith(ALONE)
     if is_whole and first.isidentifier():
         with contextlib.suppress(AttributeError):
             found = getattr(transformers, first)

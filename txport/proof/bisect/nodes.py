@@ -84,7 +84,8 @@ def _known(evidence: GraphEvidence) -> Iterator[Array]:
     elif issubclass(kind, Embedding):
         yield from position_rows(evidence)
     elif issubclass(kind, FeedForward | GatedFeedForward):
-        yield from _activated(feed_forward.before_activation(*feed_forward.read_by(evidence)))
+        gate, up = feed_forward.before_activation(*feed_forward.read_by(evidence))
+        yield from (up.numpy(), *_activated(gate))
     elif issubclass(kind, nn.Linear):
         named = (evidence.model.get_submodule(module) for module in evidence.finding.tap.modules)
         biases: list[Any] = [getattr(each, "bias", None) for each in named]
@@ -93,10 +94,10 @@ def _known(evidence: GraphEvidence) -> Iterator[Array]:
 
 
 def _activated(x: torch.Tensor) -> Iterator[Array]:
-    """Yield the intermediate values of relu, gelu and silu."""
+    """Yield the intermediate values of relu, gelu, silu and quick_gelu."""
     error = torch.erf(x / 2**0.5)
-    steps = (x / 2**0.5, error, 1 + error, (1 + error) / 2, x * (1 + error), torch.sigmoid(x), F.relu(x))
-    yield from (each.numpy() for each in steps)
+    steps = (x / 2**0.5, error, 1 + error, (1 + error) / 2, x * (1 + error), torch.sigmoid(x), F.relu(x), x)
+    yield from (each.numpy() for each in (*steps, 1.702 * x, torch.sigmoid(1.702 * x)))
 
 
 def _describe(node: ir.Node) -> str:

@@ -82,7 +82,7 @@ def compare_context(
     roles = [role for role in manifest.driven if manifest.graphs[role].has_weights]
     for role in counted(progress, roles, lambda role: f"comparing positions of the {role} graph up to the last one"):
         for stack in checkpoint.outline.stacks:
-            if (stack.side == "encoder") == (role in (ENCODER, MODEL)):
+            if role == MODEL or (stack.side == "encoder") == (role == ENCODER):
                 with constants_of(manifest):
                     found = list(Parts(bundle, checkpoint, role, stack, precision, tolerance).compare(seed))
                 yield from found
@@ -91,7 +91,8 @@ def compare_context(
 def unreached(checkpoint: Checkpoint) -> list[str]:
     """Describe the attention over sources that are so long that the scores of all pairs do not fit into memory."""
     found = []
-    for stack in (each for each in checkpoint.outline.stacks if each.side == "encoder"):
+    reads_whole = not checkpoint.facts.generates
+    for stack in (each for each in checkpoint.outline.stacks if reads_whole or each.side == "encoder"):
         parts = [part for part in stack.layers.modules() if isinstance(part, Attention)]
         most = fitting(max(map(numbers_of_pair, parts), default=1))
         longest = checkpoint.facts.reads.longest
@@ -119,6 +120,7 @@ class Parts:
         manifest = bundle.manifest
         self._checkpoint = checkpoint
         self._stack = stack
+        self._is_whole = role in (ENCODER, MODEL)  # reads whole sources, without caches
         self._tolerance = tolerance
         self._own_dtype = HALVES.get(precision, torch.float32)
         self._table_dtype = HALVES.get(manifest.arithmetic, torch.float32)
@@ -139,7 +141,7 @@ class Parts:
         attentions = list(self._attentions())
         parts = [each.part for each in attentions]
         pairs = max(map(numbers_of_pair, parts), default=1)
-        picks = self._stack.side == "encoder" and all(map(reaches_end, parts))
+        picks = self._is_whole and all(map(reaches_end, parts))
         cuts = [self._cut(own, picks=picks and may_pick(own.part)) for own in attentions]
         rng = np.random.default_rng(seed)
         for place in places_of(self._ports, self._facts, pairs, rng, picks=picks):
@@ -154,7 +156,7 @@ class Parts:
         reads, writes = reach_of(self._facts)
         is_beyond: dict[Owner, bool] = {"source": self._facts.reads.longest > reads}
         is_beyond["row"] = self._facts.writes.longest > writes
-        if self._stack.side == "encoder":
+        if self._is_whole:
             is_beyond["row"] = is_beyond["source"]
         counts: dict[nn.Module, int] = {}
         for number, layer in enumerate(self._stack.layers):
@@ -168,7 +170,7 @@ class Parts:
     ) -> Comparison:
         """Run an attention at a place, over its caches; in the last layer, a prompt only fills the caches."""
         given = self._projected(own.part, place, rng)
-        owned = () if self._stack.side == "encoder" else self._facts.owned(own.part.over)
+        owned = () if self._is_whole else self._facts.owned(own.part.over)
         states = {each.role: each for each in owned if each.layer == own.layer}
         feed = self._feed(cut, place, exact.caches) | self._fed(cut, given)
         found = self._run(cut, feed)
@@ -209,7 +211,7 @@ class Parts:
         given[QUERY] /= np.float32(max(1.0, sharp))
         positions = place.emphasised(self._facts.windows, place.size) - place.past
         emphasise(given[VALUE], positions[positions >= 0], place.size)
-        if part.over == "source":  # all of the source is cached
+        if part.over == "source" and not self._is_whole:  # all of the source is cached
             given |= {role: given[role][:0] for role in (KEY, VALUE)}
         return {role: each.astype(self._dtype) for role, each in given.items()}
 

@@ -67,10 +67,10 @@ class Keys:
     def of(self, part: Attention, states: Mapping[Role, StateTensor], given: Projected) -> tuple[Tensor, Tensor]:
         """Return the keys and values that the tokens of a place may attend to: (1, G, L, H) each.
 
-        `states` are the cached ones by role; none in an encoder.
+        `states` are the cached ones by role; none in a graph that reads whole sources.
         """
         place = self._place
-        if part.over == "source":
+        if part.over == "source" and states:
             key, value = (torch.from_numpy(self.caches.values(states[role])).to(self.dtype) for role in ROLES)
             return key, value
         new = {KEY: new_keys(part, place, given), VALUE: part.values(given[VALUE][None])}
@@ -96,7 +96,7 @@ def attended(part: Attention, place: Place, given: Projected, keys: tuple[Tensor
     """Return the output of an attention for the compared tokens: (T, N x H)."""
     key, value = keys
     chosen = given[QUERY][None, place.picked]
-    if part.over == "source":
+    if part.over == "source" and not place.both_ways:
         over: Tensor = part.core(part.queries(chosen, None), key, value, None)[0]
         return over.transpose(1, 2).flatten(2)[0]
     places = torch.from_numpy(place.places)

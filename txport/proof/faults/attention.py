@@ -97,6 +97,8 @@ def inner_values(given: Attended) -> Iterator[Array]:
             scores = scores + core.disentangled(given.query, given.key, given.distances) * core.scale
             yield scores.numpy()
         yield np.where(given.seen.numpy(), scores.numpy(), MASKED)
+        if core.sinks is not None:
+            yield np.where(given.seen.numpy(), (scores - core.sinks).numpy(), MASKED)
 
 
 def read_by(evidence: Evidence) -> Attended:
@@ -267,6 +269,14 @@ def other_cap(evidence: Evidence) -> Iterator[Hypothesis]:
         models = f"the model's at {core.cap.limit:g}"
     limit = evidence.fitted(capped, *limits)
     yield Cause("cap", f"scores are capped at {limit:.4g}, {models}"), capped(limit)
+
+
+def other_sinks(evidence: Evidence) -> Iterator[Hypothesis]:
+    """Weights without the model's sinks."""
+    given = read_by(evidence)
+    core = given.core
+    if isinstance(core, DotProduct) and core.sinks is not None:
+        yield Cause("sink", "the sinks are left out"), attend(given.replace(core=altered(core, sinks=None)))
 
 
 def _as_if(core: nn.Module, factor: float) -> str:

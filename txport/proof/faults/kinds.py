@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from torch import nn
 
 from txport.models.parts import NORM_TYPES, Attention, Embedding, FeedForward, Frames, GatedFeedForward, Residual
-from txport.proof.faults.attention import other_cache, other_cap, other_heads, other_mask, other_scale, other_window
+from txport.proof.faults.attention import (
+    other_cache,
+    other_cap,
+    other_heads,
+    other_mask,
+    other_scale,
+    other_sinks,
+    other_window,
+)
 from txport.proof.faults.common import (
     multiple,
     no_bias,
@@ -18,7 +26,7 @@ from txport.proof.faults.common import (
     wrong_weight,
 )
 from txport.proof.faults.evidence import INPUT, OUTPUT, FaultModel
-from txport.proof.faults.feed_forward import other_activation, other_gate
+from txport.proof.faults.feed_forward import other_activation, other_gate, other_limit
 from txport.proof.faults.inputs import moved, other_bend, other_frames, other_places, wrong_summand
 from txport.proof.faults.norms import epsilon, other_norm
 from txport.proof.faults.positions import other_bias, other_distances, other_turn
@@ -26,7 +34,7 @@ from txport.proof.faults.positions import other_bias, other_distances, other_tur
 FaultModels = tuple[FaultModel, ...]
 
 _norm: FaultModels = (wrong_weight, not_finite, other_norm, epsilon, multiple)
-_feed_forward: FaultModels = (not_finite, other_activation, other_gate, multiple)
+_feed_forward: FaultModels = (not_finite, other_activation, other_gate, other_limit, multiple)
 _attention: FaultModels = (
     not_finite,
     other_window,
@@ -37,6 +45,7 @@ _attention: FaultModels = (
     other_heads,
     wrong_table,
     other_bias,
+    other_sinks,
     other_cap,
     other_scale,
     multiple,
