@@ -1,8 +1,9 @@
 """A service at twice its capacity: its memory, its refusals, and whether its answers are those of `generate`.
 
-    python -m benchmarks.overload BUNDLE DICTIONARY [--minutes 10] [--callers 200] [--load 2] [--queue 64] [--workers 1]
+    python -m benchmarks.overload BUNDLE DICTIONARY [--minutes 10] [--callers 200] [--load 2] [--queue 64] [--beams 4]
 
-The capacity is what callers get that ask again at once. Then each caller asks at random times (Poisson), together
+The capacity is what callers get that ask again at once. Several beams make it that of the engine: for a small model and
+greedy search, it is that of HTTP. Then each caller asks at random times (Poisson), together
 `load` times the capacity. It waits for an answer or a refusal; times that have passed by then follow at once. Memory is
 that of all processes of the service, each second. Prints one JSON object.
 """
@@ -36,6 +37,7 @@ class Run:
 
     port: int
     wanted: dict[str, Any]
+    beams: int
     idle: list[Connection] = field(default_factory=list)
     statuses: Counter[str] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
@@ -50,7 +52,7 @@ class Run:
             while self.idle and self.idle[-1][0].at_eof():  # the service closes what is idle for long
                 self.idle.pop()[1].close()
             connection = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
-            status, answer = await send(connection, text)
+            status, answer = await send(connection, text, beams=self.beams)
         except (OSError, EOFError) as error:
             self.statuses[type(error).__name__] += 1
             return
@@ -100,25 +102,34 @@ async def overload(run: Run, process: int, texts: Sequence[str], callers: int, r
 @click.option("--callers", type=click.IntRange(1), default=200, show_default=True)
 @click.option("--load", type=float, default=2, show_default=True, help="Requests a second, as a multiple of capacity.")
 @click.option("--queue", type=click.IntRange(0), default=64, show_default=True)
+@click.option("--beams", type=click.IntRange(1), default=4, show_default=True)
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--sample", type=click.IntRange(1), default=1_000, show_default=True, help="Words that are compared.")
 def main(
-    bundle: Path, dictionary: Path, minutes: float, callers: int, load: float, queue: int, workers: int, sample: int
+    bundle: Path,
+    dictionary: Path,
+    minutes: float,
+    callers: int,
+    load: float,
+    queue: int,
+    beams: int,
+    workers: int,
+    sample: int,
 ) -> None:
     """Ask a service of BUNDLE for the first words of the lines of DICTIONARY."""
     texts = words_of(dictionary, WORDS)
     model = api.load(bundle, threads=1)
-    wanted = {word: json.loads(json.dumps(model.generate(word)[0].to_dict())) for word in texts[:sample]}
+    wanted = {word: json.loads(json.dumps(model.generate(word, beams=beams)[0].to_dict())) for word in texts[:sample]}
     model.close()
     with started(bundle, SLOTS, "--queue", str(queue), "--workers", str(workers)) as (port, process):
-        asyncio.run(closed(port, texts, CLOSED))  # warms up
-        capacity = CLOSED / asyncio.run(closed(port, texts, CLOSED))[0]
-        run = Run(port, wanted)
+        asyncio.run(closed(port, texts, CLOSED, beams=beams))  # warms up
+        capacity = CLOSED / asyncio.run(closed(port, texts, CLOSED, beams=beams))[0]
+        run = Run(port, wanted, beams)
         asyncio.run(overload(run, process, texts, callers, load * capacity, 60 * minutes))
     tenth = len(run.memory) // 10
     memory = [float(np.median(part)) for part in (run.memory[tenth : 2 * tenth], run.memory[-tenth:])]
     found: dict[str, object] = {
-        "processor": machine.describe()["cpu"], "workers": workers, "queue": queue,
+        "processor": machine.describe()["cpu"], "workers": workers, "queue": queue, "beams": beams,
         "callers": callers, "minutes": minutes,
         "capacity, requests a second": round(capacity), "asked": run.statuses.total(), "answers": run.statuses,
         "asked a second": round(run.statuses.total() / (60 * minutes)),
