@@ -19,6 +19,7 @@ from txport.bench import profile, server, worker
 from txport.bench.candidates import TORCH, Candidate, require
 from txport.bench.candidates import candidates as candidates
 from txport.bench.compare import FORMAT, plan_of
+from txport.bench.energy import Meter
 from txport.bench.phases import Phases, is_known, summary
 from txport.bench.phases import quartiles as quartiles
 from txport.bench.plan import LIMITS, OFFLINE, PHASES, SERVER, SINGLE
@@ -222,18 +223,26 @@ def _latency(parts: NDArray[np.float64]) -> Json:
 def _offline(
     plan: Plan, workers: Mapping[str, Worker], items: Sequence[Item], limit: int | None, progress: Progress
 ) -> dict[str, Json]:
-    """Answer batches of inputs; return inputs and tokens a second of each candidate."""
+    """Answer batches of inputs; return inputs and tokens a second of each candidate, and J an input where known."""
     repeated = [items[at % len(items)] for at in range(plan.inputs)]
     batch = max(plan.batch)
     rates: dict[str, dict[str, list[float]]] = {label: {"inputs": [], "tokens": []} for label in workers}
+    meter, energy = Meter(), {label: list[float]() for label in workers}
     for number in range(PASSES + 1):
         progress(f"in batches of {batch}, pass {number} of {PASSES}")
         for label, each in workers.items():
+            meter.joules()
             found = each.request("offline", repeated, limit, batch, plan.seconds / PASSES)
-            for name, values in rates[label].items() if number else ():  # the first is the warm-up
+            joules = meter.joules()
+            if not number:  # the warm-up
+                continue
+            for name, values in rates[label].items():
                 values.append(found[name] / found["seconds"])
+            if joules is not None:
+                energy[label].append(joules / found["inputs"])
     return {
         label: {"batch": batch, **{name: summary(values) for name, values in each.items()}}
+        | ({"joules": summary(energy[label])} if energy[label] else {})
         for label, each in rates.items()
     }
 

@@ -202,13 +202,12 @@ def _latency(candidates: Mapping[str, Json]) -> Section:
 
 
 def _batches(candidates: Mapping[str, Json]) -> Section:
-    rows = [
-        (label, figure(each["offline"]["inputs"]), figure(each["offline"]["tokens"]))
-        for label, each in candidates.items()
-    ]
-    batch = next(iter(candidates.values()))["offline"]["batch"]
-    note = f"Batches of {batch} inputs of similar length; medians (quartiles) of several passes."
-    return Section(BATCHES, BATCHES, note, ("candidate", "inputs/s", "tokens/s"), rows)
+    first = next(iter(candidates.values()))["offline"]
+    keys = {"inputs": "inputs/s", "tokens": "tokens/s", "joules": "J an input"}
+    keys = {key: column for key, column in keys.items() if key in first}
+    rows = [(label, *(figure(each["offline"][key]) for key in keys)) for label, each in candidates.items()]
+    note = f"Batches of {first['batch']} inputs of similar length; medians (quartiles) of several passes."
+    return Section(BATCHES, BATCHES, note, ("candidate", *keys.values()), rows)
 
 
 def _server(candidates: Mapping[str, Json]) -> Section:
