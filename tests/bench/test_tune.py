@@ -93,11 +93,11 @@ def test_settings_that_never_answer_are_left_out(fused: Bundle, monkeypatch: pyt
 
 
 def test_a_search_ends_with_its_budget(fused: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(LateError, match="give a larger --budget"):
+    with pytest.raises(LateError, match="give a larger budget"):
         tune.tune([fused], "latency", 0.0)
     search = search_of(fused)
     monkeypatch.setattr(search, "_end", time.monotonic())
-    with pytest.raises(LateError, match="give a larger --budget"):
+    with pytest.raises(LateError, match="give a larger budget"):
         measured(search)
 
 
@@ -118,7 +118,7 @@ def test_exports_of_a_checkpoint_are_those_that_cost_little_enough(
 ) -> None:
     notes: list[str] = []
     made = tune.exports(str(toy), tmp_path, "cpu", ("fp32", "int8"), (8,), progress=notes.append)
-    assert [each.describe() for each in made] == ["fp32", "int8", "int8 --rows 8"]
+    assert [each.describe() for each in made] == ["fp32", "int8", "int8 rows 8"]
     assert [each.options.get("rows") for each in made] == [None, None, 8]
     assert made[0].loss == 0
     assert made[1].loss == made[1].bundle.manifest.loss["share"]
@@ -136,7 +136,7 @@ def test_exports_of_a_checkpoint_are_those_that_cost_little_enough(
     [
         ("out", ["--precision", "int8"], "--precision, --rows or --max-loss needs a checkpoint"),
         ("out", ["--out", "new"], "--out needs a checkpoint"),
-        ("toy", ["--rows", "8"], "--rows chooses the kernels of int8 and int4 of --target cpu"),
+        ("toy", ["--rows", "8"], "--rows chooses the kernels of int8 and int4 on the cpu target"),
         ("toy", ["--precision", "bf16"], "target portable does not support precision 'bf16'"),
         ("toy", ["--target", "cuda"], "those of --target cuda need a GPU"),
         ("toy", ["--out", "toy"], "toy exists"),

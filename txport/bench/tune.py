@@ -63,7 +63,7 @@ class Export(NamedTuple):
     def describe(self) -> str:
         """Return its precision, and its number of rows if it has one."""
         manifest = self.bundle.manifest
-        return f"{manifest.precision} --rows {self.options['rows']}" if "rows" in self.options else manifest.precision
+        return f"{manifest.precision} rows {self.options['rows']}" if "rows" in self.options else manifest.precision
 
     def to_dict(self) -> dict[str, object]:
         """Return the options and the loss."""
@@ -110,7 +110,7 @@ def exports(
     fail, or whose loss is above `max_loss`, are left out. Raises `ParityError` if none remains.
     """
     if precisions or rows or max_loss is not None:
-        require_checkpoint(name, "--precision, --rows or --max-loss")
+        require_checkpoint(name, "precision, rows or max_loss")
     elif not _is_checkpoint(name):
         return [Export(find_bundle(name, progress=progress), {})]
     found, reasons = [], []
@@ -143,10 +143,10 @@ def _variants(target: str, precisions: Sequence[str], rows: Sequence[int]) -> li
     """Return the options of each export; raise `UnsupportedError` if `rows` are given and none has that choice."""
     made_for = target_of(target)
     if made_for.on_gpu:
-        raise UnsupportedError(f"tune runs bundles on the CPU; those of --target {target} need a GPU")
+        raise UnsupportedError(f"tune runs bundles on the CPU; those of target {target} need a GPU")
     chosen = [made_for.offered(each) for each in dict.fromkeys(precisions or (None,))]
     if rows and not any(map(made_for.has_choice, chosen)):
-        raise UnsupportedError("--rows chooses the kernels of int8 and int4 of --target cpu; give such a --precision")
+        raise UnsupportedError("rows chooses the kernels of int8 and int4 on the cpu target; give such a precision")
     return [
         {"target": target, "precision": precision, **({} if count is None else {"rows": count})}
         for precision in chosen
@@ -201,7 +201,7 @@ def tune(
         left = sorted((one for one in left if one in found), key=lambda one: -found[one].gain)
         left = left[: max(1, len(left) // 2)]
     if BASE not in found:
-        raise LateError(f"the defaults were not measured in {seconds:g} s; give a larger --budget")
+        raise LateError(f"the defaults were not measured in {seconds:g} s; give a larger budget")
     ranked = sorted(found.values(), key=lambda one: (-one.stage, -one.gain))
     best = next((one for one in ranked if one.choice in left and one.gain > CLEAR), found[BASE])
     return [best, *(one for one in ranked if one is not best)]

@@ -66,7 +66,7 @@ class Worker:
             with contextlib.suppress(BrokenPipeError):  # the process has ended, and may have sent its error
                 self._pipe.send((what, *arguments))
             if not self._pipe.poll(None if end is None else max(0.0, end - time.monotonic())):
-                raise LateError(f"{self._name} did not answer within the budget; give a larger --budget")
+                raise LateError(f"{self._name} did not answer in time; give a larger budget")
             answer: dict[str, Any] = self._pipe.recv()
         except (EOFError, OSError) as error:
             raise OutOfMemoryError(f"the process of {self._name} died; is there enough memory?") from error

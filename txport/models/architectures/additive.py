@@ -11,13 +11,17 @@ import numpy as np
 
 from txport.models.architecture import Architecture
 from txport.models.architectures.transformer import SMALL, Transformer, TransformerConfig, drawn_values, hugging_face
+from txport.models.config import choice
+from txport.models.heads import TEXT
 from txport.models.model import Model
 from txport.models.parts import Additive
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AdditiveConfig(TransformerConfig):
-    """The same fields as `TransformerConfig`."""
+    """The same fields as `TransformerConfig`; the only head is "text"."""
+
+    head: str = choice(TEXT)
 
 
 def build(config: AdditiveConfig) -> Model:
