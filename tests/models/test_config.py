@@ -29,7 +29,7 @@ def test_round_trip(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"header": 4}, r"unknown key 'header' \(did you mean 'heads'\?\)"),
+        ({"heds": 4}, r"unknown key 'heds' \(did you mean 'heads'\?\)"),
         ({"quux": 4}, r"unknown key 'quux'$"),
         ({"heads": 0}, "heads must be at least 1, got 0"),
         ({"d_model": -16}, "d_model must be at least 1, got -16"),

@@ -148,7 +148,7 @@ def test_the_models_are_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_models_have_parts_of_every_kind_and_are_the_same_in_every_run() -> None:
-    plans = [draw_plan(number) for number in range(3 * len(KINDS))]
+    plans = [draw_plan(number) for number in range(8 * len(KINDS))]
     assert plans[:20] == [draw_plan(number) for number in range(20)]
     for name in architecture.names():
         configs = [plan.config for plan in plans if architecture.name_of(plan.config) == name]

@@ -109,9 +109,7 @@ def exports(
     These are one for each precision, and one for each number of `rows` where kernels are chosen by it. Exports that
     fail, or whose loss is above `max_loss`, are left out. Raises `ParityError` if none remains.
     """
-    if precisions or rows or max_loss is not None:
-        require_checkpoint(name, "precision, rows or max_loss")
-    elif not _is_checkpoint(name):
+    if not _is_checkpoint(name):
         return [Export(find_bundle(name, progress=progress), {})]
     found, reasons = [], []
     for options in _variants(target, precisions, rows):
@@ -143,7 +141,7 @@ def _variants(target: str, precisions: Sequence[str], rows: Sequence[int]) -> li
     """Return the options of each export; raise `UnsupportedError` if `rows` are given and none has that choice."""
     made_for = target_of(target)
     if made_for.on_gpu:
-        raise UnsupportedError(f"tune runs bundles on the CPU; those of target {target} need a GPU")
+        raise UnsupportedError(f"tune runs bundles on the CPU; those of target={target!r} need a GPU")
     chosen = [made_for.offered(each) for each in dict.fromkeys(precisions or (None,))]
     if rows and not any(map(made_for.has_choice, chosen)):
         raise UnsupportedError("rows chooses the kernels of int8 and int4 on the cpu target; give such a precision")

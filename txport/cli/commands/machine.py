@@ -258,7 +258,7 @@ def seconds_of(_: click.Context, __: click.Parameter, value: str) -> float:
     return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
 
 
-@command()
+@command(arguments={"rows": "--rows"})
 @click.argument("bundle", shell_complete=completion.models)
 @click.option(
     "--for",
@@ -328,6 +328,8 @@ def tune(
     if out:
         require_folder(out)
         search.require_checkpoint(bundle, "--out")
+    if given["precisions"] or given["rows"] or given["max_loss"] is not None:
+        search.require_checkpoint(bundle, "--precision, --rows or --max-loss")
     lines = list(textio.open_texts((), [texts])[0]) if texts else []
     with tempfile.TemporaryDirectory() as work:
         made = search.exports(bundle, Path(work), target, **given, progress=progress)

@@ -12,6 +12,7 @@ import numpy as np
 from txport.models.architecture import Architecture
 from txport.models.architectures.transformer import SMALL, Transformer, TransformerConfig, drawn_values, hugging_face
 from txport.models.config import choice
+from txport.models.facts import EXCLUSIVE
 from txport.models.heads import TEXT
 from txport.models.model import Model
 from txport.models.parts import Additive
@@ -22,6 +23,7 @@ class AdditiveConfig(TransformerConfig):
     """The same fields as `TransformerConfig`; the only head is "text"."""
 
     head: str = choice(TEXT)
+    problem_type: str = choice(EXCLUSIVE)  # of labels, which it does not have
 
 
 def build(config: AdditiveConfig) -> Model:

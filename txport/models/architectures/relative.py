@@ -14,6 +14,8 @@ import numpy as np
 from txport.models.architecture import Architecture
 from txport.models.architectures.transformer import SMALL, Transformer, TransformerConfig, drawn_values, hugging_face
 from txport.models.config import choice, size
+from txport.models.facts import EXCLUSIVE
+from txport.models.heads import TEXT
 from txport.models.model import Model
 from txport.models.parts import DotProduct, RelativeVectors
 
@@ -23,12 +25,15 @@ class RelativeConfig(TransformerConfig):
     """`TransformerConfig`, with relative positions in self-attention.
 
     Distances from `farthest` tokens on share one vector per direction. `relative_values`: there are vectors for values
-    too, as in the paper, not only for keys. `positions` are added to embeddings in addition; the paper has none.
+    too, as in the paper, not only for keys. `positions` are added to embeddings in addition; the paper has none. The
+    only head is "text".
     """
 
     farthest: int = size(16, most=1 << 12)
     relative_values: bool = True
     positions: str = choice("none", "sinusoidal", "learned")
+    head: str = choice(TEXT)
+    problem_type: str = choice(EXCLUSIVE)  # of labels, which it does not have
 
 
 def build(config: RelativeConfig) -> Model:
