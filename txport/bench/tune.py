@@ -106,9 +106,8 @@ def exports(
 ) -> list[Export]:
     """Return the bundle of a path or a name, or those that are made of a checkpoint, in folders of `work`.
 
-    A bundle is as it is: `require_checkpoint` refuses options for it. Exports are one for each precision, and for each
-    of `rows`, if kernels are chosen by it. Those that fail, or lose more than `max_loss`, are left out; if none
-    remains, this raises `ParityError`.
+    Options are for checkpoints (`require_checkpoint`): one export for each precision, and each of `rows` that chooses
+    kernels. Those that fail, or lose more than `max_loss`, are left out. Raises `ParityError` if none remains.
     """
     if not _is_checkpoint(name):
         return [Export(find_bundle(name, progress=progress), {})]
