@@ -6,11 +6,13 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
 import pytest
 
+from docs.addresses import absolute, named
 from docs.cli import PAGE, render
 from docs.picture import PICTURE
 from docs.picture import render as picture
@@ -216,3 +218,16 @@ def test_the_page_about_own_checkpoints_can_be_followed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="answer its questions first: line 8: which number"):
         read_source(tmp_path)
     assert set(re.findall(r"^\| `(\w+) = ", page, re.MULTILINE)) == set(OPERATIONS)
+
+
+def test_a_release_shows_its_description_outside_the_repository() -> None:
+    url = "https://example.org/some/txport"
+    page = absolute((ROOT / "README.md").read_text(encoding="utf-8"), url, "v1.2.3")
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", page)
+    files = [link.partition(f"{url}/{'raw' if shown else 'blob'}/v1.2.3/")[2] for shown, link in links if url in link]
+    assert all(link.startswith("https://") for _, link in links)
+    assert len(files) > 10
+    assert all((ROOT / file.partition("#")[0]).exists() for file in files)
+    project = tomllib.loads(named((ROOT / "pyproject.toml").read_text(encoding="utf-8"), url))["project"]
+    assert project["urls"]["Source"] == url
+    assert set(project["optional-dependencies"]) > {"export", "serve"}
