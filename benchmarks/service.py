@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import re
@@ -50,8 +51,8 @@ def main(bundle: Path, dictionary: Path, callers: int, words: int, workers: tupl
     }
     with contextlib.ExitStack() as services:
         for count in workers:
-            served = services.enter_context(started(bundle, callers, "--workers", str(count)))
-            ways[f"http, workers {count}"] = lambda found, to=served: asyncio.run(_http(*to, texts, callers, found))  # type: ignore[misc]
+            port, process = services.enter_context(started(bundle, callers, "--workers", str(count)))
+            ways[f"http, workers {count}"] = functools.partial(_service, port, process, texts, callers)
         for _ in range(1 + rounds):  # the first warms up
             for name, run in ways.items():
                 outputs[name] = run(figures.setdefault(name, {}))
@@ -122,6 +123,10 @@ async def _engine(model: api.Model, texts: Sequence[str], callers: int, figures:
         await asyncio.gather(*(call() for _ in range(callers)))
     _add(figures, len(texts), time.perf_counter() - begin, time.process_time() - processor)
     return [found[at] for at in range(len(texts))]
+
+
+def _service(port: int, process: int, texts: Sequence[str], callers: int, figures: Figures) -> list[str]:
+    return asyncio.run(_http(port, process, texts, callers, figures))
 
 
 async def _http(port: int, process: int, texts: Sequence[str], callers: int, figures: Figures) -> list[str]:

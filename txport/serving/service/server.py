@@ -134,10 +134,10 @@ class Patient(H11Protocol):
             return False
         self._unread = unread
         body = json.dumps(failure.body("")).encode()
-        headers = {"Content-Type": "application/json", **(failure.headers or {}), "Content-Length": len(body)}
-        lines = [f"HTTP/1.1 {failure.status} Too Many Requests", *(f"{name}: {headers[name]}" for name in headers)]
+        headers = {"content-type": "application/json", **(failure.headers or {}), "content-length": len(body)}
+        head = "".join(f"{name.lower()}: {value}\r\n" for name, value in headers.items())
         self._stop_waiting()
-        self.transport.write("\r\n".join((*lines, "\r\n")).encode() + body)
+        self.transport.write(f"HTTP/1.1 {failure.status} Too Many Requests\r\n{head}\r\n".encode() + body)
         self.on_response_complete()
         return True
 
