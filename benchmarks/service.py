@@ -1,6 +1,6 @@
 """Callers over HTTP compared with callers of the live engine, and with bulk, on words of a pronunciation dictionary.
 
-    python -m benchmarks.service BUNDLE DICTIONARY [--callers 64] [--words 3000]
+    python -m benchmarks.service BUNDLE DICTIONARY [--callers 64] [--words 3000] [--workers 1 --workers 2]
 
 Rounds alternate. Prints one JSON object: medians of requests a second, of the processor time of a request in ms, the
 client's own apart, and of the time of an answer; and the number of words for which the results differ.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import re
@@ -36,19 +37,22 @@ HEAD = "POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application
 @click.argument("dictionary", type=click.Path(path_type=Path))
 @click.option("--callers", type=click.IntRange(1), default=64, show_default=True)
 @click.option("--words", type=click.IntRange(1), default=3000, show_default=True, help="Drawn with a fixed seed.")
+@click.option("--workers", type=click.IntRange(1), multiple=True, default=(1,), show_default=True, help="Of a service.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-def main(bundle: Path, dictionary: Path, callers: int, words: int, rounds: int) -> None:
-    """Time BUNDLE on the first words of the lines of DICTIONARY, in one thread."""
+def main(bundle: Path, dictionary: Path, callers: int, words: int, workers: tuple[int, ...], rounds: int) -> None:
+    """Time BUNDLE on the first words of the lines of DICTIONARY, in one thread of each process."""
     texts = words_of(dictionary, words)
     model = api.load(bundle, threads=1)
     figures: dict[str, Figures] = {}
     outputs: dict[str, list[str]] = {}
-    with started(bundle, callers) as (port, process):
-        ways: dict[str, Callable[[Figures], list[str]]] = {
-            "bulk": lambda found: _bulk(model, texts, callers, found),
-            "engine": lambda found: asyncio.run(_engine(model, texts, callers, found)),
-            "http": lambda found: asyncio.run(_http(port, process, texts, callers, found)),
-        }
+    ways: dict[str, Callable[[Figures], list[str]]] = {
+        "bulk": lambda found: _bulk(model, texts, callers, found),
+        "engine": lambda found: asyncio.run(_engine(model, texts, callers, found)),
+    }
+    with contextlib.ExitStack() as services:
+        for count in workers:
+            port, process = services.enter_context(started(bundle, callers, "--workers", str(count)))
+            ways[f"http, workers {count}"] = functools.partial(_service, port, process, texts, callers)
         for _ in range(1 + rounds):  # the first warms up
             for name, run in ways.items():
                 outputs[name] = run(figures.setdefault(name, {}))
@@ -121,6 +125,10 @@ async def _engine(model: api.Model, texts: Sequence[str], callers: int, figures:
     return [found[at] for at in range(len(texts))]
 
 
+def _service(port: int, process: int, texts: Sequence[str], callers: int, figures: Figures) -> list[str]:
+    return asyncio.run(_http(port, process, texts, callers, figures))
+
+
 async def _http(port: int, process: int, texts: Sequence[str], callers: int, figures: Figures) -> list[str]:
     found: dict[int, str] = {}
     seconds: list[float] = []
@@ -150,9 +158,11 @@ def _add(figures: Figures, count: int, seconds: float, processor: float) -> None
 
 
 def _processor_time(process: int) -> float:
-    """Return the processor time of another process in seconds (Linux)."""
-    values = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+    """Return the processor time of another process and its children in seconds (Linux)."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="ascii").split()
+    stats = [Path(f"/proc/{each}/stat").read_text(encoding="ascii") for each in (process, *children)]
+    values = [stat.rpartition(")")[2].split() for stat in stats]
+    return sum(int(each[11]) + int(each[12]) for each in values) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from txport.api.generated import Generated, Prepared
 from txport.api.transcription import Audio, Requests, Transcribing, Transcript
-from txport.errors import UnsupportedError
+from txport.errors import QueueFullError, UnsupportedError
 from txport.runtimes.base import ContinuousRuntime
 from txport.search.options import Found, Searching, SearchOptions
 from txport.serving.tickets import Cancellation, Stats, Ticket, Times
@@ -281,6 +281,10 @@ class Engine:
     def is_open(self) -> bool:
         """Whether the engine takes requests: it is not closed, and has not failed."""
         return self._worker.is_open
+
+    def full(self) -> QueueFullError | None:
+        """Return the error of another request, or None if there is room for it."""
+        return self._worker.full()
 
     def stats(self) -> Stats:
         """Return the statistics now."""

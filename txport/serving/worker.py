@@ -80,17 +80,23 @@ class Worker:
             lanes = list(self._lanes.values())
             return replace(self._stats, lanes=len(lanes), rows=sum(lane.rows for lane in lanes))
 
+    def full(self, count: int = 1) -> QueueFullError | None:
+        """Return the error of `count` more requests, or None if there is room for them."""
+        waiting = self._stats.waiting
+        if waiting + count <= self._queue + self._slots - self._stats.running:
+            return None
+        seconds = max(self._pace * waiting, 0.001)
+        what = f"{waiting} requests wait in the engine, whose queue holds {self._queue}"
+        return QueueFullError(f"{what}; try again in about {seconds:.3g} seconds", seconds)
+
     def submit(self, tickets: Sequence[Ticket]) -> None:
         """Add requests; raise `QueueFullError` if too many wait, `EngineError` after `close`."""
         with self._changed:
             if self._closed is not None:
                 raise EngineError(self._closed)
-            waiting = self._stats.waiting
-            if waiting + len(tickets) > self._queue + self._slots - self._stats.running:
+            if (full := self.full(len(tickets))) is not None:
                 self._stats.refused += len(tickets)
-                seconds = max(self._pace * waiting, 0.001)
-                what = f"{waiting} requests wait in the engine, whose queue holds {self._queue}"
-                raise QueueFullError(f"{what}; try again in about {seconds:.3g} seconds", seconds)
+                raise full
             for ticket in tickets:
                 number = next(self._numbers)
                 heapq.heappush(self._waiting, (ticket.order, number, ticket))

@@ -249,6 +249,41 @@ def test_a_full_queue_is_told_with_the_time_to_wait(gated: tuple[txport.Model, G
     assert [each.status_code for each in others] == [200] * 3
 
 
+def test_a_refusal_costs_neither_a_body_nor_a_connection(gated: tuple[txport.Model, Gate]) -> None:
+    """Whether the body has come or not; what is no request to a model is answered meanwhile."""
+    model, gate = gated
+    service = app({"chat": model}, slots=1, queue=0)
+    with running(service) as url, asking(url, BODY | {"max_tokens": 2}) as first, client(url) as http:
+        assert gate.reached.wait(PATIENCE)
+        host = (urlsplit(url).hostname, urlsplit(url).port)
+        with socket.create_connection(host, timeout=PATIENCE) as caller, caller.makefile("rb") as answers:
+
+            def answer(*parts: bytes) -> int:
+                for part in parts:
+                    caller.sendall(part)
+                    assert http.get("/health").status_code == 200  # the part has been read
+                status = int(answers.readline().split()[1])
+                headers = dict(line.lower().split(b": ") for line in iter(answers.readline, b"\r\n"))
+                assert status == 200 or (status, int(headers[b"retry-after"])) == (429, 1)
+                assert b"queue_full" in (body := answers.read(int(headers[b"content-length"]))) or status == 200, body
+                return status
+
+            body = json.dumps(BODY | {"max_tokens": 2}).encode()
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n".encode()
+            head += b"Content-Type: application/json\r\n"
+            assert answer(head + b"\r\n" + body) == 429
+            assert answer(head + b"\r\n", body[:9], body[9:]) == 429
+            assert answer(head, b"\r\n", body) == 429  # the head in parts, which the parser reads
+            assert answer(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n") == 200
+            assert metric(http, "txport:request_failure_total", code="queue_full") == 3
+            engine: Any = service.models.get("chat").engine
+            assert engine.stats().refused == 0
+            gate.open()
+            assert first.recv(9) == b"HTTP/1.1 "
+            wait_for(lambda: not engine.stats().running)
+            assert answer(head + b"\r\n" + body) == 200
+
+
 def test_a_slow_caller_gets_408(models: dict[str, txport.Model], monkeypatch: pytest.MonkeyPatch) -> None:
     """For a body, and for headers, that do not arrive."""
     monkeypatch.setattr("txport.serving.service.server.HEADER_SECONDS", 0.2)

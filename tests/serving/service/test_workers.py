@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,11 +22,12 @@ import httpx
 import pytest
 
 import txport
-from tests.cli.processes import assert_one_line, run, start
+from tests.cli.processes import ENVIRONMENT, assert_one_line, run, start
 from tests.serving.service.served import PATIENCE, client, metric, wait_for
 from tests.serving.service.test_life import BODY, KEY, asking
 from txport import errors
 from txport.serving.service.errors import InvalidRequestError
+from txport.serving.service.workers import FAILED, PAUSE
 from txport.system.cores import usable_cores
 
 CALLERS = 4
@@ -34,8 +36,10 @@ CALLERS = 4
 class Serving:
     """The command with two workers, its address, and its log so far."""
 
-    def __init__(self, *arguments: object) -> None:
-        self.process = start("serve", *arguments, "--port", "0", "--workers", "2")
+    def __init__(self, *arguments: object, path: object = "") -> None:
+        """`path` is of more modules."""
+        environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(path), ENVIRONMENT.get("PYTHONPATH", "")])}
+        self.process = start("serve", *arguments, "--port", "0", "--workers", "2", env=environment)
         self.url = ""
         self.log: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read)
@@ -68,8 +72,8 @@ class Serving:
 def serve() -> Iterator[Callable[..., Serving]]:
     with contextlib.ExitStack() as stack:
 
-        def begin(*arguments: object) -> Serving:
-            serving = Serving(*arguments)
+        def begin(*arguments: object, **options: object) -> Serving:
+            serving = Serving(*arguments, **options)
             stack.callback(serving.end)
             return serving
 
@@ -132,6 +136,42 @@ def test_a_worker_that_is_killed_fails_only_its_requests(
         wait_for(lambda: metric(http, "txport:num_requests_running") == 0)
     serving.process.kill()
     wait_for(lambda: refuses(serving.url))
+
+
+FAULT = """
+import os
+from txport.serving.worker import Worker
+
+def admit(self, own=Worker._admit):
+    if os.path.exists({path!r}):
+        os.unlink({path!r})
+        raise SystemExit("a planted fault")
+    own(self)
+
+Worker._admit = admit
+"""  # of the first engine that has work while a file is there
+
+
+def test_a_worker_whose_engine_has_failed_is_replaced(
+    serve: Callable[..., Serving], bundles: dict[str, Path], models: dict[str, txport.Model], tmp_path: Path
+) -> None:
+    """Its requests get the error. Another one follows after a pause, since it may fail, too."""
+    (tmp_path / "sitecustomize.py").write_text(FAULT.format(path=str(tmp_path / "fault")), encoding="utf-8")
+    (tmp_path / "fault").touch()
+    serving = serve(bundles["spell"], path=tmp_path)
+    before = serving.processes("loaded")
+    with client(serving.url) as http:
+        answer = http.post("/translate", json={"model": "spell", "text": "chief"})
+    assert (answer.status_code, "the engine has failed" in answer.text) == (503, True)
+    wait_for(lambda: len(serving.processes("loaded")) == 3)
+    (death,) = serving.told("another process replaces a worker")
+    assert (death["worker"] in before, death["code"]) == (True, FAILED)
+    ended, loaded = (datetime.fromisoformat(each["time"]) for each in (death, serving.told("loaded")[-1]))
+    assert (loaded - ended).total_seconds() >= PAUSE
+    wanted = models["spell"].generate("chief")[0].output
+    answering = {*before, *serving.processes("loaded")} - {death["worker"]}
+    url, headers = serving.url, {"Connection": "close"}
+    assert asked(url, wanted, lambda: answering <= set(serving.processes("request")), headers=headers)[1] == 0
 
 
 def test_every_worker_loads_a_new_bundle_without_a_dropped_request(

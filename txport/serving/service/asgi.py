@@ -20,7 +20,7 @@ from txport.api.model import Model
 from txport.serving.engine import BUDGET, QUEUE, SLOTS
 from txport.serving.service.bodies import Limits, read_body
 from txport.serving.service.calls import Call, Endpoint, Events, Raw, Result
-from txport.serving.service.errors import InvalidRequestError, failure_of
+from txport.serving.service.errors import Failure, InvalidRequestError, failure_of
 from txport.serving.service.guards import App, Guards, Receive, Scope, Send, gone, refuse, require_keys, tell_error
 from txport.serving.service.metrics import Metrics
 from txport.serving.service.models import Models, Served, Sizes, Source
@@ -34,6 +34,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *audio.ENDPOINTS,
     *inference.ENDPOINTS,
 )
+PATHS = {each.path for each in ENDPOINTS}
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,15 @@ class Service:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or start and stop with the server (ASGI's lifespan)."""
         await self.app(scope, receive, send)
+
+    def refusal(self, path: str) -> Failure | None:
+        """Return and count the answer to a request at an endpoint while no model has room; None where it may go on."""
+        if (error := self.models.full()) is None or path not in PATHS:
+            return None
+        failure = failure_of(error)
+        self.metrics.failures.labels("unknown", failure.code).inc()
+        self.metrics.answers.labels(path, str(failure.status)).inc()
+        return failure
 
 
 def app(
@@ -103,6 +113,8 @@ class Answer:
         """Read the body, check it, run the endpoint and send what it returns; an error is told in OpenAI's shape."""
         name = "unknown"
         try:
+            if (full := self._models.full()) is not None:
+                raise full  # before the body is read
             call = await self._read(Request(scope, receive))
             served = self._endpoint.served(call)
             name = served.name

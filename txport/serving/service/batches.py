@@ -63,6 +63,13 @@ class Batches:
         """The number of items in the batch that runs."""
         return self._running
 
+    def full(self, count: int = 1) -> QueueFullError | None:
+        """Return the error of `count` more items, or None if there is room for them."""
+        if self._waiting + count <= self._queue:
+            return None
+        wait = self._waiting * self._seconds
+        return QueueFullError(f"the queue is full, with {self._waiting} inputs; try again later", wait)
+
     def submit(self, work: Work, items: Sequence[object], options: Mapping[str, object]) -> Future[list[object]]:
         """Return the future results of `work(items, **options)`, which runs in batches; cancelling it removes the rest.
 
@@ -74,9 +81,8 @@ class Batches:
         with self._changed:
             if self._is_closed:
                 raise EngineError("this model is closed; send the request again")
-            if self._waiting + len(items) > self._queue:
-                wait = self._waiting * self._seconds
-                raise QueueFullError(f"the queue is full, with {self._waiting} inputs; try again later", wait)
+            if (full := self.full(len(items))) is not None:
+                raise full
             if items:
                 self._jobs.append(job)
                 self._waiting += len(items)

@@ -13,7 +13,7 @@ from pathlib import Path
 from txport.api.locate import find_bundle, is_on_demand
 from txport.api.model import Model, load
 from txport.api.tuned import find as find_tuned
-from txport.errors import BundleError, UnsupportedError
+from txport.errors import BundleError, QueueFullError, UnsupportedError
 from txport.models.audio import Features
 from txport.proof.verify.check import verify
 from txport.serving.engine import Engine
@@ -106,10 +106,14 @@ class Served:
             self.model.close()
 
     @property
+    def runner(self) -> Engine | Batches | None:
+        """What runs requests in a thread; None before `start`."""
+        return self.engine or self.batches
+
+    @property
     def is_open(self) -> bool:
         """Whether the thread takes requests; False if it has failed."""
-        runner = self.engine or self.batches
-        return runner is not None and runner.is_open
+        return self.runner is not None and self.runner.is_open
 
     @property
     def use(self) -> str:
@@ -157,6 +161,11 @@ class Models:
     def loads(self) -> list[Load]:
         """Return the work of each model."""
         return [each.load for each in self]
+
+    def full(self) -> QueueFullError | None:
+        """Return the error of a request that no model has room for, or None if one has."""
+        errors = [each.runner.full() for each in self if each.runner is not None]
+        return errors[0] if errors and all(errors) else None
 
     def get(self, name: str) -> Served:
         """Return the model with a name; raise `InvalidRequestError` (404) if there is none."""

@@ -8,6 +8,7 @@ import functools
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -27,6 +29,7 @@ MAX_HEADERS = 1 << 16  # bytes
 MAX_BACKLOG = 2048  # connections that are accepted at once
 OTHER_FILES = 256  # open files that are no connections
 TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+FRAMING = (b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade")
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -90,9 +93,14 @@ def logged() -> Iterator[None]:
 
 
 class Patient(H11Protocol):
-    """HTTP/1.1 that answers 408 to a caller whose headers take more than `HEADER_SECONDS`, and 503 beyond `most`."""
+    """HTTP/1.1 that answers 408 to a caller whose headers take more than `HEADER_SECONDS`, and 503 beyond `most`.
+
+    While no model has room, it answers 429 before a request costs anything.
+    """
 
     most = 1 << 20  # connections
+    service: Service
+    _unread = 0  # bytes of the body of a refused request that are to come
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -106,11 +114,32 @@ class Patient(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Wait for headers unless a request runs."""
+        if self._unread:
+            rest = data[self._unread :]
+            self._unread -= len(data) - len(rest)
+            data = rest
+        if not data or (self.service.models.full() is not None and self._is_refused(data)):
+            return
         super().data_received(data)
         if self.cycle is None or self.cycle.response_complete:
             self._wait()
         else:
             self._stop_waiting()
+
+    def _is_refused(self, data: bytes) -> bool:
+        """Answer a request that is refused; return False for others."""
+        is_first = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+        path, unread = beginning(data) if is_first else ("", 0)
+        if (failure := self.service.refusal(path)) is None:
+            return False
+        self._unread = unread
+        body = json.dumps(failure.body("")).encode()
+        headers = {"content-type": "application/json", **(failure.headers or {}), "content-length": len(body)}
+        head = "".join(f"{name.lower()}: {value}\r\n" for name, value in headers.items())
+        self._stop_waiting()
+        self.transport.write(f"HTTP/1.1 {failure.status} Too Many Requests\r\n{head}\r\n".encode() + body)
+        self.on_response_complete()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
@@ -130,6 +159,21 @@ class Patient(H11Protocol):
         if not self.transport.is_closing():
             self.transport.write(TIMEOUT)
             self.transport.close()
+
+
+def beginning(data: bytes) -> tuple[str, int]:
+    """Return the path of a POST that begins with `data`, and the bytes of its body that are to come.
+
+    The path is "" if the request is not spelled as usual, has a large body, or if its connection does not stay open.
+    """
+    head, end, body = data.partition(b"\r\n\r\n")
+    first, *lines = head.lower().split(b"\r\n")
+    framing = [line for line in lines if line.startswith(FRAMING) and line != b"connection: keep-alive"]
+    size = re.fullmatch(rb"content-length: (\d{1,5})", framing[0]) if end and len(framing) == 1 else None
+    found = re.fullmatch(rb"post (\S+) http/1\.1", first)
+    if size is None or found is None or len(body) > int(size[1]):
+        return "", 0
+    return found[1].decode("latin-1"), int(size[1]) - len(body)
 
 
 class Server(uvicorn.Server):
@@ -222,7 +266,8 @@ def config_of(service: Service, drain: float) -> uvicorn.Config:
     """Return uvicorn's configuration."""
     room = make_room()
     options: dict[str, Any] = {
-        "http": type("Patient", (Patient,), {"most": room.most}), "backlog": room.backlog, "ws": "none",
+        "http": type("Patient", (Patient,), {"most": room.most, "service": service}),
+        "backlog": room.backlog, "ws": "none",
         "lifespan": "on", "loop": "asyncio", "log_config": None, "access_log": False,
         "server_header": False, "h11_max_incomplete_event_size": MAX_HEADERS, "timeout_graceful_shutdown": int(drain),
     }  # fmt: skip

@@ -27,12 +27,15 @@ from prometheus_client.multiprocess import mark_process_dead
 from txport.errors import EngineError, TxportError, UnsupportedError
 from txport.serving.service.asgi import Service
 from txport.serving.service.metrics import SHARED
+from txport.serving.service.models import Models
 from txport.serving.service.server import Server, bound, config_of, listen, logged, reloading
 from txport.system.terminal import deaf
 
 logger = logging.getLogger("txport.serving")
 SPAWN = multiprocessing.get_context("spawn")  # the threads of a runtime do not survive a fork
-PAUSE = 2.0  # seconds until bundles that could not be loaded are tried again
+PAUSE = 2.0  # seconds until a process that has failed by itself is replaced, so that one that always fails is no load
+WATCH = 0.1  # seconds between two looks at the engines
+FAILED = 3  # exit code of a worker whose engine has failed
 Make = Callable[[], Service]  # can be pickled
 
 
@@ -193,7 +196,7 @@ class Supervisor:
             return
         reason = {} if error is None else {"reason": str(error)}
         logger.error("another process replaces a worker", extra={"fields": {"worker": pid, "code": code, **reason}})
-        if error is not None:
+        if error is not None or code == FAILED:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), PAUSE)
                 return
@@ -239,7 +242,10 @@ def _shared_metrics() -> Iterator[str]:
 
 
 def work(make: Make, listener: socket.socket, pipe: Connection, drain: float, is_verified: bool) -> None:
-    """Serve in a process of a supervisor until SIGTERM, or until the supervisor has ended."""
+    """Serve in a process of a supervisor until SIGTERM, or until the supervisor has ended.
+
+    If an engine fails, exit with `FAILED` when the requests of the other models have ended.
+    """
     with logged(), contextlib.closing(listener):
         asyncio.run(_work(make(), listener, pipe, drain, is_verified))
 
@@ -261,8 +267,20 @@ async def _work(service: Service, listener: socket.socket, pipe: Connection, dra
     except Exception as error:
         problem = error
     started.set()
+    has_failed = False
     with contextlib.suppress(EngineError):  # the supervisor has ended
         await channel.call("report", problem)
         if problem is None:
+            watching = asyncio.ensure_future(_watch(models, server))
             await server.serve(sockets=[listener])
+            has_failed = not watching.cancel()
     await models.close()
+    if has_failed:
+        sys.exit(FAILED)
+
+
+async def _watch(models: Models, server: Server) -> None:
+    """End the server when an engine has failed: its requests have failed, and others would, too."""
+    while all(each.is_open for each in models):
+        await asyncio.sleep(WATCH)
+    server.should_exit = True
