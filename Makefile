@@ -19,7 +19,7 @@ WORDS := transformer attention onnx pronunciation
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test serve-test outside-test bulk-test quick check docs dist format agreement bench bench-peers peers examples hostile gpu clean no-npm
+.PHONY: run test serve-test outside-test bulk-test quick check docs dist format agreement bench bench-peers peers examples hostile exhaustive gpu clean no-npm
 
 run: $(INSTALLED)
 	$(BIN)/txport run g2p-en $(WORDS)
@@ -94,6 +94,10 @@ peers: $(foreach each,$(PEERS) $(ENGINES),$(each)/.installed)
 
 hostile: $(INSTALLED)
 	$(BIN)/python -m tests.hostile
+
+# All pairs of models and precisions, of which `make test` takes those that cover both: before a release.
+exhaustive: $(INSTALLED)
+	TXPORT_EVERY_PAIR=1 $(BIN)/pytest --numprocesses logical --dist worksteal
 
 # Those for which this machine has what they need; it says which it passes over.
 examples: $(INSTALLED) $(HEADERS)/.installed

@@ -30,7 +30,7 @@ from txport.bundles.bundle import Bundle
 ALLOWED = 10.0  # percent
 SLOWER = 0.15
 SLOWED = ("start", "prefill", "step", "select", "infer")  # the calls that run graphs
-PLAN = Plan(batch=(1,), scenario=("phases",), rounds=400, starts=20)
+PLAN = Plan(batch=(1,), scenario=("phases",), rounds=480, starts=48)
 
 
 class Slowed:

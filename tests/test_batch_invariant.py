@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txport
+from tests.covering import in_turn
 from tests.runtimes.driven import seat_mixed
 from tests.tiny import tiny_config, tiny_model
 from txport import runtimes
@@ -106,8 +107,8 @@ def found(bundle: Bundle, runtime: GraphRuntime, texts: list[list[int]], **optio
     return [repr(each) for each in generate(runtime, texts, bundle.manifest.facts, chosen)]
 
 
-@pytest.mark.parametrize("bundle", EACH, ids=" ".join, indirect=True)
-@pytest.mark.parametrize("options", SEARCHES[:5], ids=str)  # groups ask of a graph what beams and samples do
+# Groups ask of a graph what beams and samples do.
+@pytest.mark.parametrize(("options", "bundle"), in_turn(SEARCHES[:5], EACH), ids=str, indirect=["bundle"])
 def test_what_is_found_for_a_text_is_the_same_beside_any_others(bundle: Bundle, options: dict[str, Any]) -> None:
     texts = sources(bundle)
     runtime = opened(bundle)
@@ -120,8 +121,9 @@ def test_what_is_found_for_a_text_is_the_same_beside_any_others(bundle: Bundle, 
     assert found(bundle, runtime, [texts[at] for at in order], **options) == [alone[at] for at in order]
 
 
-@pytest.mark.parametrize("bundle", CONTINUOUS, ids=" ".join, indirect=True)
-@pytest.mark.parametrize("options", [*SEARCHES[2:4], SEARCHES[-1]], ids=str)
+@pytest.mark.parametrize(
+    ("options", "bundle"), in_turn([*SEARCHES[2:4], SEARCHES[-1]], CONTINUOUS), ids=str, indirect=["bundle"]
+)
 def test_what_is_found_is_the_same_in_continuous_batches(bundle: Bundle, options: dict[str, Any]) -> None:
     texts = sources(bundle)
     runtime = opened(bundle)

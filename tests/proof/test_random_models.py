@@ -113,16 +113,16 @@ def numbers_of(plans: Kinds, kinds: Iterable[tuple[str, tuple[str, str]]]) -> li
     return [at + len(plans) * len(names) * (number % len(WEIGHTS)) for number, at in enumerate(sorted(places), 1)]
 
 
-ON_CPU = in_turn(architecture.names(), PLANS)
-ONE_ON_CUDA = in_turn(architecture.names(), ON_CUDA)
+IN_TURN = in_turn(architecture.names(), PLANS + ON_CUDA)
+ON_CPU, ONE_ON_CUDA = ([kind for kind in IN_TURN if kind[1] in plans] for plans in (PLANS, ON_CUDA))
 
 
 def test_every_architecture_and_precision_is_among_those_that_are_tested() -> None:
-    for plans, kinds in ((PLANS, ON_CPU), (ON_CUDA, ONE_ON_CUDA)):
-        drawn = [draw_plan(number, plans) for number in numbers_of(plans, kinds)]
-        assert {architecture.name_of(plan.config) for plan in drawn} == {*architecture.names()}
-        assert {(plan.target, plan.precision) for plan in drawn} == {*plans}
-        assert {plan.weights for plan in drawn} == {*WEIGHTS}
+    both = ((PLANS, ON_CPU), (ON_CUDA, ONE_ON_CUDA))
+    drawn = [draw_plan(number, plans) for plans, kinds in both for number in numbers_of(plans, kinds)]
+    assert {architecture.name_of(plan.config) for plan in drawn} == {*architecture.names()}
+    assert {(plan.target, plan.precision) for plan in drawn} == {*PLANS, *ON_CUDA}
+    assert {plan.weights for plan in drawn} == {*WEIGHTS}
 
 
 def test_only_a_model_that_is_too_small_may_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def test_a_request_finds_what_it_finds_alone(kind: tuple[str, str, str], models:
 
     request = st.tuples(st.sampled_from(TEXTS), st.integers(0, len(known) - 1), st.integers(0, 9), st.integers(0, 3))
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=12, deadline=None)
     @given(requests=st.lists(request, min_size=1, max_size=24), slots=st.integers(1, 9), budget=st.integers(1, 60))
     def check(requests: list[tuple[str, int, int, int]], slots: int, budget: int) -> None:
         with model.engine(slots=slots, budget=budget) as engine:

@@ -6,6 +6,7 @@ tests/hugging_face/record_tokenizers.py recorded what these say, over vocabulari
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ def said(name: str) -> dict[str, Any]:
     return values
 
 
+@cache
 def tokenizers(name: str) -> tuple[FileTokenizer, FileTokenizer]:
     """For sources and for targets."""
     files = companions_of(TOKENIZERS / name)
@@ -93,15 +95,20 @@ def chat_reader(name: str) -> ChatReader:
     return ChatReader(tokenizers(name)[0], chat, continues=False)  # as recorded
 
 
+@cache
+def bytes_of(name: str) -> list[int]:
+    """The tokens of single bytes."""
+    target = tokenizers(name)[1]
+    return [id_ for id_, token in enumerate(target.tokens(range(target.size))) if BYTE.fullmatch(token)] or [0]
+
+
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=25)  # of each of 22 tokenizers
 @given(data=st.data())
 def test_tokens_that_follow_do_not_change_the_text_before_unfinished_characters(name: str, data: st.DataObject) -> None:
     """What is streamed is never taken back: byte tokens are decoded together, and a wrong one changes those before."""
     target = tokenizers(name)[1]
-    names = target.tokens(range(target.size))
-    odd = [id_ for id_, token in enumerate(names) if BYTE.fullmatch(token)] or [0]
-    ids = data.draw(st.lists(st.integers(0, target.size - 1) | st.sampled_from(odd), max_size=12))
+    ids = data.draw(st.lists(st.integers(0, target.size - 1) | st.sampled_from(bytes_of(name)), max_size=12))
     whole = target.decode(ids)
     for count in range(len(ids)):
         text = target.decode(without_last_bytes(ids[:count], target)).rstrip(UNFINISHED)

@@ -191,6 +191,8 @@ class Model(nn.Module):
     def initialise(self) -> None:
         """Initialise weights: Xavier uniform (Glorot and Bengio 2010), zero biases, embeddings with std 1/sqrt(D)."""
         for name, parameter in self.named_parameters():
+            if parameter.is_meta:  # it has no values, and looking it up takes long
+                continue
             if self.is_table(name):
                 nn.init.normal_(parameter, std=self.facts.width**-0.5)
             elif parameter.dim() > 1:

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 import txport
+from tests.covering import in_turn
 from tests.recorded import FAMILIES, is_recorded, names, whole
 from tests.seeded import bundle_of
 from tests.tiny import without_metadata
@@ -38,27 +39,8 @@ FOLDERS = [name for name in names() if is_recorded(name)]
 OF_NEWEST = [name for name in names() if not is_recorded(name)]  # weights as of the folder of version 4.57
 TYPES = {json.loads((FAMILIES / name / CONFIG).read_text())["model_type"]: name for name in reversed(FOLDERS)}
 EACH_TYPE = sorted(TYPES.values())  # a folder of each type
-OF_GRAPHS = (
-    "bart-labels",
-    "bert-labels",
-    "bert-tokens",
-    "gemma3-capped",
-    "llama-yarn",
-    "mistral-hidden",
-    "mistral-window",
-    "opt-post-narrow",
-    "phi3-longrope",
-    "qwen2-labels",
-    "sentences-last",
-    "sentences-mean",
-    "t5",
-    "t5-hidden",
-    "transformers-5/gemma3-both-ways",
-    "transformers-5/flan-t5-tied",
-    "transformers-5/mt5-tied",
-)
-# Portable graphs of a folder of each type, and of what else changes a graph.
-GRAPHS = sorted((name, "portable") for name in {*EACH_TYPE, *OF_GRAPHS}) + [(name, "cpu") for name in FOLDERS]
+# A folder changes the model, and a target's graphs of any model have tests of their own.
+GRAPHS = in_turn(FOLDERS, ["portable", "cpu"])
 # as tests/hugging_face/test_families.py recorded it
 PROMPTS = [[1, 9, 5, 3, 7], [1], [1, 8, 11], [1, 6, 13, 22, 4, 17, 5, 9, 5]]
 SOURCES = [[9, 5, 3, 7, 2], [6, 2], [8, 11, 19, 21, 4, 5, 16, 2]]

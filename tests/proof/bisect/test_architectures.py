@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.covering import in_turn
 from txport.bundles.bundle import seal
 from txport.checkpoints.checkpoint import Checkpoint, fill, load_checkpoint
 from txport.exporters.export import export_graphs
@@ -15,9 +16,9 @@ from txport.proof.bisect.culprit import bisect
 
 
 @pytest.mark.usefixtures("few_cases")
-@pytest.mark.parametrize(("target", "seed"), [("portable", 1), ("cpu", 2)])
-@pytest.mark.parametrize("name", architecture.names())
-def test_every_part_of_an_architecture_is_covered_and_sound(name: str, target: str, seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "plan"), in_turn(architecture.names(), [("portable", 1), ("cpu", 2)]))
+def test_every_part_of_an_architecture_is_covered_and_sound(name: str, plan: tuple[str, int], tmp_path: Path) -> None:
+    target, seed = plan
     found = architecture.find(name)
     model = found.build(found.draw(np.random.default_rng(seed)))
     fill(model, seed)

@@ -349,7 +349,7 @@ def passes(bundle: Bundle, checkpoint: Checkpoint) -> bool:
         return False
 
 
-@pytest.mark.usefixtures("no_origin")
+@pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize(
     ("fault", "plan"), in_turn([*sorted(FAINT), *OF_EACH_KIND.values()], [("cpu", "int8"), ("cpu", "int4")])
 )

@@ -359,15 +359,13 @@ def presets(as_json: bool) -> None:
     from txport.cli import tables
 
     known = folder.presets()
-    import torch
-
     from txport.checkpoints.checkpoint import size_of
+    from txport.checkpoints.weights.streamed import outline
     from txport.models import architecture
 
     found = {}
     for name, config in known.items():
-        with torch.device("meta"):
-            model = architecture.of(config).build(config)
+        model = outline(architecture.of(config).build, config)
         found[name] = (architecture.name_of(config), size_of(model), model.facts.reads.longest)
     if as_json:
         keys = ("architecture", "weights", "positions")
