@@ -15,8 +15,10 @@ import txport
 from tests import transformers_js
 from tests.javascript import in_chromium, on_node
 from tests.models.architectures.test_bert import VOCABULARY, model_of, tiny, word_pieces
+from tests.recorded import ANSWERS, EXPECTED_ANSWERS
+from tests.seeded import bundle_of
 from tests.tiny import unproven
-from txport.checkpoints.checkpoint import save_checkpoint
+from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.errors import UnknownTextError
 
 HEADS = {"hidden": "embed", "labels": "classify", "token_labels": "tag", "tokens": "fill", "spans": "answer"}
@@ -27,7 +29,7 @@ WAYS: dict[str, list[dict[str, Any]]] = {
     "classify": [{}, {"top": 2}],
     "tag": [{}],
     "fill": [{}, {"top": 99}],
-    "answer": [],  # in JavaScript, `infer` alone
+    "answer": [],  # takes a pair of texts
 }
 
 
@@ -184,6 +186,40 @@ def test_pairs_of_texts_are_classified_and_ranked(target: str, types: int, tmp_p
     assert {each["message"] for each in wrong} == {"rank needs a query and an array of texts, all strings"}
     (refusal,) = on_node(bundle, [("classify", pairs[0])])
     assert "a pair of texts needs load(bundle, { tokenizer })" in refusal["message"]
+
+
+@pytest.mark.parametrize(("name", "target"), [("bert", "portable"), ("roberta", "cpu"), ("deberta-v2", "cpu")])
+def test_answers_are_those_of_python(name: str, target: str, tmp_path: Path) -> None:
+    """By tokenizers of words, of bytes and of Unigram; in windows whose edges cut words; of changed letters."""
+    library = transformers_js.tokenizers()
+    bundle = bundle_of(load_checkpoint(str(ANSWERS / name)), tmp_path / "bundle", target).path
+    model = txport.load(bundle)
+    recorded = json.loads((ANSWERS / name / EXPECTED_ANSWERS).read_text(encoding="utf-8"))
+    pairs = list(dict.fromkeys((each["question"], each["context"]) for each in recorded))
+    line = " " if name == "deberta-v2" else "\n"  # the library's `encode` drops a line break of Unigram
+    pairs.append(("who", f"It\u2019s  (na\u00efve) Ada's caf\u00e9, \u00dcber-42. {line} \u4f60\u597d!  " * 4))
+    ways: list[dict[str, Any]] = [{}, {"nbest": 20}, {"impossible": True, "nbest": 3}]
+    ways += [{"window": 40, "stride": stride, "longest": 3, "nbest": 9} for stride in (0, 1, 2, 3)]
+    asked = [(pair, how) for pair in pairs for how in ways]
+    *found, long, number, text, option, skip = on_node(
+        bundle,
+        [
+            *(("answer", *pair, how) for pair, how in asked),
+            ("answer", "who is it " * 40, "Ada"),
+            ("answer", "who", "Ada", {"nbest": 0}),
+            ("answer", "who", 5),
+            ("answer", "who", "Ada", {"top": 1}),
+            ("answer", "who", "Ada", {"unknown": "skip"}),
+        ],
+        library=library,
+    )
+    for (pair, how), theirs in zip(asked, found, strict=True):
+        require_same(theirs, [asdict(each) for each in model.answer(*pair, **how)])
+    assert "leaves 0 of 64 tokens of a window for the context" in long["message"]
+    assert number["message"] == "nbest must be a whole number from 1 on, got 0"
+    assert text["message"].startswith("a question and its context must be strings")
+    assert option["message"].startswith("unknown option 'top'; supported: unknown, special, nbest")
+    assert "leaves out text in which answers are looked for" in skip["message"]
 
 
 def sequence(token: str, type_id: int) -> dict[str, Any]:

@@ -62,8 +62,8 @@ class Window:
     spans: list[tuple[int, int]]  # characters of the words that the tokens at `places` belong to
 
 
-def windows_of(question: str, pair: Aligned, spans: Spans, longest: int) -> list[Window]:
-    """Return the windows of a question and its context.
+def windows_of(question: str, pair: Aligned, spans: Spans, longest: int) -> Iterator[Window]:
+    """Yield the windows of a question and its context.
 
     Raise `LongTextError` if the question leaves no room for more tokens of the context than windows share.
     """
@@ -76,13 +76,10 @@ def windows_of(question: str, pair: Aligned, spans: Spans, longest: int) -> list
     if room <= stride:
         what = f"{shorten(question)} leaves {max(room, 0)} of {size} tokens of a window for the context"
         raise LongTextError(f"{what}, which must be more than the stride, {stride}; shorten the question")
-    starts = [*range(0, max(1, len(context) - stride), room - stride)]
-    found = []
-    for start in starts:
+    for start in range(0, max(1, len(context) - stride), room - stride):
         some = range(first + start, min(first + start + room, last))
         ids = [*pair.ids[:first], *pair.ids[some.start : some.stop], *pair.ids[last:]]
-        found.append(Window(ids, range(first, first + len(some)), list(_words(pair, some))))
-    return found
+        yield Window(ids, range(first, first + len(some)), list(_words(pair, some)))
 
 
 def _words(pair: Aligned, some: range) -> Iterator[tuple[int, int]]:

@@ -486,17 +486,21 @@ class Encoder:
         self, texts: Iterable[tuple[str, str]], spans: Spans, asked: deque[tuple[str, list[Window]]], how: Batches
     ) -> Iterator[list[int]]:
         """Yield the ids of all windows of pairs of texts; add each context and its windows to `asked`."""
-        unknown, special = how.get("unknown", "auto"), switch("special", how.get("special", False))
-        require_unknown(unknown)
         for pair in many("texts", texts):
             if isinstance(pair, str) or not _is_pair(pair):
                 raise TextError(f"a question and its context must be a pair of strings, got {quoted(pair)}")
-            question, context = pair
-            read = reading_pairs(self.tokenizer).encode_aligned(question, context, unknown, special)
-            typed = read._replace(ids=self._typed(read.ids, read.types))
-            own = windows_of(question, typed, spans, self.facts.vocabulary.longest)
-            asked.append((context, own))
+            own = [*self.windows(*pair, spans, how.get("unknown", "auto"), how.get("special", False))]
+            asked.append((pair[1], own))
             yield from (each.ids for each in own)
+
+    def windows(
+        self, question: str, context: str, spans: Spans, unknown: Unknown = "auto", special: bool = False
+    ) -> Iterator[Window]:
+        """Yield the windows in which `answer` looks for spans; raise its errors."""
+        require_unknown(unknown)
+        read = reading_pairs(self.tokenizer).encode_aligned(question, context, unknown, switch("special", special))
+        typed = read._replace(ids=self._typed(read.ids, read.types))
+        yield from windows_of(question, typed, spans, self.facts.vocabulary.longest)
 
     def _masked(self, ids: list[int], text: Text) -> list[int]:
         if (mask := self.facts.vocabulary.mask) not in ids:

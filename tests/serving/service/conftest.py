@@ -16,7 +16,7 @@ from txport.serving.service.asgi import Service, app
 
 @pytest.fixture(scope="session")
 def bundles(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Bundles by name: `spell` (seq2seq), `chat` (causal), `embed`, `rerank`, `hear` (speech)."""
+    """Bundles by name: `spell` (seq2seq), `chat` (causal), `embed`, `rerank`, `hear` (speech), `answer`."""
     return make_bundles(tmp_path_factory.mktemp("served"), checkpoint)
 
 

@@ -16,7 +16,7 @@ import uvicorn
 
 import txport
 from tests.api.test_rank import IDS, SIZES, reranker
-from tests.recorded import WHISPER
+from tests.recorded import ANSWERS, WHISPER
 from tests.seeded import bundle_of, saved
 from tests.text.grown import grown
 from tests.text.test_agreement import tokenizers
@@ -39,6 +39,7 @@ def make_bundles(folder: Path, checkpoint: Path) -> dict[str, Path]:
     encoder = load_checkpoint(str(folder / "embed-model"))
     scorer = load_checkpoint(str(folder / "rerank-model"))
     checkpoints = {"chat": chatting, "embed": encoder, "rerank": scorer, "hear": load_checkpoint(str(WHISPER))}
+    checkpoints["answer"] = load_checkpoint(str(ANSWERS / "bert"))
     found = {name: bundle_of(each, folder / name).path for name, each in checkpoints.items()}
     spell = txport.export(checkpoint, folder / "spell", target="cpu")  # with what `verify` compares
     return {"spell": spell.path, **found}

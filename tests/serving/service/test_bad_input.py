@@ -24,6 +24,7 @@ from txport.serving.service.schema import Field, fits
 GOOD = {"model": "chat", "prompt": "Hello", "max_tokens": 3}
 CHAT = {"model": "chat", "messages": [{"role": "user", "content": "Hello"}]}
 KEY = "a-key-of-some-length"
+ASK = {"model": "answer", "question": "who", "context": "Ada wrote it."}
 SPELL = {"model": "spell", "text": "bad"}
 REFUSED: list[tuple[str, Any, int, str, str | None]] = [  # path, body, status, what the message has, param
     ("/v1/completions", GOOD | {"max_token": 3}, 400, "unknown field 'max_token'; supported: model", "max_token"),
@@ -64,6 +65,15 @@ REFUSED: list[tuple[str, Any, int, str, str | None]] = [  # path, body, status, 
     ("/v1/embeddings", {"model": "embed", "input": "a", "dimensions": 99}, 400, "dimensions must not exceed 16", None),
     ("/v1/rerank", {"model": "rerank", "query": "a", "documents": [{}]}, 400, "or an object with a text", "documents"),
     ("/v1/rerank", {"model": "embed", "query": "a", "documents": ["a"]}, 400, "needs a reranker", "model"),
+    ("/answer", ASK | {"context": None}, 400, "the field 'context' is missing", "context"),
+    ("/answer", ASK | {"context": " "}, 400, "the text is empty", None),
+    ("/answer", ASK | {"model": "embed"}, 400, "needs a model that answers questions; embed is", "model"),
+    ("/answer", ASK | {"nbest": 0}, 400, "nbest must be a whole number of at least 1", "nbest"),
+    ("/answer", ASK | {"stride": 1.5}, 400, "stride must be a whole number of at least 0", "stride"),
+    ("/answer", ASK | {"window": 9, "stride": 8}, 400, "must be more than the stride, 8", None),
+    ("/answer", ASK | {"question": "a " * 99}, 400, "leaves 0 of 64 tokens of a window", None),
+    ("/answer", ASK | {"context": "a " * 1200, "window": 10, "stride": 3}, 400, "more than 1056 windows", None),
+    ("/answer", ASK | {"unknown": "skip"}, 400, "unknown='skip' leaves out text", None),
     ("/v1/nothing", {}, 404, "there is no endpoint /v1/nothing", None),
 ]  # fmt: skip
 
@@ -173,8 +183,18 @@ VALUES = st.recursive(
 def test_no_body_fails_the_service(data: st.DataObject, http: httpx.Client) -> None:
     """Any values of the fields of any endpoint are answered or refused."""
     endpoint = data.draw(st.sampled_from([each for each in ENDPOINTS if each.kind == "application/json"]))
-    usual: dict[str, Any] = {"model": data.draw(st.sampled_from(["spell", "chat", "embed", "rerank", "hear"]))}
-    usual |= {"prompt": "Hello", "messages": CHAT["messages"], "text": "bad", "input": "a", "query": "a"}
+    usual: dict[str, Any] = {
+        "model": data.draw(st.sampled_from(["spell", "chat", "embed", "rerank", "hear", "answer"]))
+    }
+    usual |= {
+        "prompt": "Hello",
+        "messages": CHAT["messages"],
+        "text": "bad",
+        "input": "a",
+        "query": "a",
+        "question": "a",
+        "context": "b",
+    }
     usual |= {"documents": ["a", "b"], "texts": ["b"], "max_new_tokens": 2}
     more = st.dictionaries(st.just("parameters"), VALUES)
     usual["inputs"] = [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"], **data.draw(more)}]

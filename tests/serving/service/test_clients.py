@@ -22,6 +22,7 @@ triton = pytest.importorskip("tritonclient.http", reason="`make serve-test` has 
 checks = pytest.importorskip("schemathesis.specs.openapi.checks", reason="`make serve-test` has it")
 BOUNDED = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 MODELS = {"/translate": "spell", "/v1/embeddings": "embed", "/v1/rerank": "rerank", "/rerank": "rerank"}
+MODELS["/answer"] = "answer"
 MODELS |= dict.fromkeys(("/v1/audio/transcriptions", "/v1/audio/translations"), "hear")
 DESCRIBED: dict[str, Any] = describe(ENDPOINTS, is_admin=False)
 OPERATIONS = [(path, method) for path, methods in DESCRIBED["paths"].items() for method in methods]

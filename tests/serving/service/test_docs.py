@@ -18,7 +18,7 @@ from tests.serving.service.served import running
 from txport.serving import app
 
 PAGE = (Path(__file__).parents[3] / "docs" / "service.md").read_text(encoding="utf-8")
-NAMES = {"g2p-en": "spell", "chat": "chat", "embed": "embed", "rerank": "rerank", "speech": "hear"}
+NAMES = {"g2p-en": "spell", "chat": "chat", "embed": "embed", "rerank": "rerank", "speech": "hear", "squad": "answer"}
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
@@ -31,7 +31,7 @@ def test_the_commands_and_the_program_on_the_page_run(
     soundfile.write(tmp_path / "talk.wav", noise("short"), RATE)
     monkeypatch.chdir(tmp_path)
     commands = [line for line in PAGE.splitlines() if line.startswith("curl ")]
-    assert len(commands) == 6
+    assert len(commands) == 7
     with running(app({name: models[own] for name, own in NAMES.items()})) as url:
         for line in commands:
             spelled = line.replace("localhost:8000", url).replace('"hello", "onnx"', '"bad", "chief"')  # tiny's letters

@@ -77,6 +77,30 @@ def test_documents_are_ranked_as_the_model_ranks_them(http: httpx.Client, models
     assert tei == [{"index": each.index, "score": each.score} for each in wanted]
 
 
+def test_answers_of_many_callers_are_those_of_the_model(url: str, models: dict[str, txport.Model]) -> None:
+    """Of other questions, options and numbers of windows, which share batches."""
+    context = "The harbour is old. It was built by Ada Byron in 1842, and it opens at nine. "
+    options: list[dict[str, Any]] = [{}, {"nbest": 3}, {"impossible": True, "longest": 4}, {"window": 40, "stride": 5}]
+    bodies = [
+        {"question": f"who built {at}?", "context": context * (1 + at % 5), **options[at % len(options)]}
+        for at in range(20)
+    ]
+    wanted = [models["answer"].answer(**body) for body in bodies]
+    bodies[7]["question"] *= 30  # too long: its own error, and no other's
+
+    async def ask() -> list[Any]:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as http:
+            asked = (http.post("/answer", json={"model": "answer", **body}) for body in bodies)
+            return [answer.json() for answer in await asyncio.gather(*asked)]
+
+    found = asyncio.run(ask())
+    assert found.pop(7)["error"]["code"] == "context_length_exceeded"
+    del wanted[7]
+    for each, own in zip(found, wanted, strict=True):
+        told = [(one["answer"], one["score"], one["start"], one["end"]) for one in each["answers"]]
+        assert told == [(one.text, one.score, one.start, one.end) for one in own]
+
+
 def test_tensors_as_the_open_inference_protocol_has_them(http: httpx.Client, models: dict[str, txport.Model]) -> None:
     wanted = [each["last_hidden_state"] for each in models["embed"].infer(TEXTS)]
     longest = max(map(len, wanted))

@@ -38,8 +38,9 @@ def test_the_page_lists_models_and_measures_in_chromium(url: str, tmp_path: Path
         "embed (embed)",
         "rerank (rerank)",
         "hear (transcribe)",
+        "answer (answer)",
     ]
     shown = dict(re.findall(r'id="(state|running|waiting|rate)"[^>]*>([^<]*)<', done.stdout))
-    assert shown["state"] == "5 models"
+    assert shown["state"] == "6 models"
     assert (shown["running"], shown["waiting"]) == ("0", "0")
     assert re.fullmatch(r"\d+\.\d", shown["rate"])

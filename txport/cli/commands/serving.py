@@ -105,9 +105,9 @@ def serve(
 ) -> None:
     """Serve each BUNDLE over HTTP, under the NAME or the name of its folder (docs/service.md).
 
-    OpenAI's completions, chats, embeddings and transcriptions; /v1/rerank, /translate, the Open Inference Protocol for
-    encoders, metrics for Prometheus, and a page for people at /. SIGTERM ends it when its requests have ended; SIGHUP
-    loads the bundles again, and a new one replaces the old one if `txport verify` passes on it.
+    OpenAI's completions, chats, embeddings and transcriptions; /v1/rerank, /translate, /answer, the Open Inference
+    Protocol for encoders, metrics for Prometheus, and a page for people at /. SIGTERM ends it when its requests have
+    ended; SIGHUP loads the bundles again, and a new one replaces the old one if `txport verify` passes on it.
     """
     with needed("txport[serve]", "a service"):
         from txport.serving.service.asgi import app

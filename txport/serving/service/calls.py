@@ -107,6 +107,7 @@ NEEDED = {
     "translate": "a seq2seq model",
     "transcribe": "a speech model",
     "embed": "a model that gives vectors",
+    "answer": "a model that answers questions",
 }
 
 

@@ -32,6 +32,7 @@ from txport.text.base import Unknown
 
 MAX_WAIT = 86_400  # seconds of a deadline
 MAX_DIGITS = 18  # of a token id
+MAX_WINDOW = 1024  # tokens: the products of its spans take 8 MB
 TEXTS = either(text(), listed(text(), 1))
 OBJECT: Mapping[str, object] = {"type": "object"}
 BIASES = {**OBJECT, "maxProperties": MAX_ITEMS}
@@ -165,6 +166,21 @@ TEI_RERANK = Body(  # the shape of Text Embeddings Inference
         Field("raw_scores", SWITCH, "Only false.", only=(False,)),
         Field("truncate", SWITCH, "Cut texts that are too long; default: true."),
         Field("truncation_direction", words("Right"), "Only Right."),
+    )
+)
+ANSWER = Body(
+    (
+        MODEL,
+        Field("question", text(1), "The question.", is_required=True),
+        Field("context", text(1), "The text that has the answers.", is_required=True),
+        Field("nbest", whole(1, MAX_ROWS), "Number of answers; default: 1."),
+        Field("longest", whole(1, MAX_WINDOW), "Maximum number of tokens of an answer; default: 15."),
+        Field("stride", whole(0, MAX_WINDOW), "Tokens of the context that two windows share; default: 128."),
+        Field("window", whole(1, MAX_WINDOW), "Maximum number of tokens of a window; default: 384."),
+        Field("impossible", SWITCH, "One of the answers may be none, as in SQuAD 2."),
+        UNKNOWN,
+        SPECIAL,
+        USER,
     )
 )
 FORMATS = words("json", "text", "verbose_json")

@@ -34,8 +34,9 @@ export function requireAbility(facts, asked) {
     throw new UnsupportedError(`${asked} needs an encoder-only model; this model generates: use generate`);
   }
   const gives = facts.outputs.map((each) => each.name).join(", ");
-  const own = able === "answer" ? "" : `${able} or `;
-  throw new UnsupportedError(`${asked} is not for this encoder-only model with the outputs ${gives}: use ${own}infer`);
+  throw new UnsupportedError(
+    `${asked} is not for this encoder-only model with the outputs ${gives}: use ${able} or infer`,
+  );
 }
 
 /** How many labels or tokens are asked for. @param {unknown} top */

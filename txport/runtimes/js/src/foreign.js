@@ -3,6 +3,7 @@
  * become those that txport in Python finds: what the model has no id for is unknown, and may be refused or left out.
  */
 
+import { placesOf } from "./aligned.js";
 import { BundleError, UnknownTextError, UnsupportedError, quoted } from "./errors.js";
 import { bytesOf } from "./search/stops.js";
 import { idsOf, outside, specialOf, vocabularyOf } from "./words.js";
@@ -70,22 +71,37 @@ export function foreign({ source, target }, facts, cleansUp, files) {
   const known = files.source === null ? null : knownBy(files.source, reads);
   const plain = (/** @type {string} */ text) => idsIn(target.encode(text, { add_special_tokens: false }));
   const name = (/** @type {number} */ id) => String(target.decode([id], { skip_special_tokens: false }));
+  /** @type {NonNullable<import("./tokenizer.js").Reader["encodePair"]>} */
+  const encodePair = (text, other, unknown) => {
+    if (known === null)
+      throw new UnsupportedError("a pair of texts needs the bundle's tokenizer.json, and it has none");
+    const first = piecesOf(source, text);
+    const both = piecesOf(source, text, { text_pair: other });
+    if (both.length <= first.length || !first.every(({ id }, place) => both[place].id === id))
+      throw new UnsupportedError("the tokenizer's encode must read text_pair, as those of transformers.js do");
+    const read = (/** @type {Piece[]} */ pieces) => known(`${text} with ${other}`, pieces, unknown);
+    const ids = [first, both.slice(first.length)].map(read);
+    return facts.has_token_types ? [...ids[0], ...ids[1].map((id) => id + reads.size)] : ids.flat();
+  };
+  const kinds = files.source === null ? [] : typesOf(files.source.pre_tokenizer);
   return {
     encode(text, unknown) {
       if (known !== null) return known(text, piecesOf(source, text), unknown);
       if (unknown === "auto" || unknown === "token") return idsIn(source.encode(text, {}));
       throw new UnsupportedError(`unknown ${quoted(unknown)} needs the bundle's tokenizer.json, and it has none`);
     },
-    encodePair(text, other, unknown) {
-      if (known === null)
-        throw new UnsupportedError("a pair of texts needs the bundle's tokenizer.json, and it has none");
-      const first = piecesOf(source, text);
-      const both = piecesOf(source, text, other);
-      if (both.length <= first.length || !first.every(({ id }, place) => both[place].id === id))
-        throw new UnsupportedError("the tokenizer's encode must read text_pair, as those of transformers.js do");
-      const read = (/** @type {Piece[]} */ pieces) => known(`${text} with ${other}`, pieces, unknown);
-      const ids = [first, both.slice(first.length)].map(read);
-      return facts.has_token_types ? [...ids[0], ...ids[1].map((id) => id + reads.size)] : ids.flat();
+    encodePair,
+    encodeAligned(text, other, unknown) {
+      const ids = encodePair(text, other, unknown);
+      const both = piecesOf(source, text, { text_pair: other });
+      const bare = (/** @type {string} */ word) => piecesOf(source, word, { add_special_tokens: false });
+      const places = placesOf(other, kinds, bare);
+      const isAt = (/** @type {number} */ first) => places?.every(({ id }, at) => both[first + at]?.id === id);
+      const from = piecesOf(source, text).length;
+      const first = Array.from(both.keys()).find((at) => at >= from && isAt(at));
+      if (places === null || first === undefined || ids.length !== both.length)
+        throw new UnsupportedError("this package can't tell which characters the tokens of the context are");
+      return { ids, first, places };
     },
     decode(ids) {
       const kept = ids.filter((id) => !special.has(id) && (words === null || words.has(id)));
@@ -111,11 +127,10 @@ function idsIn(found) {
  *
  * @param {ForeignTokenizer} tokenizer
  * @param {string} text
- * @param {string} [other] the second of two texts that are read as one input
+ * @param {{ text_pair?: string, add_special_tokens?: boolean }} [how]
  * @returns {Piece[]}
  */
-function piecesOf(tokenizer, text, other) {
-  const how = other === undefined ? {} : { text_pair: other };
+function piecesOf(tokenizer, text, how = {}) {
   const found = tokenizer.encode(text, how);
   const tokens = found.tokens ?? tokenizer.tokenize?.(text, { add_special_tokens: true, ...how });
   const ids = idsIn(found);
@@ -195,7 +210,7 @@ function spellingOf(tokenizer, parts, words) {
 
 /** The type of a part of a tokenizer and of its parts. @param {any} part @returns {string[]} */
 function typesOf(part) {
-  return part === null ? [] : [part.type, ...(part.decoders ?? []).flatMap(typesOf)];
+  return part === null ? [] : [part.type, ...(part.decoders ?? part.pretokenizers ?? []).flatMap(typesOf)];
 }
 
 /** The letter that byte-level tokens are written with -> its byte: 255 is followed by those that can't be shown. */

@@ -137,6 +137,20 @@ export interface TopOptions extends TextOptions {
   top?: number;
 }
 
+/** Which parts of a context may be answers; names, meanings and defaults are those of txport in Python. */
+export interface AnswerOptions extends TextOptions {
+  /** Number of answers; default: 1. */
+  nbest?: number;
+  /** Maximum number of tokens of an answer; default: 15. */
+  longest?: number;
+  /** Tokens of the context that two windows share; default: 128, at most half a window. */
+  stride?: number;
+  /** Maximum number of tokens of a window, with the question; default: 384, or what the model takes. */
+  window?: number;
+  /** One of the answers may be "": that there is none. */
+  impossible?: boolean;
+}
+
 /** What ended a target: an end token, the maximum length, or a stop string (also if no token was allowed). */
 export type Finish = "end" | "length" | "stop";
 
@@ -188,6 +202,14 @@ export interface Fill {
   token: string;
   id: number;
   score: number;
+}
+
+/** A part of a context, `context.slice(start, end)`, and its probability; "" if there is no answer. */
+export interface Answer {
+  text: string;
+  score: number;
+  start: number;
+  end: number;
 }
 
 export interface Tokens {
@@ -274,6 +296,8 @@ export interface Model {
   /** Texts with their scores for a query, the highest first; of a reranker, a classifier with one label. */
   rank(query: string, texts: string[], options?: TopOptions): Promise<{ index: number; text: string; score: number }[]>;
   tag(text: string | number[], options?: TextOptions): Promise<Tag[]>;
+  /** Parts of a context that answer a question, the most probable first. */
+  answer(question: string, context: string, options?: AnswerOptions): Promise<Answer[]>;
   /** The likeliest tokens for each mask of a text. */
   fill(text: string | number[], options?: TopOptions): Promise<Fill[][]>;
   release(): Promise<void>;

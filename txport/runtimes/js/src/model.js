@@ -1,5 +1,6 @@
 /** A loaded bundle: texts or token ids in, texts or token ids out. */
 
+import { answersOf, spansOf, windowsOf } from "./answers.js";
 import { CpuRuntime } from "./cpu.js";
 import {
   SENTENCE,
@@ -119,6 +120,26 @@ export class Model {
    * @param {boolean} [special]
    */
   encode(text, unknown = "auto", special = false) {
+    this.#require(text, unknown, special);
+    if (!isPair(text)) return this.#checked(this.#reader.encode(text, unknown, special));
+    return this.#checked(this.#pairs("encodePair")(text[0], text[1], unknown));
+  }
+
+  /** What reads pairs of texts. @template {"encodePair" | "encodeAligned"} Name @param {Name} name */
+  #pairs(name) {
+    const read = this.#reader[name];
+    if (read === undefined) throw new UnsupportedError("a pair of texts needs load(bundle, { tokenizer })");
+    return /** @type {NonNullable<import("./tokenizer.js").Reader[Name]>} */ (read.bind(this.#reader));
+  }
+
+  /**
+   * Refuse what is no text, or no way to read one.
+   *
+   * @param {string | [string, string]} text
+   * @param {Unknown} unknown
+   * @param {boolean} special
+   */
+  #require(text, unknown, special) {
     const texts = isPair(text) && this.facts.task === "encode" ? text : [text];
     const strange = texts.find((each) => typeof each !== "string");
     if (strange !== undefined) throw new TextError(`a text must be a string, got ${quoted(strange)}`);
@@ -129,11 +150,7 @@ export class Model {
       if (each.trim() === "") throw new UnknownTextError("the text is empty; give at least one character");
       if (/\p{Surrogate}/u.test(each)) throw new TextError(`${quoted(each)} is not UTF-8 text`);
     }
-    if (!isPair(text)) return this.#checked(this.#reader.encode(text, unknown, special));
-    if (special) throw new UnsupportedError("a pair of texts is not read with special: true");
-    if (this.#reader.encodePair === undefined)
-      throw new UnsupportedError("a pair of texts needs load(bundle, { tokenizer })");
-    return this.#checked(this.#reader.encodePair(text[0], text[1], unknown));
+    if (isPair(text) && special) throw new UnsupportedError("a pair of texts is not read with special: true");
   }
 
   /** Text of target ids, special tokens left out. @param {number[]} ids */
@@ -365,6 +382,30 @@ export class Model {
       const found = scores(rowOf(outputs.logits, place), "softmax");
       return best(found, top).map((id) => ({ token: this.#name(id), id, score: found[id] }));
     });
+  }
+
+  /**
+   * Parts of a context that answer a question, the most probable first. A context of any length is read in windows.
+   *
+   * @param {string} question
+   * @param {string} context
+   * @param {import("./index.js").AnswerOptions} [options]
+   */
+  async answer(question, context, options = {}) {
+    requireKnown(options, ["unknown", "special", "nbest", "longest", "stride", "window", "impossible"]);
+    requireAbility(this.facts, "answer");
+    const { unknown = "auto", special = false } = options;
+    const spans = spansOf(options);
+    if (typeof question !== "string" || typeof context !== "string")
+      throw new TextError(`a question and its context must be strings, got ${quoted([question, context])}`);
+    this.#require([question, context], unknown, special);
+    if (unknown === "skip")
+      throw new TextError("unknown: 'skip' leaves out text in which answers are looked for; use another value");
+    const aligned = this.#pairs("encodeAligned")(question, context, unknown);
+    const windows = windowsOf(question, aligned, spans, Number(this.facts.source?.longest));
+    const outputs = [];
+    for (const { ids } of windows) outputs.push((await this.#infer(ids)).outputs);
+    return answersOf(context, windows, outputs, spans);
   }
 
   /** Let go of the sessions; nothing can be asked of the model any more. */

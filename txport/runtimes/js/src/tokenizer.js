@@ -18,6 +18,8 @@ import { SPACE, idsOf, outside, specialOf, vocabularyOf } from "./words.js";
  *   `special`, those that the text spells too
  * @property {(text: string, other: string, unknown: Unknown) => number[]} [encodePair] two texts read as one input; an
  *   id of the second is larger by the vocabulary if tokens have types
+ * @property {(text: string, other: string, unknown: Unknown) => import("./answers.js").Aligned} [encodeAligned] as
+ *   `encodePair`, and where the tokens of the second text are in it
  * @property {(ids: number[]) => string} decode special tokens left out
  * @property {(ids: number[]) => string[]} tokens each as the vocabulary writes it
  * @property {(id: number) => string | null} spelling the bytes that a token adds to a text, one letter each; null for

@@ -1,23 +1,27 @@
-"""`/v1/embeddings`, and `/v1/rerank` with `/rerank`: vectors and scores of encoder-only models."""
+"""`/v1/embeddings`, `/v1/rerank` with `/rerank`, and `/answer`: what encoder-only models give."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from itertools import islice
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from txport.api.answers import Spans, Window, answers
 from txport.api.encoding import Batches, Vectors
 from txport.api.model import Model
-from txport.errors import UnknownTextError
+from txport.errors import LongTextError, UnknownTextError
 from txport.serving.service.calls import Call, Endpoint, require, require_fit
 from txport.serving.service.errors import InvalidRequestError
-from txport.serving.service.fields import EMBEDDINGS, RERANK, TEI_RERANK
-from txport.serving.service.models import Served
+from txport.serving.service.fields import ANSWER, EMBEDDINGS, RERANK, TEI_RERANK
+from txport.serving.service.models import TEXTS, Served
+from txport.serving.service.routes.inference import Inference
 
 READING = ("truncate", "unknown", "special")
 Vector = NDArray[np.float32]
@@ -123,6 +127,32 @@ def _document(value: object) -> str:
     return text
 
 
+async def answer(call: Call, served: Served) -> Mapping[str, object]:
+    """Answer a question by parts of a context, the most probable first; windows of all requests share batches."""
+    require(served, "answer")
+    options: dict[str, Any] = call.given("nbest", "longest", "stride", "window", "impossible")
+    spans, context = Spans(**options), call.text("context")
+    windows = await asyncio.to_thread(_windows, call, served, spans)
+    outputs = await call.batched(served, Inference(served.model), [each.ids for each in windows], {})
+    found = await asyncio.to_thread(answers, context, windows, outputs, spans)
+    tokens = sum(len(each.ids) for each in windows)
+    call.finish(served.name, tokens)
+    results = [{"answer": each.text, "score": each.score, "start": each.start, "end": each.end} for each in found]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"model": served.name, "answers": results, "usage": usage}
+
+
+def _windows(call: Call, served: Served, spans: Spans) -> list[Window]:
+    """Return the windows of a request; raise `LongTextError` for more than may wait and run."""
+    most = served.sizes.queue + TEXTS
+    reading: dict[str, Any] = call.given("unknown", "special")
+    found = served.model.windows(call.text("question"), call.text("context"), spans, **reading)
+    windows = list(islice(found, most + 1))
+    if len(windows) > most:
+        raise LongTextError(f"the context has more than {most} windows; shorten it, or make the stride smaller")
+    return windows
+
+
 def only_reranker(call: Call) -> Served:
     """Return the named model, or the only reranker of the service."""
     if "model" in call.values:
@@ -135,6 +165,7 @@ def only_reranker(call: Call) -> Served:
 
 VECTORS = {"type": "object", "required": ["object", "data", "model", "usage"]}
 RANKED = {"type": "object", "required": ["model", "results", "usage"]}
+ANSWERED = {"type": "object", "required": ["model", "answers", "usage"]}
 ENDPOINTS = (
     Endpoint("/v1/embeddings", "Vectors of texts, as OpenAI's", embeddings, EMBEDDINGS, VECTORS),
     Endpoint("/v1/rerank", "Order documents by their scores for a query, as Jina's", rerank, RERANK, RANKED),
@@ -142,4 +173,5 @@ ENDPOINTS = (
         "/rerank", "Like /v1/rerank, as Text Embeddings Inference", tei_rerank, TEI_RERANK, {"type": "array"},
         model_of=only_reranker,
     ),
+    Endpoint("/answer", "Answer a question by parts of a text, as model.answer", answer, ANSWER, ANSWERED),
 )  # fmt: skip
