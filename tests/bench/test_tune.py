@@ -64,6 +64,11 @@ def test_the_best_settings_are_first_and_the_defaults_are_among_them(goal: str, 
     assert best.gain > tune.CLEAR or best.choice == tune.BASE
 
 
+def test_answers_to_random_sources_have_an_end(fused: Bundle) -> None:
+    outputs: Any = tune.Session(str(fused.path), tune.DEFAULT, ()).outputs()["outputs"]
+    assert max(len(each.split()) for each in outputs) == tune.TOKENS
+
+
 def search_of(*bundles: Bundle) -> tune.Search:
     return tune.Search(bundles, "latency", (), time.monotonic() + DAY)
 

@@ -40,7 +40,7 @@ SLOW = "reference"  # a runtime that computes one node after the other in Python
 ROUNDS = 5  # of a stage
 MAX_ROUND = 10.0  # seconds of a choice
 COMPARED = 16  # texts whose outputs must be those of the defaults
-TOKENS = 16  # new tokens of models whose answers have no end of their own
+TOKENS = 16  # new tokens where answers have no end of their own: of causal models, and for random sources
 CLEAR = 1.02  # a gain below this is noise: the defaults stay
 HELD = 3  # times its size on disk that a bundle takes in memory, at most
 SLOWER = 10  # times the defaults' time to start and to answer that settings may take
@@ -283,6 +283,8 @@ class Session:
         self._model = load(path, runtime=settings.runtime, threads=settings.threads, workers=settings.workers)
         self._size = settings.batch_size
         self._at_once = settings.batch_size * settings.workers
+        # None: answers to real texts have an end of their own, but for those of causal models
+        self._tokens = None if texts and self._model.facts.is_encoder_decoder else TOKENS
         if not texts:  # random tokens
             texts = [" ".join(map(str, row)) for row in draw_source(self._model.facts, Protocol(batch=COMPARED))]
             self._model.tokenizer = NumberTokenizer(self._model.facts, exact=True)
@@ -322,8 +324,7 @@ class Session:
         if not facts.generates:
             name = facts.outputs[-1].name
             return [each[name].argmax(axis=-1).tolist() for each in self._model.infer(texts, batch_size=self._size)]
-        tokens = None if facts.is_encoder_decoder else TOKENS
-        found = self._model.generate(texts, batch_size=self._size, max_new_tokens=tokens, do_sample=False)
+        found = self._model.generate(texts, batch_size=self._size, max_new_tokens=self._tokens, do_sample=False)
         return [each.output for each in found]
 
 
