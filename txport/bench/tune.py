@@ -283,7 +283,7 @@ class Session:
         self._model = load(path, runtime=settings.runtime, threads=settings.threads, workers=settings.workers)
         self._size = settings.batch_size
         self._at_once = settings.batch_size * settings.workers
-        # None: answers to real texts have an end of their own, but for those of causal models
+        # none for an encoder-decoder that reads real texts: its answers have an end of their own
         self._tokens = None if texts and self._model.facts.is_encoder_decoder else TOKENS
         if not texts:  # random tokens
             texts = [" ".join(map(str, row)) for row in draw_source(self._model.facts, Protocol(batch=COMPARED))]
