@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from benchmarks.peers.engines import Model
 from benchmarks.peers.environments import DECODERS, ENCODERS, ENGINES
 from benchmarks.peers.lines import COMPILED, CT2_FP32, CT2_INT8, EAGER, LLAMA, OPENVINO, OPTIMUM, Line, Task
+from txport import runtimes
+from txport.errors import UnavailableError
 
 OURS = ENGINES + "txport_cpu"
 VECTORS = ENGINES + "txport_encoder"
@@ -62,9 +65,11 @@ def ours(line: Line, cores: int) -> list[Candidate]:
         Candidate(
             engine=PORTABLE_VECTORS if line.task.encodes else PORTABLE,
             model=Model(checkpoint=line.task.checkpoint, precision=precision),
-            options={**options, "runtime": "openvino"},
+            options={**options, "runtime": runtime},
         )
-        for precision, options in product(line.precisions if is_newer else (), threads_of(line.task, cores))
+        for precision, options, runtime in product(
+            line.precisions if is_newer else (), threads_of(line.task, cores), on_openvino(line)
+        )
     ]
     return portable + [
         Candidate(
@@ -76,6 +81,15 @@ def ours(line: Line, cores: int) -> list[Candidate]:
         )
         for precision, options in product(line.precisions, threads_of(line.task, cores))
     ]
+
+
+def on_openvino(line: Line) -> Iterator[str]:
+    """Yield the runtimes of OpenVINO for portable bundles; for decoders also in bf16, as its own pipeline computes."""
+    yield "openvino"
+    with suppress(UnavailableError):
+        if not line.task.encodes and line.precisions != ("fp32",):
+            runtimes.require("openvino-bf16", "cpu")
+            yield "openvino-bf16"
 
 
 def theirs(line: Line, cores: int) -> list[Candidate]:

@@ -26,7 +26,7 @@ from txport.proof.few_bits.kernels import product_of
 from txport.proof.verify.check import verify
 from txport.runtimes.ort.onnx_runtime import ort
 
-KINDS = ["preset:tiny", "preset:gpt2-tiny", "preset:bert-tiny"]
+KINDS = ["preset:tiny", "preset:gpt2-tiny", "preset:bert-tiny", "preset:llama-experts-tiny", "preset:deberta-tiny"]
 PRECISIONS = ["int8", "int4"]
 Make = Any
 

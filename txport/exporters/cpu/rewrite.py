@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from txport.bundles.forms import DYNAMIC, Stored
-from txport.exporters.fused.packs import MICROSOFT, is_linear
+from txport.exporters.fused.packs import MICROSOFT, weight_of
 from txport.exporters.fused.quantize import spread_of
 from txport.exporters.fused.rewrite import Matrix, Quantising, in_blocks, looked_up, once
 
@@ -134,4 +134,4 @@ def _lookup(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, ma
         yield ir.node("Gemm", [chosen.outputs[0], spread, rows.outputs[0]], attributes={"transA": 1})
 
 
-ON_CPU = Quantising(is_linear, _linear, _lookup, ir.DataType.FLOAT)
+ON_CPU = Quantising(weight_of, _linear, _lookup, ir.DataType.FLOAT)

@@ -15,7 +15,7 @@ from txport.bundles.forms import BLOCKS, Form, Stored, blocks_of
 from txport.bundles.manifest import Manifest
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.errors import UnsupportedError
-from txport.exporters.fused.packs import is_product, parts_of
+from txport.exporters.fused.packs import is_product, parts_of, weight_of
 from txport.exporters.fused.rewrite import Matrix, Quantising, in_blocks, looked_up, tables_of, tags_of
 
 ALIGNED = 8  # kernels process this many rows at a time; for other counts, each step unpacks the whole matrix
@@ -87,4 +87,4 @@ def _lookup(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, ma
     yield from looked_up(model, node.inputs[1], values, stored, matrix, len(shape) - 1, has_zeros=True)
 
 
-ON_DEVICE = Quantising(is_product, _linear, _lookup, ir.DataType.FLOAT16)
+ON_DEVICE = Quantising(weight_of, _linear, _lookup, ir.DataType.FLOAT16)

@@ -94,6 +94,11 @@ def is_product(node: ir.Node) -> bool:
     return weight is not None and weight.is_initializer() and node.attributes.get_int("transB", 0) == 1
 
 
+def weight_of(node: ir.Node) -> ir.Value | None:
+    """Return the weight (out, in) by which a Gemm or a FusedMatMul multiplies, None for other nodes."""
+    return node.inputs[1] if is_linear(node) or is_product(node) else None
+
+
 def _join(model: ir.Model, values: Iterable[ir.Value | None]) -> ir.Value:
     """Concatenate initializers along the first axis; the result records and contains the names of all.
 

@@ -123,16 +123,15 @@ Build = Callable[[ir.Model, ir.Node, Stored, ir.Value, Matrix], Iterator[ir.Node
 class Quantising:
     """The operators of quantised matrices on a target.
 
-    `is_linear`: True for nodes that multiply by a weight or transpose it for that; it is their input `at`. `linear` and
-    `lookup`: return the nodes that replace such a node or a lookup; the last one computes the same output. `scales_in`:
-    dtype of the scales.
+    `weight_of`: the weight by which a node multiplies, or that it transposes for a product; None for other nodes.
+    `linear` and `lookup`: return the nodes that replace such a node or a lookup; the last one computes the same output.
+    `scales_in`: dtype of the scales.
     """
 
-    is_linear: Callable[[ir.Node], bool]
+    weight_of: Callable[[ir.Node], ir.Value | None]
     linear: Build
     lookup: Build
     scales_in: ir.DataType
-    at: int = 1
 
 
 def apply_forms(
@@ -154,7 +153,8 @@ def apply_forms(
     recorded: dict[str, Stored] = {}
     held: dict[str, tuple[ir.Value, Stored, Matrix]] = {}
     for node in list(model.graph):
-        weight = node.inputs[how.at] if how.is_linear(node) else _table(node, tables)
+        multiplied = how.weight_of(node)
+        weight = _table(node, tables) if multiplied is None else multiplied
         form = None if weight is None else forms.get(str(weight.name))
         if weight is None or form is None:
             continue
@@ -170,7 +170,7 @@ def apply_forms(
             held[name] = _store(model, weight, form, matrix, is_table=name in tables)
         values, stored, matrix = held[name]
         recorded[str(values.name)] = stored
-        build = how.linear if how.is_linear(node) else how.lookup
+        build = how.lookup if multiplied is None else how.linear
         _replace(model, node, list(build(model, node, stored, values, matrix)))
     for name in held:
         del model.graph.initializers[name]

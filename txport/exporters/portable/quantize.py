@@ -16,7 +16,7 @@ from txport.bundles.manifest import Manifest
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.errors import UnsupportedError
 from txport.exporters.cpu.choose import in_eight_bits
-from txport.exporters.fused.packs import parts_of
+from txport.exporters.fused.packs import weight_of
 from txport.exporters.fused.rewrite import Matrix, Quantising, once, tables_of, tags_of
 
 QDQ_OPSET = 21  # first opset whose DequantizeLinear has blocks
@@ -28,17 +28,18 @@ def forms_of(
 ) -> dict[str, Form]:
     """Return initializer -> form for the graphs of an export, none of them `chosen`.
 
-    Embeddings and, in int4, the matrices that gain most from it have 8 bits. A matrix without whole blocks stays in
-    fp32, and so does a linear layer without a tag, such as a head. `packed` matrices of another tool are taken as they
-    are by int4. Raises `UnsupportedError` if no matrix has whole blocks.
+    Embeddings and, in int4, the matrices that gain most from it have 8 bits. These stay in fp32: matrices without whole
+    blocks, linear layers without a tag, such as heads, and matrices that several products of a graph read, which ONNX
+    Runtime does not fuse. int4 takes matrices that another tool has packed as they are. Raises `UnsupportedError` if no
+    matrix has whole blocks.
     """
     tags, tables = tags_of(checkpoint.outline), tables_of(checkpoint.outline)
     packed = checkpoint.packed if manifest.precision == "int4" else {}
     wide = {*tables, *in_eight_bits(tags)} if manifest.facts.is_causal else {*tables}
     forms: dict[str, Form] = {}
     for node in (node for model in models.values() for node in model.graph):
-        weight = node.inputs[0] if is_turned(node) or node.op_type == "Gather" else None
-        if weight is None or (name := str(weight.name)) not in {*tags, *tables}:
+        weight = node.inputs[0] if node.op_type == "Gather" else _weight_of(node)
+        if weight is None or (name := str(weight.name)) not in {*tags, *tables} or _products_of(weight) > 1:
             continue
         assert weight.shape is not None
         block = next((size for size in SIZES if weight.shape.numpy()[1] % size == 0), None)
@@ -51,14 +52,21 @@ def forms_of(
     return forms
 
 
-def is_turned(node: ir.Node) -> bool:
-    """True if a node transposes a weight (out, in) of the checkpoint for a product."""
-    weight = node.inputs[0] if node.op_type == "Transpose" else None
-    return weight is not None and weight.is_initializer() and len(parts_of(weight)) == 1
+def _weight_of(node: ir.Node) -> ir.Value | None:
+    """Return the weight (out, in) that a node transposes for a product, or by which a Gemm multiplies, or None."""
+    weight = node.inputs[0] if node.op_type == "Transpose" else weight_of(node)
+    return weight if weight is not None and weight.is_initializer() else None
+
+
+def _products_of(weight: ir.Value) -> int:
+    """Return the number of products of a graph that read a weight."""
+    readers = [node for node, _ in weight.uses()]
+    turned = sum(len(list(node.outputs[0].uses())) for node in readers if node.op_type == "Transpose")
+    return turned + sum(node.op_type == "Gemm" for node in readers)
 
 
 def _linear(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, matrix: Matrix) -> Iterator[ir.Node]:
-    """Yield the nodes that make the transposed weight (in, out)."""
+    """Yield the nodes that make the transposed weight (in, out), and those of a Gemm's product and bias."""
     assert stored.form is not None
     given = [values, once(model, str(stored.scales), matrix.scales)]
     if stored.form.zeros:
@@ -66,7 +74,11 @@ def _linear(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, ma
     turned = [ir.node("Transpose", [each], attributes={"perm": [1, 0]}) for each in given]
     yield from turned
     attributes = {"axis": 0, "block_size": stored.form.block or 1}
-    yield ir.node("DequantizeLinear", [each.outputs[0] for each in turned], attributes=attributes)
+    yield (weight := ir.node("DequantizeLinear", [each.outputs[0] for each in turned], attributes=attributes))
+    if node.op_type == "Gemm":
+        yield (product := ir.node("MatMul", [node.inputs[0], weight.outputs[0]]))
+        if len(node.inputs) > 2:
+            yield ir.node("Add", [product.outputs[0], node.inputs[2]])
 
 
 def _lookup(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, matrix: Matrix) -> Iterator[ir.Node]:
@@ -91,4 +103,4 @@ def _lookup(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, ma
     yield ir.node("Reshape", [scaled.outputs[0], whole])
 
 
-STANDARD = Quantising(is_turned, _linear, _lookup, ir.DataType.FLOAT, at=0)
+STANDARD = Quantising(_weight_of, _linear, _lookup, ir.DataType.FLOAT)
