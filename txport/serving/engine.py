@@ -282,9 +282,9 @@ class Engine:
         """Whether the engine takes requests: it is not closed, and has not failed."""
         return self._worker.is_open
 
-    def full(self) -> QueueFullError | None:
-        """Return the error of another request, or None if there is room for it."""
-        return self._worker.full()
+    def full(self, count: int = 1) -> QueueFullError | None:
+        """Return the error of `count` more requests, or None if there is room for them."""
+        return self._worker.full(count)
 
     def stats(self) -> Stats:
         """Return the statistics now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import shutil
@@ -18,14 +19,15 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import uvicorn
 
 import txport
 from tests.cli.processes import assert_one_line, run, start, without
 from tests.serving.service.served import PATIENCE, address_of, client, metric, running, wait_for
 from tests.serving.service.test_encoding import recording
-from txport.serving.service.asgi import app
+from txport.serving.service.asgi import Service, app
 from txport.serving.service.models import Served, Sizes, Source
-from txport.serving.service.server import bound, serve
+from txport.serving.service.server import bound, config_of, serve
 
 KEY = "a-key-of-some-length"
 BODY = {"model": "chat", "prompt": "Hello", "max_tokens": 300, "eos_token_id": 7}
@@ -249,6 +251,54 @@ def test_a_full_queue_is_told_with_the_time_to_wait(gated: tuple[txport.Model, G
     assert [each.status_code for each in others] == [200] * 3
 
 
+def asked_at_once(service: Service, *rounds: list[dict[str, object]]) -> list[list[tuple[int, bool]]]:
+    """Serve in this thread, and send the bodies of a round before it reads; return the statuses of answers.
+
+    And whether each has an id: what is refused when it is read has none.
+    """
+
+    async def ask(port: int, bodies: list[dict[str, object]]) -> list[tuple[int, bool]]:
+        with contextlib.ExitStack() as stack:
+            callers = [stack.enter_context(asking(f"http://127.0.0.1:{port}", body)) for body in bodies]
+            for caller in callers:
+                caller.setblocking(False)
+            loop = asyncio.get_running_loop()
+            answers = await asyncio.gather(*(loop.sock_recv(caller, 4096) for caller in callers))
+        return [(int(each.split()[1]), b"x-request-id" in each) for each in answers]
+
+    async def run() -> list[list[tuple[int, bool]]]:
+        server = uvicorn.Server(config_of(service, PATIENCE))
+        with bound("127.0.0.1", 0) as listener:
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            while not server.started:
+                await asyncio.sleep(0.01)
+            found = [await ask(listener.getsockname()[1], bodies) for bodies in rounds]
+            server.should_exit = True
+            await serving
+        return found
+
+    return asyncio.run(run())
+
+
+def test_of_requests_that_are_read_at_once_those_beyond_the_room_are_refused(models: dict[str, txport.Model]) -> None:
+    """Though none is submitted by then; a request that is wrong gives its place back."""
+    service = app({"chat": models["chat"]}, slots=1, queue=3)
+    good: dict[str, object] = BODY | {"max_tokens": 2}
+    statuses = asked_at_once(service, [good] * 10, [good | {"n": 0}] * 4, [good] * 4)
+    assert [sorted(each) for each in statuses] == [
+        [(200, True)] * 4 + [(429, False)] * 6, [(400, True)] * 4, [(200, True)] * 4,
+    ]  # fmt: skip
+    assert service.models.entering == 0
+
+
+def test_requests_that_are_read_at_once_do_not_take_the_room_of_another_model(
+    models: dict[str, txport.Model], bundles: dict[str, Path]
+) -> None:
+    service = app({"chat": models["chat"], "other": txport.load(bundles["chat"], threads=1)}, slots=1, queue=0)
+    good: dict[str, object] = BODY | {"max_tokens": 2}
+    assert asked_at_once(service, [good, good | {"model": "other"}]) == [[(200, True)] * 2]
+
+
 def test_a_refusal_costs_neither_a_body_nor_a_connection(gated: tuple[txport.Model, Gate]) -> None:
     """Whether the body has come or not; what is no request to a model is answered meanwhile."""
     model, gate = gated
@@ -257,25 +307,28 @@ def test_a_refusal_costs_neither_a_body_nor_a_connection(gated: tuple[txport.Mod
         assert gate.reached.wait(PATIENCE)
         host = (urlsplit(url).hostname, urlsplit(url).port)
         with socket.create_connection(host, timeout=PATIENCE) as caller, caller.makefile("rb") as answers:
+            caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # otherwise the system joins parts
 
-            def answer(*parts: bytes) -> int:
+            def answer(*parts: bytes, request_id: bytes | None = None) -> int:
                 for part in parts:
                     caller.sendall(part)
                     assert http.get("/health").status_code == 200  # the part has been read
                 status = int(answers.readline().split()[1])
-                headers = dict(line.lower().split(b": ") for line in iter(answers.readline, b"\r\n"))
+                headers = dict(line.lower().rstrip().split(b": ") for line in iter(answers.readline, b"\r\n"))
                 assert status == 200 or (status, int(headers[b"retry-after"])) == (429, 1)
+                assert headers.get(b"x-request-id") == request_id or status == 200
                 assert b"queue_full" in (body := answers.read(int(headers[b"content-length"]))) or status == 200, body
                 return status
 
             body = json.dumps(BODY | {"max_tokens": 2}).encode()
             head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n".encode()
-            head += b"Content-Type: application/json\r\n"
+            head += b"Content-Type: application/json\r\nX-Request-Id: abc-1\r\n"
             assert answer(head + b"\r\n" + body) == 429
             assert answer(head + b"\r\n", body[:9], body[9:]) == 429
-            assert answer(head, b"\r\n", body) == 429  # the head in parts, which the parser reads
+            assert answer(head, b"\r\n", body, request_id=b"abc-1") == 429  # the head in parts, which the parser reads
+            assert answer(head[:20], head[20:] + b"\r\n" + body, request_id=b"abc-1") == 429
             assert answer(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n") == 200
-            assert metric(http, "txport:request_failure_total", code="queue_full") == 3
+            assert metric(http, "txport:request_failure_total", code="queue_full") == 4
             engine: Any = service.models.get("chat").engine
             assert engine.stats().refused == 0
             gate.open()

@@ -47,11 +47,15 @@ class Service:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or start and stop with the server (ASGI's lifespan)."""
-        await self.app(scope, receive, send)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.models.leave(scope.get("state", {}))
 
     def refusal(self, path: str) -> Failure | None:
-        """Return and count the answer to a request at an endpoint while no model has room; None where it may go on."""
-        if (error := self.models.full()) is None or path not in PATHS:
+        """Return and count the answer to a request at an endpoint that no model has room for; None for others."""
+        error = self.models.full(self.models.entering)
+        if error is None or path not in PATHS:
             return None
         failure = failure_of(error)
         self.metrics.failures.labels("unknown", failure.code).inc()
@@ -119,6 +123,7 @@ class Answer:
             served = self._endpoint.served(call)
             name = served.name
             async with self._models.use(served):
+                asyncio.get_running_loop().call_soon(self._models.leave, scope["state"])  # when it is submitted
                 if not await unless_gone(receive, self._run(call, served, send)):
                     self._metrics.cancelled.labels(name).inc()
         except Exception as error:

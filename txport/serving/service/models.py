@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from txport.api.locate import find_bundle, is_on_demand
 from txport.api.model import Model, load
@@ -148,6 +149,7 @@ class Models:
         self._reloading = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()  # of models that were replaced
         self._is_started = False
+        self.entering = 0  # requests that were read, and are not submitted yet
         self.reload_all: Callable[[str | None], Awaitable[list[str]]] = self.reload  # in all processes of the service
 
     @property
@@ -162,10 +164,20 @@ class Models:
         """Return the work of each model."""
         return [each.load for each in self]
 
-    def full(self) -> QueueFullError | None:
-        """Return the error of a request that no model has room for, or None if one has."""
-        errors = [each.runner.full() for each in self if each.runner is not None]
+    def full(self, others: int = 0) -> QueueFullError | None:
+        """Return the error of a request that no model has room for beside `others`, or None if one has."""
+        errors = [each.runner.full(1 + others) for each in self if each.runner is not None]
         return errors[0] if errors and all(errors) else None
+
+    def enter(self, state: MutableMapping[str, Any]) -> None:
+        """Count a request until `leave`, in the `state` of its scope; with several models, its own is not known yet."""
+        if len(self._served) == 1:
+            state["is_entering"] = True
+            self.entering += 1
+
+    def leave(self, state: MutableMapping[str, Any]) -> None:
+        """Count a request no more, because its model counts it, or because it has ended."""
+        self.entering -= state.pop("is_entering", False)
 
     def get(self, name: str) -> Served:
         """Return the model with a name; raise `InvalidRequestError` (404) if there is none."""

@@ -21,7 +21,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from txport.errors import TxportError, UnavailableError
-from txport.serving.service.asgi import Service
+from txport.serving.service.asgi import PATHS, Service
 
 logger = logging.getLogger("txport.serving")
 HEADER_SECONDS = 10.0  # until the headers of a request have arrived
@@ -118,9 +118,12 @@ class Patient(H11Protocol):
             rest = data[self._unread :]
             self._unread -= len(data) - len(rest)
             data = rest
-        if not data or (self.service.models.full() is not None and self._is_refused(data)):
+        models, cycle = self.service.models, self.cycle
+        if not data or (models.full(models.entering) is not None and self._is_refused(data)):
             return
         super().data_received(data)
+        if self.cycle is not cycle and self.scope["path"] in PATHS:
+            models.enter(self.scope["state"])
         if self.cycle is None or self.cycle.response_complete:
             self._wait()
         else:
