@@ -30,7 +30,7 @@ OURS = {
     "max_answer_len": "longest",
 }
 CASES = [("bert", "portable"), ("roberta", "cpu"), ("deberta-v2", "cpu"), ("qwen2", "cpu"), ("llama", "portable")]
-CASES += [("t5", "cpu"), ("bart", "portable")]
+CASES += [("t5", "cpu"), ("bart", "portable"), ("mbart50", "cpu")]
 CONTEXT = "The harbour is old. It was built by Ada Byron in 1842, and it opens at nine."
 
 

@@ -41,6 +41,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # tokenizer -> kind of model,
     "llama": ("Llama", {"max_position_embeddings": 64}),
     "t5": ("T5", {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, **T5}),
     "bart": ("Bart", BOTH),
+    "mbart50": ("MBart", {**BOTH, "bos_token_id": 0}),
 }
 FOLDERS = {"bart": "roberta"}  # model -> tokenizer, if it has another name
 ALONE = ("llama",)  # tokenizers without rules for words: as many spans are tried as where spans become words
@@ -68,7 +69,7 @@ def record(name: str) -> None:
     torch.manual_seed(4)
     sizes = {**({} if "d_model" in more else SIZES), **more, "vocab_size": len(tokenizer)}
     sizes |= {"sep_token_id": tokenizer.sep_token_id}
-    config = getattr(transformers, f"{kind}Config")(**sizes, **ids)
+    config = getattr(transformers, f"{kind}Config")(**ids | sizes)
     model = getattr(transformers, f"{kind}ForQuestionAnswering")(config).eval()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
