@@ -14,8 +14,8 @@ from benchmarks.peers.lines import COMPILED, CT2_FP32, CT2_INT8, EAGER, LLAMA, O
 OURS = ENGINES + "txport_cpu"
 VECTORS = ENGINES + "txport_encoder"
 FOLDERS = ENGINES + "hf_folder"
-PORTABLE = ENGINES + "txport_portable"
-OWN = (OURS, VECTORS, PORTABLE)  # these run in txport's own environment
+PORTABLE, PORTABLE_VECTORS = ENGINES + "txport_portable", ENGINES + "txport_portable_encoder"
+OWN = (OURS, VECTORS, PORTABLE, PORTABLE_VECTORS)  # these run in txport's own environment
 BULK_BATCHES = (16, 32, 64, 128)
 MANY_ROWS = 32
 # CTranslate2's default; oneDNN; matrices packed for MKL at load
@@ -53,11 +53,20 @@ def ours(line: Line, cores: int) -> list[Candidate]:
 
     Llama is exported without `--rows`: one scale for the activations of all rows is too coarse for the products of a
     gated feed-forward with random weights, and `export` rejects it. The engines of `DECODERS` and `ENCODERS` round by
-    block or by row, so the default form is compared with them.
+    block or by row, so the default form is compared with them, and so is the portable bundle on OpenVINO.
     """
     rows: int | None = 1 if line.task.rows == 1 else MANY_ROWS
-    rows = None if line.task.checkpoint == LLAMA or line.against in {**DECODERS, **ENCODERS} else rows
-    return [
+    is_newer = line.against in {**DECODERS, **ENCODERS}
+    rows = None if line.task.checkpoint == LLAMA or is_newer else rows
+    portable = [
+        Candidate(
+            engine=PORTABLE_VECTORS if line.task.encodes else PORTABLE,
+            model=Model(checkpoint=line.task.checkpoint, precision=precision),
+            options={**options, "runtime": "openvino"},
+        )
+        for precision, options in product(line.precisions if is_newer else (), threads_of(line.task, cores))
+    ]
+    return portable + [
         Candidate(
             engine=VECTORS if line.task.encodes else OURS,
             model=Model(

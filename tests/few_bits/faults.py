@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ml_dtypes import uint4
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 from torch import Tensor, nn
@@ -199,9 +200,11 @@ def wrong_zero_point(manifest: Manifest, layer: str) -> Edits:
     def edit(model: ModelProto) -> None:
         (scales,) = (each.dims for each in model.graph.initializer if each.name == stored.scales)
         node = next(each for each in model.graph.node if name in each.input)
+        if node.op_type == "Transpose":
+            node = next(each for each in model.graph.node if node.output[0] in each.input)
         zeros = right_zero_points(stored, scales)
         zeros.flat[0] += 1
-        place = 5 if node.op_type == "QGemm" else 3
+        place = {"QGemm": 5, "DequantizeLinear": 2}.get(node.op_type, 3)
         node.input.extend([""] * (place + 1 - len(node.input)))
         node.input[place] = constant(model, zeros, zeros.dtype)
 
@@ -214,6 +217,8 @@ def right_zero_points(stored: Stored, scales: Sequence[int]) -> Array:
     if stored.form.has_row_scales:
         return np.zeros(scales, np.int8)
     outputs, blocks = scales
+    if stored.form.kind == "qdq":
+        return np.zeros((blocks, outputs), np.int8) if stored.form.bits == 8 else np.full((blocks, outputs), 8, uint4)
     if stored.form.bits == 8:
         return np.full((outputs, blocks), 0x80, np.uint8)
     return np.full((outputs, -(-blocks // 2)), 0x88, np.uint8)

@@ -213,8 +213,8 @@ def test_a_runtime_that_breaks_down_fails(bundle: Bundle, checkpoint: Path, monk
 def test_names_narrow_it() -> None:
     assert kinds() == BUNDLES
     assert kinds(["cpu"], ["int8", "int4"]) == [("cpu", "int8"), ("cpu", "int4")]
-    with pytest.raises(UnsupportedError, match="target portable does not support precision 'int8'"):
-        kinds(["portable", "cpu"], ["int8"])
+    with pytest.raises(UnsupportedError, match="target portable does not support precision 'bf16'"):
+        kinds(["portable", "cpu"], ["bf16"])
     with pytest.raises(UnsupportedError, match="target cpu does not support precision 'fp16'"):
         kinds(["cpu"], ["fp16", "fp32"])
     assert engines(["ort"], ["cpu"]) == [("ort", "cpu")]

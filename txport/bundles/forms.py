@@ -18,7 +18,9 @@ BITS: dict[str, tuple[int, ...]] = {
     "invariant": (8,),
     "columns": (8,),
     "blocks": (8, 4),
+    "qdq": (8, 4),
 }
+IN_BLOCKS = ("blocks", "qdq")
 DESCRIPTIONS = {"plain": "fp32", "dynamic": "dynamic int8", "rows": "int8 rows", "invariant": "int8 invariant"}
 
 
@@ -26,9 +28,9 @@ DESCRIPTIONS = {"plain": "fp32", "dynamic": "dynamic int8", "rows": "int8 rows",
 class Form:
     """The storage form of a matrix (out, in). Raises `ValueError` for an unknown form.
 
-    `plain` is fp32. `dynamic`, `rows`, `invariant` and `columns` have one scale per row of `out`; `blocks` has one per
-    `block` inputs of each row, in 4 bits perhaps with `zeros`, a zero point for each. The inputs `columns`, in
-    ascending order, stay in fp32.
+    `plain` is fp32. `dynamic`, `rows`, `invariant` and `columns` have one scale per row of `out`; `blocks` and `qdq`
+    have one per `block` inputs of each row, in 4 bits perhaps with `zeros`, a zero point for each. `blocks` have the
+    layout of MatMulNBits, `qdq` that of DequantizeLinear. The inputs `columns`, in ascending order, stay in fp32.
     """
 
     kind: str
@@ -38,11 +40,11 @@ class Form:
     zeros: bool = False
 
     def __post_init__(self) -> None:
-        sizes = BLOCKS if self.kind == "blocks" else (None,)
+        sizes = BLOCKS if self.kind in IN_BLOCKS else (None,)
         if self.bits not in BITS.get(self.kind, ()) or self.block not in sizes:
             description = f"{quoted(self.kind)} with bits {quoted(self.bits)} and block {quoted(self.block)}"
             raise ValueError(f"unknown storage form: {description}")
-        if self.zeros and (self.kind, self.bits) != ("blocks", 4):
+        if self.zeros and (self.block is None or self.bits != 4):
             raise ValueError(f"a storage form {quoted(self.kind)} with bits {quoted(self.bits)} and zero points")
         is_ascending = all(one < other for one, other in pairwise((-1, *self.columns)))
         if bool(self.columns) != (self.kind == "columns") or not is_ascending:
@@ -74,7 +76,8 @@ class Form:
         if self.columns:
             return f"int8 with {len(self.columns)} columns in fp32"
         zeros = " with zero points" if self.zeros else ""
-        return DESCRIPTIONS.get(self.kind, f"{self.bits}-bit blocks of {self.block}{zeros}")
+        standard = " for DequantizeLinear" if self.kind == "qdq" else ""
+        return DESCRIPTIONS.get(self.kind, f"{self.bits}-bit blocks of {self.block}{zeros}{standard}")
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON values; `columns` and `zeros` only if there are any."""
@@ -184,7 +187,7 @@ class Stored:
             raise ValueError(f"sizes must be a positive whole number for each weight, got {quoted(sizes)}")
         rows = None if sizes is None else tuple(sizes)
         stored = cls(tuple(weights), None if form is None else Form.from_dict(form), scales, lookup, rows)
-        if stored.is_quantised != (scales is not None) or (lookup is not None and not _in_blocks(stored.form)):
+        if stored.is_quantised != (scales is not None) or (lookup is not None and not _has_lookup(stored.form)):
             raise ValueError(f"{quoted(weights)} must have the scales that the form wants, got {quoted(values)}")
         return stored
 
@@ -194,7 +197,7 @@ def _are_sizes(values: object, count: int) -> bool:
     return isinstance(values, list) and len(values) == count and all(type(n) is int and n > 0 for n in values)
 
 
-def _in_blocks(form: Form | None) -> bool:
+def _has_lookup(form: Form | None) -> bool:
     return form is not None and form.kind == "blocks"
 
 

@@ -212,19 +212,26 @@ Maps = dict[tuple[object, ...], Array]  # (file, offset, dtype, dims) -> memory-
 def mapped(tensor: onnx.TensorProto, path: Path, maps: Maps) -> Array:
     """Return the values of a tensor of a graph at `path`; those in another file are memory-mapped, read-only.
 
-    Arrays that are already in `maps` are reused. Needs onnx. Raises `BundleError` if the data is missing.
+    Arrays that are already in `maps` are reused. Numbers of 4 bits become bytes, which are not mapped. Needs onnx.
+    Raises `BundleError` if the data is missing.
     """
     import onnx
 
+    in_halves = tensor.data_type == onnx.TensorProto.UINT4
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
-        return onnx.numpy_helper.to_array(tensor)
+        values: Array = onnx.numpy_helper.to_array(tensor)
+        return values.astype(np.uint8) if in_halves else values
     try:
         file, offset, length = _place(tensor, path)
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        if length != dtype.itemsize * math.prod(tensor.dims):
+        dtype = np.dtype(np.uint8) if in_halves else onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        count = math.prod(tensor.dims)
+        if length != (-(-count // 2) if in_halves else dtype.itemsize * count):
             raise ValueError(f"{tensor.name} has {length} bytes, which its dims {list(tensor.dims)} do not take")
         if not length:
             return np.zeros(tuple(tensor.dims), dtype)
+        if in_halves:
+            pairs = np.fromfile(file, np.uint8, length, offset=offset)
+            return np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(-1)[:count].reshape(tuple(tensor.dims))
         place = (file, offset, dtype, tuple(tensor.dims))
         if place not in maps:
             maps[place] = np.memmap(file, dtype, "r", offset, tuple(tensor.dims)).view(np.ndarray)

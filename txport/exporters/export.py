@@ -36,23 +36,29 @@ def _require_fit(checkpoint: Checkpoint, target: str, precision: str, opset: int
         raise UnsupportedError(f"opset must lie in {OPSETS.start} to {OPSETS.stop - 1}, got {opset}")
     made_for = target_of(target)
     made_for.offered(precision)
-    if opset is not None and opset < (least := exporter_of(target).least):
-        why = f"the {target} target has operators that write caches in place, which there are from opset {least} on"
-        raise UnsupportedError(f"{why}, got {opset}; leave opset out")
+    if opset is not None and opset < (least := exporter_of(target).least_opset(precision)):
+        raise UnsupportedError(
+            f"the operators of {target} {precision} are in opset {least} and later, got {opset}; leave opset out"
+        )
     if not made_for.is_standard and isinstance(checkpoint.outline, Adapted):
         why = f"the {target} target makes operators of parts that it knows, and your module has none of them"
         fix = "export it with target='portable', or write an architecture (docs/architectures.md)"
         raise UnsupportedError(f"an adapter exports to the portable target only: {why}; {fix}")
+    if made_for.is_standard and made_for.quantises(precision) and isinstance(checkpoint.outline, Adapted):
+        why = f"{precision} quantises parts that txport knows, and your module has none of them"
+        raise UnsupportedError(f"an adapter exports in fp32 and fp16: {why}; leave precision out")
     if rows is not None and not made_for.has_choice(precision):
         what = "the kernels of int8 and int4 on the cpu target"
         raise UnsupportedError(f"rows chooses {what}; {target} {precision} has no choice")
 
 
-def _require_single(checkpoint: Checkpoint, target: str, *, weights: bool) -> None:
+def _require_single(checkpoint: Checkpoint, target: str, precision: str, *, weights: bool) -> None:
     """Raise `UnsupportedError` if the export can't have a single graph."""
     if isinstance(checkpoint.outline, Adapted):
         why = "its loop is made of what txport itself traces, and PyTorch's exporter traces adapters"
         raise UnsupportedError(f"single is for architectures, and this is an adapter: {why}; leave single out")
+    if target_of(target).quantises(precision):
+        raise UnsupportedError("single has a loop, where ONNX Runtime fuses no products of few bits; leave single out")
     if not weights:
         raise UnsupportedError("single reads the weights of the other graphs, and there are to be none; leave one out")
     target_of(target).require_single(checkpoint.facts)
@@ -93,11 +99,12 @@ def export_graphs(
     """
     _require_fit(checkpoint, target, precision, opset, rows)
     if single:
-        _require_single(checkpoint, target, weights=weights)
+        _require_single(checkpoint, target, precision, weights=weights)
+    made_by = exporter_of(target)
     manifest = Manifest(
         target=target,
         precision=precision,
-        opset=opset or max(DEFAULT_OPSET, exporter_of(target).least, exporter_of(target).prefers(checkpoint.outline)),
+        opset=opset or max(DEFAULT_OPSET, made_by.least_opset(precision), made_by.prefers(checkpoint.outline)),
         architecture=architecture.name_of(checkpoint.config),
         config=checkpoint.config.to_dict(),
         facts=checkpoint.facts,

@@ -30,6 +30,7 @@ from txport.models.model import Model
 from txport.system.packages import named
 from txport.targets import target_of
 from txport.targets.ports import Graph
+from txport.targets.target import FEW_BITS
 
 QUANTISE = "quantise"  # the stage of each target that has quantised weights
 
@@ -72,7 +73,8 @@ class Exporter:
     `modules`: graph modules by task and role; their arguments are the ports that `traced` returns. `forms`: ONNX
     conversions of torch functions. `stages`: passes after the trace; `last`: passes after the storage form of each
     weight is chosen. `require`: raise `UnsupportedError` for a model that the target does not support. `prefers`:
-    default opset for a model; `least`: minimum opset. `forms_of`: storage forms of quantised weights, by initializer.
+    default opset for a model; `least`: minimum opset; `least_few`: that of few bits. `forms_of`: storage forms of
+    quantised weights, by initializer.
     """
 
     modules: Mapping[Task, Mapping[str, Callable[[Model], nn.Module]]]
@@ -83,7 +85,12 @@ class Exporter:
     require: Callable[[Model], None] = lambda model: None
     prefers: Callable[[Model], int] = lambda model: 0
     least: int = 0
+    least_few: int = 0
     forms_of: FormsOf | None = None
+
+    def least_opset(self, precision: str) -> int:
+        """Return the minimum opset of a precision."""
+        return max(self.least, self.least_few) if precision in FEW_BITS else self.least
 
     def module(self, job: Job) -> nn.Module:
         """Return the graph module of the job."""

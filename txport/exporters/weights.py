@@ -23,7 +23,7 @@ from txport.checkpoints.checkpoint import Checkpoint
 from txport.checkpoints.weights.plan import first_names
 from txport.checkpoints.weights.streamed import Reader, copied
 from txport.errors import ParityError
-from txport.exporters.fused.quantize import Quantized, dequantize, unpack
+from txport.exporters.fused.quantize import Quantized, dequantize, folded, unpack
 from txport.system.arrays import Array
 
 FILE = "weights.bin"
@@ -231,7 +231,10 @@ def read_quantized(stored: Stored, values: Array, tensors: Mapping[str, Array]) 
     wanted = form is not None and (stored.columns if form.columns else stored.zeros if form.zeros else None)
     if form is None or scales is None or (wanted and wanted not in tensors):
         return None
-    zeros = unpack(tensors[stored.zeros])[:, : scales.shape[1]] if form.zeros else None
+    zeros = tensors[stored.zeros] if form.zeros else None
+    if form.kind == "qdq":
+        return Quantized(form, folded(values, form), scales, zeros=zeros)
+    zeros = None if zeros is None else unpack(zeros)[:, : scales.shape[1]]
     return Quantized(form, values, scales, tensors[stored.columns] if form.columns else None, zeros)
 
 

@@ -34,6 +34,8 @@ from txport.targets import target_of
 PACKED = {
     ("portable", "fp32"): 4.0,
     ("portable", "fp16"): 4.0,
+    ("portable", "int8"): 1.2,
+    ("portable", "int4"): 0.9,
     ("cpu", "fp32"): 4.0,
     ("cpu", "int8"): 1.2,  # with scales
     ("cpu", "int4"): 0.9,  # with scales; of causal models, with half in 8 bits
@@ -82,10 +84,11 @@ def _of_graphs(checkpoint: Checkpoint, target: str, precision: str) -> int:
     last = [each.weight.numel() for each in model.modules() if isinstance(each, Linear) and each.tag == "projection"]
     held = sum(products.values())
     made_for = target_of(target)
+    is_few = made_for.quantises(precision)
     if made_for.is_flat and model.facts.is_causal and not reads_in_place(OWN * held, precision):
-        held += (held - sum(last)) * (2 if made_for.quantises(precision) else 1)
+        held += (held - sum(last)) * (2 if is_few else 1)
     packed = int(PACKED.get((target, precision), 0.0) * held)
-    stored = (HALF if made_for.arithmetic(precision) in HALVES else OWN) * held
+    stored = packed if is_few else (HALF if made_for.arithmetic(precision) in HALVES else OWN) * held
     if made_for.is_standard and stored < EXTERNAL_ABOVE:  # the session reads the weights with the graph, and packs them
         packed += stored
     if checkpoint.read is not None:
@@ -94,7 +97,7 @@ def _of_graphs(checkpoint: Checkpoint, target: str, precision: str) -> int:
             packed += OWN * sum(size for key, size in tables.items() if key in products)
         room = (EXACT + OWN) * min(MOST_ROOM, max(products.values()))
         largest = max(room, _of_logits(model, EXACT)) + _of_activations(model, EXACT)
-        if made_for.has_choice(precision):
+        if is_few and not made_for.multiplies_in:
             packed += min(KEPT, OWN * held)
             largest = max(largest, _of_products(model) + _of_activations(model, EXACT, rows=1))
         return packed + largest

@@ -20,7 +20,14 @@ from txport.targets.ports import UNNAMED, Dim, Graph, Port
 UNCOUNTED = ("Source", "Const")  # operators that compute nothing
 Tensor = Any  # tract has no types
 KINDS = {"f16": "float16", "f32": "float32", "f64": "float64", "i32": "int32", "i64": "int64", "bool": "bool"}
-LACKS = ("unimplemented", "not implemented", "unsupported", "no parser for")  # in its messages about operators
+LACKS = (
+    "unimplemented",
+    "not implemented",
+    "unsupported",
+    "not supported",
+    "no parser for",
+    "unknown datumtype",
+)  # in its messages about operators
 
 
 class Loaded:

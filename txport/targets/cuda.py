@@ -165,6 +165,7 @@ CUDA = Target(
     exporter="txport.exporters.cuda.exporter:EXPORTER",
     replays="txport.proof.parity.replays.cuda:REPLAYS",
     on_gpu=True,
+    stores="blocks",
     multiplies_in="fp16",  # its kernels of quantised weights
     provider="cuda",
     otherwise="give provider='cuda', or runtime='cuda-stand-in' to compute it on the CPU, slowly and in fp32",

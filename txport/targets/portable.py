@@ -109,8 +109,9 @@ PORTABLE = Target(
     name="portable",
     summary="portable: standard ONNX operators",
     contracts={"seq2seq": _seq2seq, "causal": _causal, "encode": _encode},
-    precisions=("fp32", "fp16"),
+    precisions=("fp32", "fp16", "int8", "int4"),
     exporter="txport.exporters.portable.exporter:EXPORTER",
     replays="txport.proof.parity.replays.portable:REPLAYS",
     is_standard=True,
+    stores="qdq",
 )

@@ -21,9 +21,9 @@ class Target:
     operators are those of ONNX alone. `on_gpu`: the state of a search stays on a GPU. `is_flat`: activations have no
     dim of rows. `on_request`: a step gives its best tokens and its attention on request. `chooses`: an export chooses
     the storage forms of quantised weights, and the kernels by the number of rows. `calibrates`: precisions whose
-    weights are rounded by texts. `multiplies_in`: precision of products with quantised weights. `provider`: the only
-    one on which ort runs it; `otherwise`: what an error advises for others. `least_runtime`: the oldest version of
-    ONNX Runtime for it.
+    weights are rounded by texts. `stores`: the kind of form of all quantised weights, where it does not choose.
+    `multiplies_in`: precision of products with quantised weights. `provider`: the only one on which ort runs it;
+    `otherwise`: what an error advises for others. `least_runtime`: the oldest version of ONNX Runtime for it.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Target:
     chooses: bool = False
     on_request: bool = False
     calibrates: tuple[str, ...] = ()
+    stores: str = ""
     multiplies_in: str = ""
     provider: str = ""
     otherwise: str = ""

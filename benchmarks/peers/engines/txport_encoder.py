@@ -19,8 +19,8 @@ prepare = txport_cpu.prepare
 class Engine:
     """A bundle with the option `threads`."""
 
-    def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
-        model = txport.load(folder, threads=options["threads"])
+    def __init__(self, folder: Path, search: Search, options: dict[str, Any], runtime: str = "ort") -> None:
+        model = txport.load(folder, runtime=runtime, threads=options["threads"])
         assert isinstance(model.runtime, EncoderRuntime)
         self._runtime, self._facts = model.runtime, model.facts
 

@@ -1,4 +1,4 @@
-"""txport's portable bundles on OpenVINO in fp32, bf16 or int8."""
+"""txport's portable bundles on OpenVINO."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ PACKAGES = ("txport", "openvino", "numpy")
 
 
 def prepare(model: Model, folder: Path) -> None:
-    """Export a bundle; OpenVINO uses the same files in all precisions."""
-    txport.export(model.checkpoint, folder, target="portable")
+    """Export a bundle; fails if the bundle differs from PyTorch."""
+    txport.export(model.checkpoint, folder, target="portable", precision=model.precision)
 
 
 class Engine(txport_cpu.Engine):

@@ -40,8 +40,14 @@ def products(bundle: Bundle) -> dict[str, tuple[int, Array]]:
     for graph in (bundle.path / "onnx").glob("*.onnx"):
         model = onnx.load(graph)
         held = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+        turned = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Transpose"}
         for node in model.graph.node:
             sizes = {each.name: each.i for each in node.attribute}
+            if node.op_type == "DequantizeLinear" and len(node.input) == 3:
+                names = [turned[name] for name in node.input]
+                codes, scales, points = (held[name].astype(np.float64) for name in names)
+                spread = np.repeat(np.stack([scales, points]), sizes["block_size"], axis=-1)
+                found[names[0]] = sizes["block_size"], ((codes - spread[1]) * spread[0]).astype(np.float32)
             if node.op_type != "MatMulNBits" or sizes["bits"] != 4:
                 continue
             values, scales, zeros = (held[name] for name in node.input[1:4])
@@ -78,7 +84,9 @@ def test_weights_are_read_bit_for_bit(layout: dict[str, Any], rows: int | None, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "layout"), in_turn([("cpu", None), ("cpu", 1), ("cuda", None)], [LAYOUTS[1], LAYOUTS[-2]]), ids=str
+    ("kind", "layout"),
+    in_turn([("cpu", None), ("cpu", 1), ("cuda", None), ("portable", None)], [LAYOUTS[1], LAYOUTS[-2]]),
+    ids=str,
 )
 def test_a_bundle_is_proven_and_says_where_its_bits_come_from(
     kind: tuple[str, int | None], layout: dict[str, Any], tmp_path: Path
@@ -89,7 +97,7 @@ def test_a_bundle_is_proven_and_says_where_its_bits_come_from(
         tmp_path / "folder", tmp_path / "out", target=target, precision="int4", rows=rows, against="none"
     )
     assert bundle.manifest.parity["verdict"] == "pass"
-    require_equal(bundle, truth, {"cpu": 16, "cuda": 32}[target] if rows is None else layout["group"])
+    require_equal(bundle, truth, {"cpu": 16, "cuda": 32, "portable": 32}[target] if rows is None else layout["group"])
     origin = f"{layout['method'].upper()}, 4 bits, groups of {layout['group']}"
     assert bundle.manifest.checkpoint["quantised"] == origin
     assert origin in (bundle.path / "README.md").read_text(encoding="utf-8")

@@ -225,7 +225,7 @@ def test_an_operator_that_lost_what_its_part_does_is_found_without_running_it(
     [
         ({"d_model": 12}, {}, "needs a head size that is a multiple of 8 and at most 256, this model's is 6"),
         ({"d_model": 528}, {}, "needs a head size that is a multiple of 8 and at most 256, this model's is 264"),
-        ({}, {"opset": 23}, "from opset 24 on, got 23; leave opset out"),
+        ({}, {"opset": 23}, "in opset 24 and later, got 23; leave opset out"),
         ({}, {"rows": 4}, "rows chooses the kernels of int8 and int4 on the cpu target; cuda fp16 has no choice"),
         ({}, {"single": True}, "single needs standard ONNX operators, and the cuda target uses others"),
         ({}, {"precision": "int8", "rows": 4}, "rows chooses the kernels .* cpu target; cuda int8 has no choice"),

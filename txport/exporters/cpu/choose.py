@@ -127,7 +127,7 @@ def choose_forms(
     forms: dict[str, Form] = {}
     weights = _weights_of_step(models[STEP]) if STEP in models else 0
     choose = partial(choose_form, precision=precision, rows=rows, weights=weights, causal=PREFILL in models)
-    wide = {*tables, *_in_eight_bits(tags)} if PREFILL in models else set()
+    wide = {*tables, *in_eight_bits(tags)} if PREFILL in models else set()
     for role, model in models.items():
         reads = Counter(node.inputs[1] for node in filter(is_linear, model.graph))
         for weight, count in reads.items():
@@ -152,7 +152,7 @@ def choose_forms(
     return forms
 
 
-def _in_eight_bits(tags: Mapping[str, str]) -> set[str]:
+def in_eight_bits(tags: Mapping[str, str]) -> set[str]:
     """Return the weights of a causal model that int4 stores in 8 bits: `EIGHT_BITS` and half of the `ffn_out`.
 
     These are those of the first and last eighth of the layers and of each third one between, as in Q4_K_M of llama.cpp.

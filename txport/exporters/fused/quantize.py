@@ -15,6 +15,8 @@ Forms of a matrix (out, in), all but the last one symmetric (`bundles.forms` rec
   its kernels for blocks of 16 sum all rows in the same order; those for 32 do so on processors with VNNI, and those for
   larger blocks process two rows at a time and sum a last odd row in a different order. The cuda target has 16-bit
   scales and does not quantise activations.
+- qdq: the same numbers as in blocks, each in its place (out, in), which the standard DequantizeLinear turns into fp32
+  before a product.
 - 4-bit blocks with zero points: the same, and not symmetric: the 16 values lie where a block's weights do, which takes
   half a byte a block and no time. They also take the weights that GPTQ and AWQ have quantised.
 """
@@ -35,6 +37,7 @@ from txport.system.arrays import Array
 from txport.system.cores import cores
 
 FLOAT32 = np.dtype(np.float32)
+MIDDLE = np.uint8(0x80)  # zero point of 8 bits without a sign
 PIECE = 1 << 20  # number of weights that are quantised at a time
 RANGES = (15.0, 13.0, 14.0, 14.5, 15.5, 16.0, 16.5, 17.0)  # candidates for the steps of 4 bits between a block's ends
 ENDS = (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0)  # candidates for the quantised value of the largest weight of a 4-bit block
@@ -122,7 +125,7 @@ def shapes(out: int, inputs: int, form: Form) -> tuple[tuple[int, ...], tuple[in
         return (inputs, out) if form == DYNAMIC else (out, inputs), (out,)
     assert form.block is not None
     blocks = inputs // form.block
-    return (out, blocks, form.block * form.bits // 8), (out, blocks)
+    return (out, inputs) if form.kind == "qdq" else (out, blocks, form.block * form.bits // 8), (out, blocks)
 
 
 def _quantize(matrix: Array, form: Form, scales_in: np.dtype[np.floating]) -> tuple[Array, Array, Array | None]:
@@ -167,6 +170,21 @@ def unpack(values: Array) -> Array:
     """Return the numbers of 4 bits in bytes; the inverse of `pack`."""
     unpacked: Array = np.stack([values & 15, values >> 4], axis=-1).reshape(*values.shape[:-1], -1)
     return unpacked
+
+
+def unfolded(values: Array, form: Form) -> Array:
+    """Return the values of blocks, which are (out, blocks, bytes), as DequantizeLinear reads them: (out, in).
+
+    Numbers of 8 bits become signed; those of 4 bits have a byte each.
+    """
+    numbers = unpack(values) if form.bits == 4 else (values ^ MIDDLE).view(np.int8)
+    return numbers.reshape(len(values), -1)
+
+
+def folded(values: Array, form: Form) -> Array:
+    """Return the values of blocks (out, blocks, bytes) from those of DequantizeLinear; the inverse of `unfolded`."""
+    blocks = values.view(np.uint8).reshape(len(values), -1, form.block or 1)
+    return pack(blocks) if form.bits == 4 else blocks ^ MIDDLE
 
 
 def quantized_of(packed: Packed, form: Form, scales_in: np.dtype[np.floating] = FLOAT32) -> Quantized:

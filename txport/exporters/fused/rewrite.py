@@ -15,7 +15,7 @@ from txport.checkpoints.weights.packed import PackedReader
 from txport.checkpoints.weights.streamed import Read
 from txport.errors import UnsupportedError
 from txport.exporters.fused.packs import MICROSOFT, parts_of, stored_as
-from txport.exporters.fused.quantize import Quantized, joined, pack, quantize, quantized_of, shapes
+from txport.exporters.fused.quantize import Quantized, joined, pack, quantize, quantized_of, shapes, unfolded
 from txport.exporters.tracing.trace import weight_names
 from txport.models.parts import Linear
 from txport.system.arrays import Array
@@ -44,12 +44,12 @@ class Matrix:
         self._cached: Quantized | None = None  # without values
         out, inputs = tensor.shape.numpy()
         values, scales = shapes(out, inputs, form)
-        kind = ir.DataType.INT8 if form.has_row_scales else ir.DataType.UINT8
-        self.values = ir.LazyTensor(lambda: ir.tensor(self._quantize()), kind, ir.Shape(values))
+        self.values = self._lazy(self._quantize, dtype_of(form), values)
         self.scales = self._of_scales(scales)
         self.lookup_scales = self._of_scales((*scales, 1))  # the same bytes as `scales`
         self.lookup_zeros = _zeros((*scales, 1), form.bits)
-        self.zeros = ir.LazyTensor(self._read_zeros, ir.DataType.UINT8, ir.Shape([out, -(-scales[-1] // 2)]))
+        kind, size = (ir.DataType.UINT4, scales[-1]) if form.kind == "qdq" else (ir.DataType.UINT8, -(-scales[-1] // 2))
+        self.zeros = self._lazy(self._read_zeros, kind, (out, size))
         columns = ir.Shape([len(form.columns) + 1, out])
         self.columns = ir.LazyTensor(self._read_columns, ir.DataType.FLOAT, columns)
 
@@ -67,10 +67,14 @@ class Matrix:
         assert columns is not None
         return ir.tensor(columns)
 
-    def _read_zeros(self) -> ir.TensorProtocol:
+    def _read_zeros(self) -> Array:
         zeros = self._small().zeros
         assert zeros is not None
-        return ir.tensor(pack(zeros))
+        return zeros if self._form.kind == "qdq" else pack(zeros)
+
+    @staticmethod
+    def _lazy(read: Callable[[], Array], kind: ir.DataType, shape: Sequence[int]) -> ir.LazyTensor:
+        return ir.LazyTensor(lambda: ir.tensor(read().astype(kind.numpy(), copy=False)), kind, ir.Shape(shape))
 
     def _small(self) -> Quantized:
         """Return what is cached."""
@@ -82,7 +86,7 @@ class Matrix:
     def _quantize(self) -> Array:
         quantized = self._quantized()
         self._cached = replace(quantized, values=np.empty(0))  # a slice would keep all of them
-        return quantized.values
+        return unfolded(quantized.values, self._form) if self._form.kind == "qdq" else quantized.values
 
     def _quantized(self) -> Quantized:
         kind = self._scales_in.numpy()
@@ -94,6 +98,13 @@ class Matrix:
             return quantize(self._tensor.numpy(), self._form, kind)
         except UnsupportedError as error:
             raise UnsupportedError(f"{self._tensor.name} can't be quantised: {error}") from error
+
+
+def dtype_of(form: Form) -> ir.DataType:
+    """Return the type of the numbers of a quantised matrix."""
+    if form.kind == "qdq":
+        return ir.DataType.INT8 if form.bits == 8 else ir.DataType.UINT4
+    return ir.DataType.INT8 if form.has_row_scales else ir.DataType.UINT8
 
 
 def _zeros(shape: Sequence[int], bits: int) -> ir.LazyTensor:
@@ -112,14 +123,16 @@ Build = Callable[[ir.Model, ir.Node, Stored, ir.Value, Matrix], Iterator[ir.Node
 class Quantising:
     """The operators of quantised matrices on a target.
 
-    `is_linear`: True for nodes that multiply by a weight, their second input. `linear` and `lookup`: return the nodes
-    that replace such a node or a lookup; the last one computes the same output. `scales_in`: dtype of the scales.
+    `is_linear`: True for nodes that multiply by a weight or transpose it for that; it is their input `at`. `linear` and
+    `lookup`: return the nodes that replace such a node or a lookup; the last one computes the same output. `scales_in`:
+    dtype of the scales.
     """
 
     is_linear: Callable[[ir.Node], bool]
     linear: Build
     lookup: Build
     scales_in: ir.DataType
+    at: int = 1
 
 
 def apply_forms(
@@ -141,7 +154,7 @@ def apply_forms(
     recorded: dict[str, Stored] = {}
     held: dict[str, tuple[ir.Value, Stored, Matrix]] = {}
     for node in list(model.graph):
-        weight = node.inputs[1] if how.is_linear(node) else _table(node, tables)
+        weight = node.inputs[how.at] if how.is_linear(node) else _table(node, tables)
         form = None if weight is None else forms.get(str(weight.name))
         if weight is None or form is None:
             continue

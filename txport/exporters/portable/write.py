@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -28,12 +29,10 @@ from txport.targets.ports import GENERATE, SELECT
 
 EXTERNAL_ABOVE = 600_000_000  # bytes of weights; protobuf is limited to 2 GiB and needs three times the memory to write
 
-Counts = dict[str, dict[str, int]]
-
 
 def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, external_above: int = EXTERNAL_ABOVE) -> Manifest:
-    """Write and check the graphs and the JSON files of other programs; return the manifest with pass counts."""
-    models, counts = _build(checkpoint, manifest)
+    """Write and check the graphs and the JSON files of other programs; return the manifest with the records of it."""
+    models, manifest = _build(checkpoint, manifest)
     lies_beside = manifest.weightless or manifest.single  # a single graph reads the weights of the other graphs
     external = lies_beside or any(_weight_bytes(model) > external_above for model in models.values())
     for role, model in models.items():
@@ -57,7 +56,7 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, external_abo
     if isinstance(facts.source, Features):
         write_json(folder / "preprocessor_config.json", preprocessor_config(facts.source))
     write_tokenizers(folder, facts)
-    return dataclasses.replace(manifest, passes=counts)
+    return manifest
 
 
 def _write_single(manifest: Manifest, folder: Path) -> None:
@@ -75,20 +74,25 @@ def _published(checkpoint: Checkpoint) -> dict[str, object]:
     return architecture.of(checkpoint.config).hugging_face(checkpoint.config)
 
 
-def _build(checkpoint: Checkpoint, manifest: Manifest) -> tuple[dict[str, ir.Model], Counts]:
+def _build(checkpoint: Checkpoint, manifest: Manifest) -> tuple[dict[str, ir.Model], Manifest]:
     dtype = getattr(torch, manifest.dtype)
     module = checkpoint.outline if dtype == torch.float32 else copied(checkpoint.outline, dtype)
-    models = {}
-    counts = {}
     target = exporter_of(manifest.target)
-    for role in manifest.driven:
-        job = Job(module, manifest, role, read=checkpoint.reader)
-        models[role] = target.trace(job)
+    shared: dict[str, Any] = {"read": checkpoint.reader, "quantised": {}, "packed": checkpoint.packed}
+    jobs = {role: Job(module, manifest, role, **shared) for role in manifest.driven}
+    models = {role: target.trace(job) for role, job in jobs.items()}
+    for role, job in jobs.items():
         target.run(models[role], job)
-        if job.counts:
-            counts[role] = job.counts
+    forms = None
+    if manifest.is_quantised:
+        assert target.forms_of is not None
+        forms = target.forms_of(checkpoint, manifest, models, {})
+    for role, job in jobs.items():
+        target.finish(models[role], job, forms)
         sign(models[role], role, manifest)
-    return models, counts
+    counts = {role: job.counts for role, job in jobs.items() if job.counts}
+    weights = {name: stored for job in jobs.values() for name, stored in job.weights.items()}
+    return models, dataclasses.replace(manifest, passes=counts, weights=weights)
 
 
 def _weight_bytes(model: ir.Model) -> int:

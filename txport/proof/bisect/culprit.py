@@ -131,7 +131,7 @@ def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int, passed
     if is_widened(bundle.manifest):  # nothing but the weights is rounded, so PyTorch has these
         exact = exact_of(bundle, checkpoint, computed_in(bundle.manifest))
     else:
-        exact = Exact.of(held.model, bundle.manifest.arithmetic)
+        exact = Exact.of(held.model, computed_in(bundle.manifest))
     reference = Reference(exact, bundle.manifest)
     cases, _ = cases_of(bundle, checkpoint, seed, more)
     if is_large(checkpoint):
@@ -169,8 +169,8 @@ def _affordable(cases: list[Case], passed: Collection[str], facts: Facts) -> lis
 
 
 def _rounds(bundle: Bundle) -> bool:
-    """Return whether the kernels of a bundle round activations; those of the cuda target do not."""
-    return tolerance_of(bundle.manifest.arithmetic).rms is not None
+    """Return whether the kernels of a bundle round activations where they are probed; those of cuda do not."""
+    return tolerance_of(computed_in(bundle.manifest)).rms is not None
 
 
 def of_context(found: Iterable[Comparison]) -> Culprit | None:

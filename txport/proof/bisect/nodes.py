@@ -47,11 +47,12 @@ def _run(evidence: GraphEvidence) -> dict[str, Array]:
     """Return the floating-point outputs of the part's nodes that depend on its inputs, with PyTorch's values fed in."""
     finding = evidence.finding
     model = finding.probe.copy()
-    names = [str(value.name) for node in evidence.span.nodes for value in node.outputs]
+    varying = _varying(evidence)
+    values = (str(value.name) for node in evidence.span.nodes for value in node.outputs)
+    names = [name for name in values if name in varying]
     isolate(model, finding.probe.taps, finding.probe.dtype)
     shown = Runner(only(model, names), finding.probe.folder, packs=False).run(finding.observation.feed)
-    varying = _varying(evidence)
-    return {name: shown[name] for name in names if name in varying and shown[name].dtype.kind == "f"}
+    return {name: shown[name] for name in names if shown[name].dtype.kind == "f"}
 
 
 def _varying(evidence: GraphEvidence) -> set[str]:

@@ -191,8 +191,12 @@ def is_widened(manifest: Manifest) -> bool:
 
 
 def computed_in(manifest: Manifest) -> str:
-    """Return the precision in which the graphs of a bundle compute where they are probed."""
-    return "fp32" if is_widened(manifest) else manifest.arithmetic
+    """Return the precision in which the graphs of a bundle compute where they are probed.
+
+    Standard operators multiply in fp32 with weights in few bits: ONNX Runtime's are not optimised there.
+    """
+    is_plain = is_widened(manifest) or (manifest.made_for.is_standard and manifest.is_quantised)
+    return "fp32" if is_plain else manifest.arithmetic
 
 
 def shown(model: ir.Model, manifest: Manifest) -> ir.Model:

@@ -27,6 +27,7 @@ IN, OUT, PORT = "in", "out", "port"
 LINEAR = {"Gemm": 1, "MatMul": 1, "FusedMatMul": 1, "DynamicQuantizeMatMul": 1, "MatMulNBits": 1, "QGemm": 3}
 NO_PARTS = (IDS, NEXT_IDS, PRESENT_LENGTHS)  # outputs without tap: tokens may be near-ties; lengths are counters
 LOOKUPS = ("Gather", "GatherBlockQuantized")
+TO_ROWS = 4  # nodes between the Gather of 8-bit blocks and the rows of a table: Cast, Reshape, Mul, Reshape
 CONVOLUTION = "Conv"
 NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 
@@ -194,9 +195,9 @@ def _kinds_at(node: ir.Node, place: int) -> tuple[type[nn.Module], ...]:
 
 
 def readers_of(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
-    """Yield (node, input index) for the nodes that read a weight, directly or transposed."""
+    """Yield (node, input index) for the nodes that read a weight, directly, transposed or dequantised."""
     for node, place in value.uses():
-        if node.op_type == "Transpose":
+        if node.op_type in ("Transpose", "DequantizeLinear"):
             yield from readers_of(node.outputs[0])
         else:
             yield node, place
@@ -309,6 +310,11 @@ def _with_bias(node: ir.Node) -> ir.Value:
 def _end_of_lookup(node: ir.Node) -> ir.Value:
     """Return the result of a lookup after dequantisation, if there is one."""
     after = [user for user, _ in node.outputs[0].uses()]
+    is_table = node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.INT8
+    if is_table and [user.op_type for user in after] == ["Cast"]:
+        for _ in range(TO_ROWS):  # blocks of numbers times their scales
+            node = next(iter(node.outputs[0].uses())).node
+        return node.outputs[0]
     if len(after) == 1 and (ends := [user for user, place in after[0].outputs[0].uses() if place == 2]):
         return ends[0].outputs[0]  # the columns in fp32 are added
     quantized = node.op_type == LOOKUPS[1] or any(user.op_type == "DequantizeLinear" for user in after)

@@ -6,6 +6,7 @@
 | dynamic, rows | DynamicQuantizeMatMul; DynamicQuantizeLinear, QGemm | 0 to 255 and a zero point | all rows |
 | columns | QuantizeLinear, QGemm; some columns in fp32 | 0 to 255 and a zero point | each row |
 | blocks | MatMulNBits, accuracy level 4 | -127 to 127 | each row and block of inputs |
+| qdq | DequantizeLinear and MatMul, which ONNX Runtime makes a MatMulNBits | as blocks | as blocks |
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Grid(NamedTuple):
 def grid_of(x: Tensor, form: Form) -> Grid:
     """Return the grid of activations (..., in); each number is computed in float32, as the kernel does."""
     x = x.to(FLOAT)
-    if form.kind == "blocks":
-        blocks = x.reshape(*x.shape[:-1], -1, form.block or 1)
+    if form.block is not None:
+        blocks = x.reshape(*x.shape[:-1], -1, form.block)
         largest = blocks.abs().amax(-1, keepdim=True)
         return Grid(blocks * torch.where(largest > 0, 127 / largest, 0), largest / 127, -127, 127)
     if form.kind == "invariant":
@@ -101,8 +102,8 @@ def slack(x: Tensor, weight: Tensor, form: Form) -> Tensor:
     if form.columns:
         grid = grid_of(x, form)
         found += CANCELLED * (grid.zero * grid.step.double()) * rest_of(weight, form).sum(-1).abs()
-    if form.kind == "blocks":
-        shape = (len(weight), -1, form.block or 1)
+    if form.block is not None:
+        shape = (len(weight), -1, form.block)
         sums = x.double().abs().reshape(len(x), *shape[1:]).sum(-1)
         found += CANCELLED * sums @ weight.abs().reshape(shape).amax(-1).T
     return found

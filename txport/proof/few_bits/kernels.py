@@ -14,6 +14,7 @@ from txport.bundles.forms import Form
 from txport.exporters.cpu.rewrite import ON_CPU
 from txport.exporters.fused.quantize import dequantize, quantize
 from txport.exporters.fused.rewrite import add_initializer, apply_forms
+from txport.exporters.portable.quantize import QDQ_OPSET, STANDARD
 from txport.proof.bisect.isolation import Runner
 from txport.proof.few_bits.activations import round_activations
 from txport.runtimes.ort.onnx_runtime import ort
@@ -48,11 +49,15 @@ def product_of(weight: np.ndarray, form: Form) -> ir.Model:
     """Return a graph with one product x @ weight.T whose weight has this form: x (R, in) -> y (R, out)."""
     kind = ir.TensorType(ir.DataType.FLOAT)
     x = ir.Value(name="x", type=kind, shape=ir.Shape(["R", weight.shape[1]]))
-    node = ir.node("Gemm", [x, None], attributes={"transB": 1})
-    y = node.outputs[0]
+    is_qdq = form.kind == "qdq"
+    nodes = [ir.node("Transpose", [None], attributes={"perm": [1, 0]}), ir.node("MatMul", [x, None])]
+    nodes[1].replace_input_with(1, nodes[0].outputs[0])
+    if not is_qdq:
+        nodes = [ir.node("Gemm", [x, None], attributes={"transB": 1})]
+    y = nodes[-1].outputs[0]
     y.name, y.type, y.shape = "y", kind, ir.Shape(["R", len(weight)])
-    graph = ir.Graph([x], [y], nodes=[node], opset_imports={"": 20}, name="product")
+    graph = ir.Graph([x], [y], nodes=nodes, opset_imports={"": QDQ_OPSET}, name="product")
     model = ir.Model(graph, ir_version=10)
-    node.replace_input_with(1, add_initializer(model, "weight", weight))
-    apply_forms(model, {"weight": form}, (), {}, ON_CPU)
+    nodes[0].replace_input_with(0 if is_qdq else 1, add_initializer(model, "weight", weight))
+    apply_forms(model, {"weight": form}, (), {}, STANDARD if is_qdq else ON_CPU)
     return model

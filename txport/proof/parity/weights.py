@@ -228,7 +228,7 @@ def _of_form(stored: Stored, whole: Quantized) -> dict[str, Array]:
     if stored.lookup_zeros is not None:
         found[stored.lookup_zeros] = np.full((*scales.shape, 1), {8: 0x80, 4: 0x88}[form.bits], np.uint8)
     if whole.zeros is not None:
-        found[stored.zeros] = pack(whole.zeros)
+        found[stored.zeros] = whole.zeros if form.kind == "qdq" else pack(whole.zeros)
     elif form.has_row_scales:
         found[stored.zeros] = np.zeros(len(scales), np.int8)
     if whole.columns is not None:

@@ -177,6 +177,8 @@ def _unlike(manifest: Manifest, runtime: str, provider: str) -> str | None:
         return f"kernels of {runtime} {provider} depend on the batch"
     if manifest.rows:
         return f"kernels for {manifest.rows} rows depend on the batch"
+    if manifest.is_quantised and manifest.made_for.is_standard:
+        return "roundings of activations enlarge the last bits of attention, which depend on the batch"
     if sessions.may_saturate() and any(form.bits == 4 and form.block != FIXED for form in manifest.forms.values()):
         return f"kernels for 4-bit blocks of more than {FIXED} depend on the batch on this processor, which has no VNNI"
     return None

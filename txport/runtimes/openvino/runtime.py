@@ -26,6 +26,7 @@ from txport.targets.ports import DECODER, INPUT_IDS, LOGITS, PAST_SOURCE, ROWS, 
 DEVICE, HINT = "CPU", "INFERENCE_PRECISION_HINT"
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}  # inference precision
 LACKS = ("not support", "unsupported", "not implemented", "no conversion rule")  # in its messages about operators
+ROUNDED = 32  # inputs that share a scale of activations in products of few bits, as on ONNX Runtime
 INNER = re.compile(r"Exception from \S+:\s*|Check '.*?' failed at \S+:\s*")  # positions in its source code
 UNCOUNTED = ("Input", "Output", "Const")  # types of nodes that compute nothing
 
@@ -168,13 +169,14 @@ class OpenVinoEngine:
 
     def __init__(self, bundle: Bundle, threads: int | None, precision: str, workers: int) -> None:
         self._graphs = bundle.manifest.driven
+        options = options_of(threads, precision, workers, ROUNDED if bundle.manifest.is_quantised else 0)
         self._ports: dict[str, GraphPorts] = {}
         self._parts: dict[str, Parts] = {}
         for role, graph in self._graphs.items():
             file = bundle.file(role)
             model = _read(file)
             self._ports[role] = _ports_of(model, graph)
-            self._parts[role] = dict(_compile(graph, model, file, options_of(threads, precision, workers)))
+            self._parts[role] = dict(_compile(graph, model, file, options))
 
     def ports(self, role: str) -> GraphPorts:
         """See `GraphRuntime.ports`."""
@@ -259,8 +261,10 @@ def _core() -> Model:
     return openvino.Core()
 
 
-def options_of(threads: int | None, precision: str, workers: int) -> dict[str, object]:
+def options_of(threads: int | None, precision: str, workers: int, rounded: int = 0) -> dict[str, object]:
     """Return the options for compiling graphs: one stream per worker, and exactly the given precision.
+
+    Products with weights in few bits round activations in blocks of `rounded`; 0: they do not.
 
     Requests of one stream wait for each other. Without the precision hint, OpenVINO uses bf16 if the processor has it.
     Threads are not pinned to cores, because those of several processes would be pinned to the same cores.
@@ -273,7 +277,7 @@ def options_of(threads: int | None, precision: str, workers: int) -> dict[str, o
         HINT: PRECISIONS[precision],
         "KV_CACHE_PRECISION": PRECISIONS[precision],  # by default 8 bits
         "EXECUTION_MODE_HINT": "ACCURACY" if precision == "fp32" else "PERFORMANCE",
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": rounded,
     }
 
 

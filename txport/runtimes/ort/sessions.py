@@ -106,7 +106,9 @@ def start_sessions(
         options = session_options(threads, weights, spin=SPIN_OF.get(role, SPIN), spins=role == spinning)
         options.use_deterministic_compute = name in NVIDIA
         folded = 2 * MOST_FOLDED if role == MODEL else MOST_FOLDED
-        if name == CPU and bundle.manifest.made_for.is_standard and role != GENERATE:  # the body of a loop is not fused
+        # the body of a loop is not fused, and what is dequantised is fused after its Transpose is folded
+        is_fused = bundle.manifest.made_for.is_standard and role != GENERATE and not bundle.manifest.is_quantised
+        if name == CPU and is_fused:
             options.add_session_config_entry(FOLDING, str(folded))
         if role == PREFILL and reads_in_place(sum(map(len, maps)), bundle.manifest.arithmetic):
             options.add_session_config_entry("session.disable_prepacking", "1")

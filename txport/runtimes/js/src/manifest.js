@@ -10,7 +10,7 @@ const TASKS = ["seq2seq", "causal", "encode"];
 const FUNCTIONS = ["softmax", "sigmoid", "none"]; // of labels
 /** @type {Record<string, "float32" | "float16">} */
 const TYPES = { fp32: "float32", fp16: "float16", int8: "float32", int4: "float32" };
-const OFFERED = { portable: ["fp32", "fp16"], cpu: ["fp32", "int8", "int4"] };
+const OFFERED = { portable: ["fp32", "fp16", "int8", "int4"], cpu: ["fp32", "int8", "int4"] };
 const LARGEST = 8 << 20; // bytes
 
 /**
