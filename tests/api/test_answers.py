@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.recorded import ANSWERS, EXPECTED_ANSWERS
 from tests.seeded import bundle_of, saved
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.cli.commands import cli
-from txport.errors import LongTextError, TextError, UnsupportedError
+from txport.errors import CheckpointError, LongTextError, TextError, UnsupportedError
 from txport.models.architectures.bert import PRESETS
 from txport.models.facts import END, START
 from txport.proof.proven import prove, write
@@ -28,7 +29,8 @@ OURS = {
     "doc_stride": "stride",
     "max_answer_len": "longest",
 }
-CASES = [("bert", "portable"), ("roberta", "cpu"), ("deberta-v2", "cpu")]
+CASES = [("bert", "portable"), ("roberta", "cpu"), ("deberta-v2", "cpu"), ("qwen2", "cpu"), ("llama", "portable")]
+CASES += [("t5", "cpu"), ("bart", "portable"), ("mbart50", "cpu")]
 CONTEXT = "The harbour is old. It was built by Ada Byron in 1842, and it opens at nine."
 
 
@@ -99,6 +101,16 @@ def test_the_command_line_answers_from_a_file_and_from_columns(model: Any, tmp_p
     refused = CliRunner().invoke(cli, ["run", str(bundle), "who", "--context", str(bundle / "missing.txt")])
     assert refused.exit_code != 0
     assert "missing.txt can't be read as text in UTF-8" in str(refused.exception)
+
+
+@pytest.mark.parametrize("settings", [{"padding_side": "left"}, {"padding_side": None}])
+def test_a_model_that_read_the_context_first_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    """As transformers does for tokenizers that pad on the left; by default, that of Llama does."""
+    folder = shutil.copytree(ANSWERS / "llama", tmp_path / "llama")
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="the tokenizer pads on the left, so transformers puts a context before"):
+        load_checkpoint(str(folder))
 
 
 @pytest.mark.parametrize(("target", "precision"), [("portable", "fp32"), ("cpu", "int8")])

@@ -112,6 +112,7 @@ SETTINGS = {
     },
 }
 TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
+MODULE = "sentence_transformers.cross_encoder.modules"
 FUNCTIONS = {"torch.nn.modules.linear.Identity": "none", "torch.nn.modules.activation.Sigmoid": "sigmoid"}
 
 
@@ -126,6 +127,21 @@ def test_a_cross_encoder_of_sentence_transformers_6(named: str, tmp_path: Path) 
     (tmp_path / "modules.json").write_text(json.dumps([TRANSFORMER, TRANSFORMER | {"path": "1_Dense"}]))
     with pytest.raises(ConfigError, match="a CrossEncoder of 'Transformer and Transformer' is not supported"):
         load_checkpoint(str(tmp_path))
+
+
+def test_a_cross_encoder_of_a_causal_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    config = transformers.Qwen3Config(**SIZES, head_dim=16, num_key_value_heads=1, eos_token_id=3)
+    transformers.Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    scored = {"idx": 1, "name": "1", "path": "1_LogitScore", "type": f"{MODULE}.logit_score.LogitScore"}
+    task = {"transformer_task": "text-generation", "module_output_name": "causal_logits"}
+    extra = {"modules.json": [TRANSFORMER, scored], "sentence_bert_config.json": task}
+    for name, values in (SETTINGS | extra).items():
+        (tmp_path / name).write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=r"LogitScore' is not supported; export a copy without modules\.json, sent"):
+        load_checkpoint(str(tmp_path))
+    for name in SETTINGS | extra:
+        (tmp_path / name).unlink()
+    assert load_checkpoint(str(tmp_path)).facts.is_causal
 
 
 @pytest.mark.parametrize("name", ["sentence_transformers", "sbert_ce_default_activation_function"])

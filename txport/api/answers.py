@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.errors import LongTextError
-from txport.models.facts import END, START
+from txport.models.facts import END, START, Tokens
 from txport.runtimes.base import Outputs
 from txport.system.numbers import switch, whole
 from txport.text.base import Aligned, shorten
@@ -55,19 +55,23 @@ class Spans:
 
 @dataclass(frozen=True)
 class Window:
-    """Token ids of a question and a part of its context; `places` are the tokens of the context, by index of `ids`."""
+    """Token ids of a question and a part of its context; `places` are the tokens of the context, by index of `ids`.
+
+    If `begins`, the first token is special and stands for no answer.
+    """
 
     ids: list[int]
     places: range
     spans: list[tuple[int, int]]  # characters of the words that the tokens at `places` belong to
+    begins: bool
 
 
-def windows_of(question: str, pair: Aligned, spans: Spans, longest: int) -> Iterator[Window]:
-    """Yield the windows of a question and its context.
+def windows_of(question: str, pair: Aligned, spans: Spans, tokens: Tokens) -> Iterator[Window]:
+    """Yield the windows of a question and its context for a model that reads `tokens`.
 
     Raise `LongTextError` if the question leaves no room for more tokens of the context than windows share.
     """
-    size = min(longest, spans.window or 384)
+    size = min(tokens.longest, spans.window or 384)
     stride = min(size // 2, 128) if spans.stride is None else spans.stride
     context = [at for at, number in enumerate(pair.texts) if number == 1]
     first = context[0]
@@ -76,10 +80,11 @@ def windows_of(question: str, pair: Aligned, spans: Spans, longest: int) -> Iter
     if room <= stride:
         what = f"{shorten(question)} leaves {max(room, 0)} of {size} tokens of a window for the context"
         raise LongTextError(f"{what}, which must be more than the stride, {stride}; shorten the question")
+    begins = tokens.begins and pair.texts[0] is None
     for start in range(0, max(1, len(context) - stride), room - stride):
         some = range(first + start, min(first + start + room, last))
         ids = [*pair.ids[:first], *pair.ids[some.start : some.stop], *pair.ids[last:]]
-        yield Window(ids, range(first, first + len(some)), list(_words(pair, some)))
+        yield Window(ids, range(first, first + len(some)), list(_words(pair, some)), begins)
 
 
 def _words(pair: Aligned, some: range) -> Iterator[tuple[int, int]]:
@@ -98,7 +103,7 @@ def answers(context: str, windows: Sequence[Window], outputs: Sequence[Outputs],
     found: dict[str, Answer] = {}
     nothing = 1.0
     for window, each in zip(windows, outputs, strict=True):
-        starts, ends = (_probabilities(each[name], window.places) for name in (START, END))
+        starts, ends = (_probabilities(each[name], window) for name in (START, END))
         nothing = min(nothing, float(starts[0] * ends[0]))
         for first, last, score in _best(starts[1:], ends[1:], spans):
             start, end = window.spans[first][0], window.spans[last][1]
@@ -111,9 +116,11 @@ def answers(context: str, windows: Sequence[Window], outputs: Sequence[Outputs],
     return sorted(listed, key=lambda answer: -answer.score)[: spans.nbest]
 
 
-def _probabilities(logits: NDArray[np.floating], places: range) -> Numbers:
-    """Return the softmax over the first token, which stands for no answer, and the tokens of the context."""
-    values = logits[[0, *places]].astype(np.float64)
+def _probabilities(logits: NDArray[np.floating], window: Window) -> Numbers:
+    """Return the probabilities of no answer (0 where no token stands for it) and of the tokens of the context."""
+    values = logits[[0, *window.places]].astype(np.float64)
+    if not window.begins:
+        values[0] = -np.inf
     powers = np.exp(values - values.max())
     found: Numbers = powers / powers.sum()
     return found

@@ -500,7 +500,7 @@ class Encoder:
         require_unknown(unknown)
         read = reading_pairs(self.tokenizer).encode_aligned(question, context, unknown, switch("special", special))
         typed = read._replace(ids=self._typed(read.ids, read.types))
-        yield from windows_of(question, typed, spans, self.facts.vocabulary.longest)
+        yield from windows_of(question, typed, spans, self.facts.vocabulary)
 
     def _masked(self, ids: list[int], text: Text) -> list[int]:
         if (mask := self.facts.vocabulary.mask) not in ids:

@@ -36,6 +36,7 @@ OF_CROSS, ACTIVATION, CROSS = "sentence_transformers", "activation_fn", "CrossEn
 OTHERS = ("__version__", "model_type", "prompts", "default_prompt_name", "similarity_fn_name")
 ALONE = "include_prompt"  # whether the tokens of a prompt are pooled
 SELECTED = ("module_input_name", "module_output_name")  # of modules after the pooling: what they read and write
+LOGIT_SCORE = "LogitScore"  # of a causal model: the logit of a token after a chat template
 DENSE, NORM = "Dense", "LayerNorm"  # modules with weights
 SIZES = ("in_features", "out_features")
 ACTIVATIONS = {name.lower(): name for name in FUNCTIONS}  # the last word of the path of PyTorch's class
@@ -126,8 +127,13 @@ def activation_of(folder: Path) -> str | None:
     if not _is_cross(folder):
         return None
     if (folder / MODULES).is_file() and (modules := _modules(folder / MODULES)) != [("Transformer", "")]:
-        told = " and ".join(kind for kind, _ in modules)
-        raise ConfigError(f"{folder / MODULES}: a {CROSS} of {quoted(told)} is not supported; it must be a Transformer")
+        kinds = [kind for kind, _ in modules]
+        what = f"{folder / MODULES}: a {CROSS} of {quoted(' and '.join(kinds))} is not supported"
+        fix = "it must be a Transformer"
+        if LOGIT_SCORE in kinds:
+            files = f"{MODULES}, {SENTENCES} and {SENTENCES_TOO}"
+            fix = f"export a copy without {files}, and compute the score from the logits of the causal model"
+        raise ConfigError(f"{what}; {fix}")
     return str(read_config(folder / SENTENCES_TOO).get(ACTIVATION) or "")
 
 

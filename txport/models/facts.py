@@ -87,6 +87,11 @@ class Tokens:
         return tuple(dict.fromkeys((*ones, *self.ends, *self.before, *self.after)))
 
     @property
+    def begins(self) -> bool:
+        """Whether a special token before a text stands for no answer: not in decoders and mBART, as in transformers."""
+        return not self.ends or self.start is not None
+
+    @property
     def end(self) -> int:
         """The end token; the first one if there are several."""
         return self.ends[0]

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from txport.models import sentence
-from txport.models.facts import HIDDEN, LENGTH, LOGITS, Facts, Output, Tokens, function_of
+from txport.models.facts import END, HIDDEN, LENGTH, LOGITS, START, Facts, Output, Tokens, function_of
 
 TEXT = "text"  # the head that writes text
 STATES = "hidden"
 LABELS, TOKEN_LABELS = "labels", "token_labels"
+SPANS = "spans"  # the logits of the first and of the last token of an answer
 OF_LABELS = ("labels", "problem_type")  # fields that heads of labels read
 
 
@@ -40,15 +41,16 @@ def problems(config: Any, of_text: Sequence[str], of_others: Sequence[str] = ())
 def facts_of(config: Any, source: Tokens, windows: tuple[int, ...] = ()) -> Facts:
     """Return the facts of a model that reads whole texts, by the head of its config."""
     outputs = {
-        STATES: Output(HIDDEN, (LENGTH, config.d_model)),
-        LABELS: Output(LOGITS, (len(config.labels),)),
-        TOKEN_LABELS: Output(LOGITS, (LENGTH, len(config.labels))),
+        STATES: (Output(HIDDEN, (LENGTH, config.d_model)),),
+        LABELS: (Output(LOGITS, (len(config.labels),)),),
+        TOKEN_LABELS: (Output(LOGITS, (LENGTH, len(config.labels))),),
+        SPANS: (Output(START, (LENGTH,)), Output(END, (LENGTH,))),
     }
     return Facts(
         task="encode",
         width=config.d_model,
         source=source,
-        outputs=(outputs[config.head], *sentence.outputs_of(config.d_model, getattr(config, "sentence", ()))),
+        outputs=(*outputs[config.head], *sentence.outputs_of(config.d_model, getattr(config, "sentence", ()))),
         labels=config.labels,
         function_to_apply=function_of(config.problem_type, config.labels),
         windows=windows,

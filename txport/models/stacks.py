@@ -16,6 +16,8 @@ from txport.models.ops import Ops
 from txport.models.parts import Attention, Embedding, Layer, Linear, SoftCap
 from txport.models.parts.sentence import Sentence
 
+BOUNDS = 2  # logits of each token: as the first, and as the last of an answer
+
 
 class EncoderDecoder(Model):
     """An encoder and a decoder, each with embedding, layers and final norm, and a projection to the vocabulary.
@@ -26,9 +28,9 @@ class EncoderDecoder(Model):
     embeddings) or "none". The decoder's states are multiplied by `scale` before the projection. Outputs are logits, or
     their log-softmax if `log_probs` is True.
 
-    If the facts have labels, there is no projection. The decoder reads the source after the encoder, one token later,
-    and gives logits over the labels for the last end token, as BART of transformers does. Its layers' windows hide
-    later tokens.
+    If the facts have outputs, there is no projection. The decoder reads the source after the encoder, one token later,
+    and gives logits over the labels for the last end token, or those of spans for each token, as BART of transformers
+    does. Its layers' windows hide later tokens.
     """
 
     def __init__(
@@ -57,7 +59,8 @@ class EncoderDecoder(Model):
         self.decoder_norm = final_norm()
         if facts.labels:
             self.pooler = Linear(facts.width, facts.width, tag="pooler")
-            self.classifier = Linear(facts.width, len(facts.labels), tag="classifier")
+        if facts.outputs:
+            self.classifier = Linear(facts.width, len(facts.labels) or BOUNDS, tag="classifier")
         else:
             self.projection = Linear(facts.width, facts.writes.size, output_bias, tag="projection")
         self._tie(tied)
@@ -70,15 +73,16 @@ class EncoderDecoder(Model):
         return (encoder, Stack("decoder", self.target_embedding, self.decoder, self.decoder_norm))
 
     def encoder_states(self, source: Tensor, ops: Ops) -> Tensor:
-        """See `Model.encoder_states`; with labels, the decoder's states of the last end tokens: (B, D)."""
+        """See `Model.encoder_states`; or the decoder's states: (..., D), with labels of the last end tokens (B, D)."""
         x = self.source_embedding(source, ops)
         for number, layer in enumerate(self.encoder):
             x = layer(x, ops, number)
         x = self.encoder_norm(x)
-        if not self.facts.labels:
+        if not self.facts.outputs:
             return cast(Tensor, x)
         ops.source = x
-        return ops.last_token(self.decoder_states(self._later(source, ops), ops), source == self.facts.vocabulary.end)
+        x = self.decoder_states(self._later(source, ops), ops)
+        return ops.last_token(x, source == self.facts.vocabulary.end) if self.facts.labels else x
 
     def _later(self, source: Tensor, ops: Ops) -> Tensor:
         """Return tokens (B, S) one place later, after the start token or, if there is none, each row's last token."""
@@ -104,6 +108,8 @@ class EncoderDecoder(Model):
 
     def outputs(self, states: Tensor, ops: Ops) -> tuple[Tensor, ...]:
         """See `Model.outputs`."""
+        if not self.facts.labels:
+            return spans(ops.whole(self.classifier(states)))
         return (self.classifier(torch.tanh(self.pooler(states))),)
 
     def cross_attention(self, layer: int) -> Attention:
@@ -112,7 +118,7 @@ class EncoderDecoder(Model):
 
     def _tie(self, tied: str) -> None:
         """Share the matrices of projection and embeddings that `tied` states."""
-        if tied in ("all", "target") and not self.facts.labels:
+        if tied in ("all", "target") and not self.facts.outputs:
             self.projection.weight = self.target_embedding.tokens.weight
         if tied in ("all", "embeddings"):
             self.source_embedding.tokens.weight = self.target_embedding.tokens.weight
@@ -175,8 +181,9 @@ class TextEncoder(Model):
     """The layers of a decoder-only model, or of an encoder, over whole texts, without a cache.
 
     It gives their hidden states, and their vectors by the steps of `sentence`; or, if the facts have labels, logits
-    over these for each token, or for the last token that is not the padding token, as in transformers. The tensors have
-    the names of `DecoderOnly`, or of this `side` of `EncoderDecoder`. A decoder's layers' windows hide later tokens.
+    over these for each token, or for the last token that is not the padding token, as in transformers; or the logits of
+    spans. The tensors have the names of `DecoderOnly`, or of this `side` of `EncoderDecoder`. A decoder's layers'
+    windows hide later tokens.
     """
 
     def __init__(
@@ -198,8 +205,9 @@ class TextEncoder(Model):
             self.add_module(name, module)
         self.sentence = Sentence(facts.width, sentence) if sentence else None
         self.classifies = facts.ability == "classify"
-        if facts.labels:
-            self.classifier = Linear(facts.width, len(facts.labels), bias=not self.classifies, tag="classifier")
+        self.classifier: nn.Module = nn.Identity()
+        if count := BOUNDS if facts.ability == "answer" else len(facts.labels):
+            self.classifier = Linear(facts.width, count, bias=not self.classifies, tag="classifier")
         self.initialise()
 
     @property
@@ -219,9 +227,16 @@ class TextEncoder(Model):
 
     def outputs(self, states: Tensor, ops: Ops) -> tuple[Tensor, ...]:
         """See `Model.outputs`."""
-        found = self.classifier(states) if self.facts.labels else states
+        found = self.classifier(states)
         found = found if self.classifies else ops.whole(found)
+        if self.facts.ability == "answer":
+            return spans(found)
         return (found,) if self.sentence is None else (found, self.sentence(states, ops))
+
+
+def spans(logits: Tensor) -> tuple[Tensor, ...]:
+    """Return the logits of the first and of the last token of an answer: (B, S, 2) -> (B, S) twice."""
+    return logits[..., 0], logits[..., 1]
 
 
 def seq2seq_facts(

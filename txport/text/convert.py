@@ -97,6 +97,8 @@ OF_TYPES = {  # the class of a model_type, where tokenizer_config.json names non
     "qwen3": "Qwen2Tokenizer",
     "whisper": "WhisperTokenizer",
 }
+ANSWERS = "ForQuestionAnswering"  # the end of the name of a class
+PADS_LEFT = ("LlamaTokenizer", "GemmaTokenizer")  # unless the settings say otherwise
 UNSAID = (None, "PreTrainedTokenizer")  # class names without information
 SPOKEN = {  # classes whose `tokenizer.json` has language tokens
     "NllbTokenizer": pieces.nllb_languages,
@@ -121,7 +123,19 @@ def companions_of(folder: Path) -> dict[str, Path | str]:
     files = as_they_are(folder)
     if (values := _published(folder)) is None:
         return files
-    return of_class(folder, files, OF_TYPES.get(values["model_type"]), version_of(values))
+    default = OF_TYPES.get(values["model_type"])
+    made = of_class(folder, files, default, version_of(values))
+    if TOKENIZER in made and any(str(each).endswith(ANSWERS) for each in values.get("architectures") or ()):
+        _require_question_first(Settings(folder), default)
+    return made
+
+
+def _require_question_first(settings: Settings, default: str | None) -> None:
+    """Raise `CheckpointError` for a tokenizer for which transformers puts the context before the question."""
+    usual = "left" if (settings.kind or default) in PADS_LEFT else "right"
+    if settings.text("padding_side", usual) != "right":
+        what = "the tokenizer pads on the left, so transformers puts a context before its question, as txport does not"
+        raise settings.wrong(f'{what}; write "padding_side": "right" if the model was trained on questions first')
 
 
 def added_tokens(files: Mapping[str, Path | str]) -> dict[str, int] | None:

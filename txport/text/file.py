@@ -104,9 +104,11 @@ class FileTokenizer:
         if unknown == "skip":
             raise TextError("unknown='skip' leaves out text in which answers are looked for; use another value")
         encoding = self._split((one, other), around=True, reader=self._parser if special else self._reader)
-        texts, places = encoding.sequence_ids, encoding.offsets
+        texts, words, places = encoding.sequence_ids, encoding.word_ids, encoding.offsets
         ids = self._ids(encoding, range(len(texts)), (one, other), unknown)
-        return Aligned([id_ for id_, _ in ids], encoding.type_ids, texts, encoding.word_ids, places)
+        if len({word for word, text in zip(words, texts, strict=True) if text == 1}) == 1 < len(other.split()):
+            words = [None] * len(texts)  # without rules for words, a whole text is one
+        return Aligned([id_ for id_, _ in ids], encoding.type_ids, texts, words, places)
 
     def spelled(self, text: str) -> list[str]:
         """See `Tokenizer.spelled`."""

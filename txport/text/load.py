@@ -48,7 +48,7 @@ def tokenizer_of(files: Files, folder: Path, facts: Facts) -> Tokenizer:
     elif sizes[0] != sizes[1]:
         both = f"a source vocabulary of {sizes[0]} and a target vocabulary of {sizes[1]}"
         raise BundleError(f"{file} can't serve both {both}; add {TARGET_TOKENIZER}, the target's, to the checkpoint")
-    if usage.languages is not None:
+    if usage.languages is not None and facts.generates:  # else only the source's is used, which the file has
         return TokenizerPair(LanguageReader(source, usage.languages, writer=target), target)
     return source if source is target else TokenizerPair(source, target)
 

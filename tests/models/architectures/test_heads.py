@@ -31,6 +31,8 @@ CONFIGS: dict[str, Any] = {
     "bart": BART,
     "mbart": dataclasses.replace(BART, norm="pre", wraps_last=True, problem_type="multi_label_classification"),
     "t5-labels": dataclasses.replace(T5, **LABELS),
+    "bart-spans": dataclasses.replace(BART, head="spans", labels=()),
+    "t5-spans": dataclasses.replace(T5, head="spans"),
     "t5-hidden": dataclasses.replace(
         T5, head="hidden", decoder_layers=T5Config.decoder_layers, sentence=("mean", "dense 16 identity", "normalize")
     ),

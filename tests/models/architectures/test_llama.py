@@ -300,6 +300,8 @@ ENCODING: dict[str, Any] = {**WINDOWED, "key_heads": 2, "head": "hidden"}
         ("portable", "fp32", {"head": "labels", "labels": ("a", "b")}),
         ("cpu", "int8", {"head": "labels", "labels": ("a",)}),
         ("cpu", "int8", {"head": "token_labels", "labels": ("a", "b")}),
+        ("portable", "fp16", {"head": "spans"}),
+        ("cpu", "int8", {"head": "spans"}),
     ],
 )
 def test_whole_texts_are_encoded_as_pytorch_does(

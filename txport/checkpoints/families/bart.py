@@ -1,4 +1,4 @@
-"""BART, mBART, PLBart, MVP and Blenderbot, as transformers saves them: models that write text, and classifiers."""
+"""BART, mBART, PLBart, MVP and Blenderbot, as transformers saves them: models that write text, classify or answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from txport.checkpoints.family import Family, Published
 from txport.checkpoints.keys import NOTHING
 from txport.models.rules import Constant, Rename, Rule, Spare
 
-HEADS = {"ForSequenceClassification": "labels"}
+HEADS = {"ForSequenceClassification": "labels", "ForQuestionAnswering": "spans"}
 UNUSED_POSITIONS = 2  # rows at the start of the position tables that no token uses
 
 
@@ -55,9 +55,10 @@ def config(values: Published) -> dict[str, object]:
     is_blenderbot = values.type == "blenderbot"
     values.require("normalize_embedding", not is_blenderbot)
     found = common(values)
-    if values.head(HEADS, "") == "labels":
+    if head := values.head(HEADS, ""):
         del found["output_bias"]
-        found |= {"head": "labels", **labelled(values), "wraps_last": values.type in ("mbart", "plbart")}
+        found |= {"head": head, "wraps_last": values.type in ("mbart", "plbart")}
+        found |= labelled(values) if head == "labels" else {}
     return found | {
         "norm": "pre" if values.type in ("mbart", "blenderbot") else "post",
         "positions": "learned",
@@ -74,8 +75,8 @@ WEIGHTS: tuple[Rule, ...] = (
     Rename(r"^(model\.)?decoder\.embed_positions\.weight$", "target_embedding.positions"),
     *LAYERS,
     Rename(r"^classification_head\.dense\.", "pooler."),
-    Rename(r"^classification_head\.out_proj\.", "classifier."),
-    Spare(r"projection\."),  # of a model with labels
+    Rename(r"^(classification_head\.out_proj|qa_outputs)\.", "classifier."),
+    Spare(r"projection\."),  # of a model that writes no text
     Constant(r"projection\.bias"),  # missing in a model saved without a head
 )
 KEYS = {

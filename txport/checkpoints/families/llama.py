@@ -82,7 +82,12 @@ DEFAULTS = {
     "phi3": PHI,
     "smollm3": SMOL,
 }
-HEADS = {"ForSequenceClassification": "labels", "ForTokenClassification": "token_labels", BARE: "hidden"}
+HEADS = {
+    "ForSequenceClassification": "labels",
+    "ForTokenClassification": "token_labels",
+    "ForQuestionAnswering": "spans",
+    BARE: "hidden",
+}
 CLASSES = "|".join(("ForCausalLM", *HEADS))
 OF_TEXT = ("logit_cap", "tied", "projection_bias", "logit_scale")  # values that only classes that write text have
 TEXT = "text"
@@ -340,12 +345,12 @@ def _longrope(values: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
 ATTENTION_SCALED = ("yarn", "longrope")  # the kinds for which transformers reads attention_factor
 STRETCHED = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
 WEIGHTS: tuple[Rule, ...] = (
-    Rename(r"^model\.", ""),
+    Rename(r"^(model|transformer)\.", ""),  # the latter of some classes for questions
     Drop(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq$"),
     Rename(r"^embed_tokens\.", "target_embedding.tokens."),
     Rename(r"^norm\.", "decoder_norm."),
     Rename(r"^lm_head\.", "projection."),
-    Rename(r"^score\.", "classifier."),
+    Rename(r"^(score|qa_outputs)\.", "classifier."),
     Rename(r"^layers\.", "decoder."),
     Split(r"\.self_attn\.qkv_proj\.", (".attention.query.", ".attention.key.", ".attention.value.")),  # of Phi-3
     Split(r"\.mlp\.gate_up_proj\.", (".feed_forward.gate.", ".feed_forward.inner.")),

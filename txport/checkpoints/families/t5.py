@@ -1,4 +1,4 @@
-"""T5, mT5 and Flan-T5, as transformers saves them: models that write text, encoders, and classifiers."""
+"""T5, mT5 and Flan-T5, as transformers saves them: models that write text, encode, classify or answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ MT5 = {
 }
 TIED_SINCE = 5  # the version of transformers that always writes tie_word_embeddings: true
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
-HEADS = {"EncoderModel": "hidden", "ForSequenceClassification": "labels"}  # of classes that write no text
+HEADS = {  # of classes that write no text
+    "EncoderModel": "hidden",
+    "ForSequenceClassification": "labels",
+    "ForQuestionAnswering": "spans",
+}
 ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "num_heads",
@@ -81,7 +85,7 @@ def config(values: Published) -> dict[str, object]:
         "eos_id": values.token("eos_token_id"),
         "head": head,
     }
-    unread = {"hidden": ("tied", "scaled", "decoder_layers"), "labels": ("tied", "scaled")}.get(head, ())
+    unread = () if head == "text" else ("tied", "scaled", *(["decoder_layers"] if head == "hidden" else []))
     found = {name: value for name, value in found.items() if name not in unread}
     return found | labelled(values) if head == "labels" else found
 
@@ -109,8 +113,8 @@ def _is_scaled(values: Published) -> bool:
 
 def _of_head(config: Any) -> tuple[Rule, ...]:
     """Return the rules for what a head does not use, given a `T5Config`."""
-    rest = {"hidden": (Spare(r"decoder(_norm)?\."), Spare(r"projection\.")), "labels": (Spare(r"projection\."),)}
-    return rest.get(config.head, ())
+    decoder = (Spare(r"decoder(_norm)?\."),) if config.head == "hidden" else ()
+    return () if config.head == "text" else (*decoder, Spare(r"projection\."))
 
 
 UNUSED = {

@@ -45,6 +45,7 @@ from txport.models.parts import (
     speeds,
 )
 from txport.models.parts.sentence import Sentence
+from txport.models.stacks import spans
 
 HIDDEN_STATES = ("hidden", "pooled")
 LABELLED = ("labels", "token_labels", "replaced")
@@ -313,14 +314,10 @@ class Bert(Model):
             "labels": lambda: (self.classifier(self.pooled(states, ops)),),
             "token_labels": lambda: (ops.whole(self.classifier(self.begun(states))),),
             "replaced": lambda: (ops.whole(self.classifier(self.transformed(states))),),
-            "spans": lambda: self.spans(ops.whole(self.classifier(self.begun(states)))),
+            "spans": lambda: spans(ops.whole(self.classifier(self.begun(states)))),
         }
         found = heads[self.config.head]()
         return found if self.sentence is None else (*found, self.sentence(states, ops))
-
-    def spans(self, logits: Tensor) -> tuple[Tensor, ...]:
-        """Return the logits of the first and of the last token of an answer: (B, S, 2) -> (B, S) twice."""
-        return logits[..., 0], logits[..., 1]
 
     def pooled(self, states: Tensor, ops: Ops) -> Tensor:
         """Return what a text's labels are computed from: (..., D) -> (B, D)."""

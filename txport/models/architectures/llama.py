@@ -21,7 +21,7 @@ from txport.models import heads, sentence
 from txport.models.architecture import Architecture
 from txport.models.config import LARGEST, LONGEST, Config, choice, layers, real, require_token, size
 from txport.models.facts import EXCLUSIVE, MULTI_LABEL, REGRESSION, Facts, Tokens
-from txport.models.heads import LABELS, OF_LABELS, STATES, TEXT, TOKEN_LABELS
+from txport.models.heads import LABELS, OF_LABELS, SPANS, STATES, TEXT, TOKEN_LABELS
 from txport.models.model import Model
 from txport.models.parts import (
     NORMS,
@@ -102,10 +102,11 @@ class LlamaConfig(Config):
 
     `head` is "text" (logits of the next token), or whole texts are read without a cache: "hidden" gives their last
     hidden states, "labels" logits over `labels` for the last token that is not `pad_id`, "token_labels" logits for each
-    token. `problem_type` is that of the head "labels": exclusive ("single_label_classification"), independent
-    ("multi_label_classification") or numbers ("regression"). Texts have up to `max_length` tokens, or up to
-    `text_length` if it is not 0, and with `both_ways` tokens attend to later ones too, through windows as to earlier
-    ones. `sentence` are the steps from the last hidden states to the vector of a text: see `models.sentence`.
+    token, "spans" those of the first and the last token of an answer. `problem_type` is that of the head "labels":
+    exclusive ("single_label_classification"), independent ("multi_label_classification") or numbers ("regression").
+    Texts have up to `max_length` tokens, or up to `text_length` if it is not 0, and with `both_ways` tokens attend to
+    later ones too, through windows as to earlier ones. `sentence` are the steps from the last hidden states to the
+    vector of a text: see `models.sentence`.
     """
 
     RARE = frozenset(
@@ -178,7 +179,7 @@ class LlamaConfig(Config):
     bos_id: int = 1
     eos_ids: tuple[int, ...] = (2,)
     add_bos: bool = True
-    head: str = choice(TEXT, STATES, LABELS, TOKEN_LABELS)
+    head: str = choice(TEXT, STATES, LABELS, TOKEN_LABELS, SPANS)
     labels: tuple[str, ...] = ()
     problem_type: str = choice(EXCLUSIVE, MULTI_LABEL, REGRESSION)
     sentence: tuple[str, ...] = ()
@@ -516,6 +517,7 @@ SUFFIXES = {
     STATES: "Model",
     LABELS: "ForSequenceClassification",
     TOKEN_LABELS: "ForTokenClassification",
+    SPANS: "ForQuestionAnswering",
 }  # head -> end of the name of a class in transformers
 # By head_norm and result_norm. Gemma 2 is not used: Optimum assumes that its caches have as many heads as its queries.
 PUBLISHED = {
@@ -600,6 +602,7 @@ def _encoding(config: LlamaConfig, rng: np.random.Generator) -> LlamaConfig:
         own["problem_type"] = str(rng.choice(LlamaConfig.choices()["problem_type"]))
     elif not labels:
         own["sentence"] = sentence.draw(rng)
+        own = own if own["sentence"] or rng.integers(2) else {"head": SPANS}
     return dataclasses.replace(
         config, **usual, **own, labels=labels, both_ways=not config.alibi and bool(rng.integers(2))
     )

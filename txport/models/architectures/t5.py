@@ -17,7 +17,7 @@ from txport.models import heads, sentence
 from txport.models.architecture import Architecture
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
 from txport.models.facts import EXCLUSIVE, MULTI_LABEL, REGRESSION, Facts, Tokens
-from txport.models.heads import LABELS, STATES, TEXT
+from txport.models.heads import LABELS, SPANS, STATES, TEXT
 from txport.models.model import Model, Side
 from txport.models.parts import (
     Attention,
@@ -48,7 +48,7 @@ class T5Config(Config):
     exported, at no cost.
 
     `head` is "text"; "hidden": the encoder alone gives its last hidden states, and by the steps of `sentence` the
-    vector of a text; or "labels", as in `TransformerConfig`. `problem_type` and `text_length` are those of
+    vector of a text; or "labels" or "spans", as in `TransformerConfig`. `problem_type` and `text_length` are those of
     `LlamaConfig`.
     """
 
@@ -71,7 +71,7 @@ class T5Config(Config):
     dropout: float = real(0.1, least=0, below=1)
     pad_id: int = 0
     eos_id: int = 1
-    head: str = choice(TEXT, STATES, LABELS)
+    head: str = choice(TEXT, STATES, LABELS, SPANS)
     labels: tuple[str, ...] = ()
     problem_type: str = choice(EXCLUSIVE, MULTI_LABEL, REGRESSION)
     sentence: tuple[str, ...] = ()
@@ -148,7 +148,7 @@ def build(config: T5Config) -> Model:
 
 
 def _layer(config: T5Config, biases: Mapping[Side, RelativeBias], window: Window, side: Side) -> Layer:
-    hides = side == "decoder" and config.head == LABELS
+    hides = side == "decoder" and config.head != TEXT
     feed_forward = GatedFeedForward if config.gated else FeedForward
     attention = partial(Attention, config.d_model, head_size=config.head_size, bias=False)
     score = partial(DotProduct, config.heads, config.heads, 1.0)
@@ -164,6 +164,7 @@ NAMES = {  # head -> class name in transformers
     TEXT: "T5ForConditionalGeneration",
     STATES: "T5EncoderModel",
     LABELS: "T5ForSequenceClassification",
+    SPANS: "T5ForQuestionAnswering",
 }
 
 
@@ -221,7 +222,8 @@ def _reading(config: T5Config, rng: np.random.Generator) -> T5Config:
         return replace(config, head=STATES, decoder_layers=T5Config.decoder_layers, sentence=sentence.draw(rng))
     kind = str(rng.choice(T5Config.choices()["problem_type"]))
     labels = tuple(f"label {number}" for number in range(1 + rng.integers(4)))
-    return replace(config, head=LABELS, labels=labels, problem_type=kind)
+    found = replace(config, head=LABELS, labels=labels, problem_type=kind)
+    return found if rng.integers(3) else replace(config, head=SPANS)
 
 
 # renames the modules of transformers' T5ForConditionalGeneration, and the tensors of its checkpoints
@@ -231,7 +233,7 @@ WEIGHTS = (
     Rename(r"^(shared|(encoder|decoder)\.embed_tokens)\.", "source_embedding.tokens."),
     Rename(r"^lm_head\.", "projection."),
     Rename(r"^classification_head\.dense\.", "pooler."),
-    Rename(r"^classification_head\.out_proj\.", "classifier."),
+    Rename(r"^(classification_head\.out_proj|qa_outputs)\.", "classifier."),
     Rename(r"^(encoder|decoder)\.final_layer_norm\.", r"\1_norm."),
     Rename(r"\.block\.(\d+)\.layer\.(\d)\.", r".\1.layer.\2."),
     Rename(r"\.layer\.0\.layer_norm\.", ".attention_residual.norm."),

@@ -15,7 +15,7 @@ from txport.models import heads
 from txport.models.architecture import Architecture
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
 from txport.models.facts import EXCLUSIVE, MULTI_LABEL, REGRESSION, Facts, Tokens
-from txport.models.heads import LABELS, OF_LABELS, TEXT
+from txport.models.heads import LABELS, OF_LABELS, SPANS, TEXT
 from txport.models.model import Side
 from txport.models.parts import NORMS, Additive, Attention, DotProduct, Embedding, FeedForward, Layer, Residual, Window
 from txport.models.rules import Drop, Rename, Split
@@ -39,8 +39,9 @@ class TransformerConfig(Config):
 
     `head` is "text", or "labels": the decoder reads the whole source, too, and gives logits over `labels` for the last
     `eos_id`, as BART does for natural language inference. It reads each token one place later, after the start of
-    targets, or after the source's last token if `wraps_last` (mBART). `problem_type` and `text_length` are those of
-    `LlamaConfig`.
+    targets, or after the source's last token if `wraps_last` (mBART). Or "spans": so it gives
+    for each token the logits of the first and the last token of an answer. `problem_type` and `text_length` are those
+    of `LlamaConfig`.
     """
 
     RARE = frozenset({"head", "labels", "problem_type", "wraps_last", "text_length"})
@@ -73,7 +74,7 @@ class TransformerConfig(Config):
     eos_id: int = 2
     add_source_bos: bool = False
     add_source_eos: bool = True
-    head: str = choice(TEXT, LABELS)
+    head: str = choice(TEXT, LABELS, SPANS)
     labels: tuple[str, ...] = ()
     problem_type: str = choice(EXCLUSIVE, MULTI_LABEL, REGRESSION)
     wraps_last: bool = False
@@ -96,7 +97,7 @@ class TransformerConfig(Config):
             yield f"sinusoids is for sinusoidal positions, got {self.sinusoids!r} for {self.positions!r}"
         if self.sinusoids == "fairseq" and self.d_model < 4:
             yield f"sinusoids 'fairseq' need a d_model of at least 4, got {self.d_model}"
-        if self.source_vocab_size != self.target_vocab_size and (self.tied == "all" or self.head == LABELS):
+        if self.source_vocab_size != self.target_vocab_size and (self.tied == "all" or self.head != TEXT):
             sizes = f"{self.source_vocab_size} and {self.target_vocab_size}"
             what = "tied 'all'" if self.tied == "all" else f"the head {self.head!r}"
             yield f"{what} needs one vocabulary for source and target, got sizes {sizes}"
@@ -127,7 +128,7 @@ def facts(config: TransformerConfig) -> Facts:
     )
     start = config.bos_id if config.start_id is None else config.start_id
     ends = (config.eos_id,)
-    if config.head == LABELS:
+    if config.head != TEXT:
         longest = config.text_length or longest
         first = None if config.wraps_last else start
         return heads.facts_of(config, replace(source, longest=longest, start=first, ends=ends))
@@ -181,7 +182,7 @@ def _embedding(config: TransformerConfig, vocabulary: int) -> Embedding:
 
 
 def _layer(config: TransformerConfig, own: MakeCore, cross: MakeCore, window: Window, side: Side) -> Layer:
-    hides = side == "decoder" and config.head == LABELS
+    hides = side == "decoder" and config.head != TEXT
     feed_forward = FeedForward(config.d_model, config.feed_forward, config.activation, bias=config.bias)
     attention = partial(Attention, config.d_model, head_size=config.head_size, bias=config.bias)
     over_own = attention(own(config), window=window if hides else None)
@@ -204,12 +205,19 @@ def _final_norm(config: TransformerConfig) -> nn.Module:
     return _norm(config) if has_norm else nn.Identity()
 
 
+NAMES = {  # head -> type and class name in transformers
+    TEXT: ("marian", "MarianMTModel"),
+    LABELS: ("bart", "BartForSequenceClassification"),
+    SPANS: ("bart", "BartForQuestionAnswering"),
+}
+
+
 def hugging_face(config: TransformerConfig) -> dict[str, Any]:
-    """Return the `config.json` of a Marian model, or of a BART with labels.
+    """Return the `config.json` of a Marian model, or of a BART with another head.
 
     Optimum and transformers.js take `d_model` / heads as head size.
     """
-    kind, name = ("bart", "BartForSequenceClassification") if config.head == LABELS else ("marian", "MarianMTModel")
+    kind, name = NAMES[config.head]
     return {
         "model_type": kind,
         "architectures": [name],
@@ -240,10 +248,10 @@ def draw(rng: np.random.Generator) -> TransformerConfig:
 
 
 def _labelled(config: TransformerConfig, rng: np.random.Generator) -> TransformerConfig:
-    """Return a config of the same layers, with labels."""
+    """Return a config of the same layers, with labels or spans."""
     usual: dict[str, Any] = {name: getattr(TransformerConfig, name) for name in OF_TEXT}
     kind = str(rng.choice(TransformerConfig.choices()["problem_type"]))
-    return replace(
+    found = replace(
         config,
         **usual,
         target_vocab_size=config.source_vocab_size,
@@ -253,6 +261,7 @@ def _labelled(config: TransformerConfig, rng: np.random.Generator) -> Transforme
         problem_type=kind,
         wraps_last=bool(rng.integers(2)),
     )
+    return found if rng.integers(3) else replace(found, head=SPANS, labels=(), problem_type=EXCLUSIVE)
 
 
 def drawn_values(rng: np.random.Generator, choices: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -5,10 +5,10 @@ import { TextError, UnsupportedError, quoted } from "./errors.js";
 
 /**
  * @typedef {import("./aligned.js").Place} Place
- * @typedef {{ ids: number[], first: number, places: Place[] }} Aligned two texts as one input, the index of the first
- *   token of the second, and where its tokens are
+ * @typedef {{ ids: number[], begins: boolean, first: number, places: Place[] }} Aligned two texts as one input, whether
+ *   the first token stands for no answer, the index of the first token of the second, and where its tokens are
  * @typedef {{ nbest: number, longest: number, stride?: number, window?: number, impossible: boolean }} Spans
- * @typedef {{ ids: number[], first: number, places: Place[] }} Window the same of a part of the second text
+ * @typedef {Aligned} Window the same of a part of the second text
  * @typedef {{ text: string, score: number, start: number, end: number }} Answer
  */
 
@@ -41,7 +41,7 @@ export function spansOf({ nbest = 1, longest = 15, stride, window, impossible = 
  * @param {number} longest tokens that the model takes
  * @returns {Window[]}
  */
-export function windowsOf(question, { ids, first, places }, spans, longest) {
+export function windowsOf(question, { ids, begins, first, places }, spans, longest) {
   const size = Math.min(longest, spans.window ?? WINDOW);
   const stride = spans.stride ?? Math.min(Math.floor(size / 2), STRIDE);
   const room = size - (ids.length - places.length);
@@ -53,7 +53,7 @@ export function windowsOf(question, { ids, first, places }, spans, longest) {
   for (let start = 0; start < Math.max(1, places.length - stride); start += room - stride) {
     const end = Math.min(start + room, places.length);
     const own = [...ids.slice(0, first), ...ids.slice(first + start, first + end), ...ids.slice(first + places.length)];
-    windows.push({ ids: own, first, places: wholeWords(places.slice(start, end)) });
+    windows.push({ ids: own, begins, first, places: wholeWords(places.slice(start, end)) });
   }
   return windows;
 }
@@ -79,10 +79,11 @@ export function answersOf(context, windows, outputs, spans) {
   /** @type {Map<string, Answer>} */
   const found = new Map();
   let nothing = 1;
-  for (const [at, { first, places }] of windows.entries()) {
+  for (const [at, { begins, first, places }] of windows.entries()) {
     const [starts, ends] = ["start_logits", "end_logits"].map((name) => {
       const { data } = outputs[at][name];
-      return scores(Float32Array.of(data[0], ...data.subarray(first, first + places.length)), "softmax");
+      const none = begins ? data[0] : -Infinity;
+      return scores(Float32Array.of(none, ...data.subarray(first, first + places.length)), "softmax");
     });
     nothing = Math.min(nothing, starts[0] * ends[0]);
     for (const [begin, last, score] of best(starts.slice(1), ends.slice(1), spans)) {

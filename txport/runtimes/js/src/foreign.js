@@ -71,19 +71,26 @@ export function foreign({ source, target }, facts, cleansUp, files) {
   const known = files.source === null ? null : knownBy(files.source, reads);
   const plain = (/** @type {string} */ text) => idsIn(target.encode(text, { add_special_tokens: false }));
   const name = (/** @type {number} */ id) => String(target.decode([id], { skip_special_tokens: false }));
+  const after = partsOf(files.source?.post_processor);
+  const trims = after.some((part) => part.trim_offsets);
+  const isJoined = after.some((part) => part.type !== "ByteLevel"); // else libraries drop the second text
+  const piecesOfPair = (/** @type {string} */ text, /** @type {string} */ other) => {
+    if (isJoined || after.length === 0) return piecesOf(source, text, { text_pair: other });
+    return [...piecesOf(source, text), ...piecesOf(source, other)];
+  };
   /** @type {NonNullable<import("./tokenizer.js").Reader["encodePair"]>} */
   const encodePair = (text, other, unknown) => {
     if (known === null)
       throw new UnsupportedError("a pair of texts needs the bundle's tokenizer.json, and it has none");
     const first = piecesOf(source, text);
-    const both = piecesOf(source, text, { text_pair: other });
+    const both = piecesOfPair(text, other);
     if (both.length <= first.length || !first.every(({ id }, place) => both[place].id === id))
       throw new UnsupportedError("the tokenizer's encode must read text_pair, as those of transformers.js do");
     const read = (/** @type {Piece[]} */ pieces) => known(`${text} with ${other}`, pieces, unknown);
     const ids = [first, both.slice(first.length)].map(read);
     return facts.has_token_types ? [...ids[0], ...ids[1].map((id) => id + reads.size)] : ids.flat();
   };
-  const kinds = files.source === null ? [] : typesOf(files.source.pre_tokenizer);
+  const splitters = partsOf(files.source?.pre_tokenizer);
   return {
     encode(text, unknown) {
       if (known !== null) return known(text, piecesOf(source, text), unknown);
@@ -93,15 +100,16 @@ export function foreign({ source, target }, facts, cleansUp, files) {
     encodePair,
     encodeAligned(text, other, unknown) {
       const ids = encodePair(text, other, unknown);
-      const both = piecesOf(source, text, { text_pair: other });
+      const both = piecesOfPair(text, other);
       const bare = (/** @type {string} */ word) => piecesOf(source, word, { add_special_tokens: false });
-      const places = placesOf(other, kinds, bare);
+      const places = placesOf(other, splitters, trims, bare);
       const isAt = (/** @type {number} */ first) => places?.every(({ id }, at) => both[first + at]?.id === id);
       const from = piecesOf(source, text).length;
       const first = Array.from(both.keys()).find((at) => at >= from && isAt(at));
       if (places === null || first === undefined || ids.length !== both.length)
         throw new UnsupportedError("this package can't tell which characters the tokens of the context are");
-      return { ids, first, places };
+      const begins = (reads.ends.length === 0 || reads.start !== null) && bare(text)[0]?.id !== both[0].id;
+      return { ids, begins, first, places };
     },
     decode(ids) {
       const kept = ids.filter((id) => !special.has(id) && (words === null || words.has(id)));
@@ -187,7 +195,7 @@ function knownBy(parts, reads) {
  * @returns {(id: number) => string | null}
  */
 function spellingOf(tokenizer, parts, words) {
-  const kinds = parts === null ? [] : typesOf(parts.decoder);
+  const kinds = partsOf(parts?.decoder).map((part) => part.type);
   const how = { skip_special_tokens: false, clean_up_tokenization_spaces: false };
   /** @type {{ ids: number[], text: string } | undefined} */
   let context;
@@ -208,9 +216,9 @@ function spellingOf(tokenizer, parts, words) {
   };
 }
 
-/** The type of a part of a tokenizer and of its parts. @param {any} part @returns {string[]} */
-function typesOf(part) {
-  return part === null ? [] : [part.type, ...(part.decoders ?? part.pretokenizers ?? []).flatMap(typesOf)];
+/** A part of a tokenizer, if there is one, and its parts. @param {any} part @returns {any[]} */
+function partsOf(part) {
+  return part ? [part, ...(part.decoders ?? part.pretokenizers ?? part.processors ?? []).flatMap(partsOf)] : [];
 }
 
 /** The letter that byte-level tokens are written with -> its byte: 255 is followed by those that can't be shown. */
