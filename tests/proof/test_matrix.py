@@ -61,10 +61,13 @@ def test_a_sound_matrix_has_every_bundle_on_every_runtime(sound: tuple[Matrix, P
     }
     assert set(cells) == {(*bundle, *engine) for bundle in FEWER for engine in engines[bundle]}
     assert result.passed
-    for (target, _, runtime, provider), cell in cells.items():
+    for (target, precision, runtime, provider), cell in cells.items():
         if provider == "coreml":
             assert cell.verdict == NOT_AVAILABLE
             assert "was built without CoreMLExecutionProvider; install a wheel that has it" in cell.why
+        elif (target, runtime) == ("portable", "tract") and precision != "fp32":
+            assert cell.verdict == NOT_AVAILABLE
+            assert cell.why == f"tract has no operators for {precision}; take the ort runtime"
         elif target != "portable" and (runtime, provider) != runtimes.home(target):
             assert cell.verdict == NOT_AVAILABLE
             assert cell.why.startswith(f"the {runtime} runtime can't run bundles of the {target} target; ort can, and")
@@ -76,7 +79,8 @@ def test_a_sound_matrix_has_every_bundle_on_every_runtime(sound: tuple[Matrix, P
             assert cell.verdict == (NEAR_TIE if cell.near_ties else PASS)
             assert cell.rows_searched
     assert sum(result.counts.values()) == len(cells)
-    assert result.counts[NOT_AVAILABLE] == len(FEWER) + (len(FEWER) - 1) * (len(usual) - 1)
+    others = sum(target != "portable" for target, _ in FEWER)
+    assert result.counts[NOT_AVAILABLE] == len(FEWER) + others * (len(usual) - 1) + 2  # int8 and int4 on tract
 
 
 def test_bundles_that_are_kept_are_what_export_writes(sound: tuple[Matrix, Path]) -> None:
@@ -139,7 +143,8 @@ def test_a_fault_in_one_target_fails_there_and_nowhere_else(checkpoint: Path, tm
     text = tmp_path / "out.md"
     files = ["--report", report, "--html", html, "--markdown", text, "--keep", tmp_path / "keep"]
     engines = ["--runtime", "ort", "--runtime", "reference", "--provider", "cpu"]
-    done = run(checkpoint, "--target", "portable", *engines, *files)
+    kinds = ["--target", "portable", "--precision", "fp32", "--precision", "fp16"]
+    done = run(checkpoint, *kinds, *engines, *files)
     assert (done.exit_code, done.stderr) == (1, "")
     assert "verdict: FAIL; 4 cells: 2 pass, 0 near-tie, 2 fail, 0 not available" in done.stdout
     values = json.loads(report.read_text())

@@ -113,7 +113,7 @@ def numbers_of(plans: Kinds, kinds: Iterable[tuple[str, tuple[str, str]]]) -> li
     return [at + len(plans) * len(names) * (number % len(WEIGHTS)) for number, at in enumerate(sorted(places), 1)]
 
 
-IN_TURN = in_turn(architecture.names(), PLANS + ON_CUDA)
+IN_TURN = in_turn([*architecture.names(), architecture.names()[0]], PLANS + ON_CUDA)  # as many as there are plans
 ON_CPU, ONE_ON_CUDA = ([kind for kind in IN_TURN if kind[1] in plans] for plans in (PLANS, ON_CUDA))
 
 

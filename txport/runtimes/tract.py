@@ -20,14 +20,7 @@ from txport.targets.ports import UNNAMED, Dim, Graph, Port
 UNCOUNTED = ("Source", "Const")  # operators that compute nothing
 Tensor = Any  # tract has no types
 KINDS = {"f16": "float16", "f32": "float32", "f64": "float64", "i32": "int32", "i64": "int64", "bool": "bool"}
-LACKS = (
-    "unimplemented",
-    "not implemented",
-    "unsupported",
-    "not supported",
-    "no parser for",
-    "unknown datumtype",
-)  # in its messages about operators
+LACKS = ("unimplemented", "not implemented", "unsupported", "no parser for")  # in its messages about operators
 
 
 class Loaded:
@@ -128,7 +121,9 @@ def require(provider: str) -> None:
 
 
 def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
-    """Start a bundle on tract; raise `UnsupportedError` for more than one thread."""
+    """Start a bundle on tract; raise `UnsupportedError` for more than one thread, and for weights in few bits."""
+    if bundle.manifest.is_quantised:
+        raise UnsupportedError(f"tract has no operators for {bundle.manifest.precision}; take the ort runtime")
     if threads not in (None, 1):
         raise UnsupportedError(f"the tract runtime has one thread, got {threads}")
     return PortableRuntime(TractEngine(bundle), bundle.manifest)

@@ -19,7 +19,7 @@ from txport.api import release
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form
 from txport.checkpoints.checkpoint import save_checkpoint
-from txport.errors import LoadError, UnsupportedError
+from txport.errors import UnsupportedError
 from txport.exporters.check import operators
 from txport.exporters.fused.quantize import dequantize, quantize
 from txport.proof.few_bits.kernels import product_of
@@ -101,7 +101,7 @@ def test_other_runtimes_hold_the_proof(precision: str, runtime: str, exported: M
 def test_tract_says_that_it_lacks_blocks(exported: Make) -> None:
     pytest.importorskip("tract")
     for precision in PRECISIONS:
-        with pytest.raises(LoadError, match="take the ort runtime"):
+        with pytest.raises(UnsupportedError, match=f"tract has no operators for {precision}; take the ort runtime"):
             runtimes.load("tract", exported("preset:gpt2-tiny", precision))
 
 

@@ -50,6 +50,8 @@ def _run(evidence: GraphEvidence) -> dict[str, Array]:
     varying = _varying(evidence)
     values = (str(value.name) for node in evidence.span.nodes for value in node.outputs)
     names = [name for name in values if name in varying]
+    if not names:
+        return {}
     isolate(model, finding.probe.taps, finding.probe.dtype)
     shown = Runner(only(model, names), finding.probe.folder, packs=False).run(finding.observation.feed)
     return {name: shown[name] for name in names if shown[name].dtype.kind == "f"}
