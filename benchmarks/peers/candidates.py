@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.peers.engines import Model
 from benchmarks.peers.environments import DECODERS, ENCODERS, ENGINES
-from benchmarks.peers.lines import COMPILED, CT2_FP32, CT2_INT8, EAGER, LLAMA, OPENVINO, OPTIMUM, Line, Task
+from benchmarks.peers.lines import COMPILED, CT2_FP32, CT2_INT8, EAGER, LLAMA, OPENVINO, OPTIMUM, PYTHIA, Line, Task
 from txport import runtimes
 from txport.errors import UnavailableError
 
@@ -56,7 +56,7 @@ def ours(line: Line, cores: int) -> list[Candidate]:
 
     Llama is exported without `--rows`: one scale for the activations of all rows is too coarse for the products of a
     gated feed-forward with random weights, and `export` rejects it. The engines of `DECODERS` and `ENCODERS` round by
-    block or by row, so the default form is compared with them, and so is the portable bundle on OpenVINO.
+    block or by row, so the default form is compared with them. The portable bundle on OpenVINO is, too, and of Pythia.
     """
     rows: int | None = 1 if line.task.rows == 1 else MANY_ROWS
     is_newer = line.against in {**DECODERS, **ENCODERS}
@@ -68,7 +68,9 @@ def ours(line: Line, cores: int) -> list[Candidate]:
             options={**options, "runtime": runtime},
         )
         for precision, options, runtime in product(
-            line.precisions if is_newer else (), threads_of(line.task, cores), on_openvino(line)
+            line.precisions if is_newer or line.task.checkpoint.endswith(PYTHIA) else (),
+            threads_of(line.task, cores),
+            on_openvino(line),
         )
     ]
     return portable + [
