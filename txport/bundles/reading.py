@@ -130,12 +130,9 @@ def _check_quantization(manifest: Manifest) -> None:
     if manifest.is_quantised:
         if not manifest.made_for.chooses and (manifest.kept_in_fp32 or manifest.rows):
             raise ValueError(f"a bundle of {manifest.target} has no kernels by rows, and keeps nothing in fp32")
-        if not manifest.made_for.chooses and any(
-            form.kind != manifest.made_for.stores for form in manifest.forms.values()
-        ):
-            raise ValueError(
-                f"a bundle of {manifest.target} has quantised weights of the kind {manifest.made_for.stores} alone"
-            )
+        kind = manifest.made_for.stores
+        if kind and any(form.kind != kind for form in manifest.forms.values()):
+            raise ValueError(f"a bundle of {manifest.target} has quantised weights of the kind {kind} alone")
         return
     if manifest.quantization or manifest.kept_in_fp32 or manifest.rows:
         raise ValueError(f"a bundle of {manifest.target} {manifest.precision} has no quantised weights")
