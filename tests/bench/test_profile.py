@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from tests.tiny import tiny_config, tiny_model, unproven
-from txport.bench import bandwidth, profile
+from txport.bench import bandwidth, profile, rounds
 from txport.bench import measure as bench
 from txport.bench.page import markdown
 from txport.bench.sections import reached
@@ -64,6 +65,25 @@ def test_bytes_are_those_of_a_step(bundles: dict[str, Bundle], result: Any) -> N
     expected = bandwidth.step_bytes(bundles["cpu fp32"])
     assert expected is not None
     assert expected <= counted <= expected + SMALL
+
+
+def test_a_pause_after_a_round_takes_no_step_away(
+    bundles: dict[str, Bundle], result: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process may wait for a processor between the last step and the next reading of a clock."""
+    work = rounds.WORK["seq2seq"]
+
+    def paused(*args: Any) -> Any:
+        found = work.round(*args)
+        time.sleep(0.05)
+        return found
+
+    monkeypatch.setitem(rounds.WORK, "seq2seq", work._replace(round=paused))
+    (size,) = profile._profile(bundles["cpu fp32"], "ort", PLAN, packs=False)
+    expected = result["candidates"]["cpu fp32 ort"]["limits"]["sizes"][0]
+    assert {phase: each["fp32"] for phase, each in size.items()} == {
+        phase: each["fp32"] for phase, each in expected.items()
+    }
 
 
 def test_every_phase_has_a_limit_and_a_profile(result: Any) -> None:

@@ -10,7 +10,9 @@ import json
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -98,10 +100,10 @@ def _profile(bundle: Bundle, name: str, plan: Plan, *, packs: bool) -> list[dict
         windows = []
         for size in plan.sizes():
             source = draw_source(facts, size)
-            for _ in range(WARM_UP):
-                WORK[facts.task].round(runtime, source, facts, size)
-            times, _ = WORK[facts.task].round(runtime, source, facts, size)
-            windows.append(list(_windows(times, size, time.monotonic())))
+            for _ in range(1 + WARM_UP):
+                marks: list[float] = []  # between the phases of the last round
+                times, _ = WORK[facts.task].round(runtime, source, facts, size, partial(_mark, started[0], marks))
+            windows.append(list(_windows(times, size, marks)))
         events = [event for number, session in enumerate(started) for event in _events(number, session)]
     return [
         {
@@ -112,21 +114,21 @@ def _profile(bundle: Bundle, name: str, plan: Plan, *, packs: bool) -> list[dict
     ]
 
 
-def _windows(times: Mapping[str, float], size: Protocol, end: float) -> Iterator[tuple[str, int, float, float]]:
-    """Yield the phases of a round that ended at `end`: steps, begin and end in seconds of the monotonic clock."""
-    steps = {phase: size.tokens - 1 if phase == PHASES[-1] else 1 for phase in PHASES if phase in times}
-    begin = end - 1e-3 * sum(times[phase] * count for phase, count in steps.items())
-    for phase, count in steps.items():
-        end = begin + 1e-3 * times[phase] * count
-        yield phase, count, begin, end
-        begin = end
+def _mark(session: ort.InferenceSession, marks: list[float]) -> float:
+    """Add the time in seconds, by the clock of a session's profile: the wall clock on Linux, else the monotonic one."""
+    marks.append(time.time() if session.get_profiling_start_time_ns() / 1e9 > UPTIME else time.monotonic())
+    return marks[-1]
+
+
+def _windows(phases: Iterable[str], size: Protocol, marks: Sequence[float]) -> Iterator[tuple[str, int, float, float]]:
+    """Yield the phases of a round: steps, begin and end in seconds of the profile's clock."""
+    for phase, (begin, end) in zip((each for each in PHASES if each in phases), pairwise(marks), strict=True):
+        yield phase, size.tokens - 1 if phase == PHASES[-1] else 1, begin, end
 
 
 def _events(number: int, session: ort.InferenceSession) -> Iterator[Event]:
     """Yield the operators that a session has run."""
     zero = session.get_profiling_start_time_ns() / 1e9
-    if zero > UPTIME:  # of the wall clock, on Linux
-        zero -= time.time() - time.monotonic()
     events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
     runs = sorted((each["ts"], each["dur"]) for each in events if each["name"] == "model_run")
     for each in events:

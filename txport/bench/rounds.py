@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +15,8 @@ from txport.models.facts import Facts, Task
 from txport.runtimes.base import EncoderRuntime, Inputs, Ints, QueuedRuntime, Runtime
 from txport.runtimes.inputs import lengths_of
 from txport.search.generate import first_tokens
+
+Now = Callable[[], float]  # a clock, in seconds
 
 
 def draw_source(facts: Facts, protocol: Protocol) -> Inputs:
@@ -37,27 +38,29 @@ def draw_source(facts: Facts, protocol: Protocol) -> Inputs:
     return source
 
 
-def generate(runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol) -> tuple[dict[str, float], Ints]:
+def generate(
+    runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol, now: Now
+) -> tuple[dict[str, float], Ints]:
     """Encode, then run `tokens` steps, even after end tokens; return milliseconds and rates by phase, and the tokens.
 
-    Greedy search takes the most probable token and does not compute log-probs.
+    Greedy search takes the most probable token and does not compute log-probs. `now` is read between two phases.
     """
     first = first_tokens(source, facts)
     lengths = lengths_of(source, facts)
     longest = protocol.tokens + facts.before_steps(protocol.source)
     beams = protocol.beams
-    clock = [time.perf_counter()]
+    clock = [now()]
     state = runtime.start(source, lengths, max_length=longest)
     if isinstance(runtime, QueuedRuntime):  # wait until the device has encoded
         runtime.synchronize()
-    clock.append(time.perf_counter())
+    clock.append(now())
     how: dict[str, Any] = {"top": 1, "normalise": False} if beams == 1 else {"top": 2 * beams}
     scores, state = runtime.step(first, state, **how)
     assert scores.ids is not None
     tokens = scores.ids[:, :beams].ravel()
     if beams > 1:
         state = runtime.select(state, np.repeat(np.arange(len(source)), beams))
-    clock.append(time.perf_counter())
+    clock.append(now())
     taken = [tokens]
     turned = np.arange(len(tokens)).reshape(-1, beams)[:, ::-1].ravel()  # all beams are reordered in every step
     for _ in range(protocol.tokens - 1):
@@ -68,7 +71,7 @@ def generate(runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol)
             state = runtime.select(state, turned)
             tokens = tokens[turned]
         taken.append(tokens)
-    clock.append(time.perf_counter())
+    clock.append(now())
     times = times_of(protocol, *np.diff(clock), is_causal=facts.is_causal)
     return times, np.stack(taken)
 
@@ -85,12 +88,14 @@ def times_of(protocol: Protocol, before: float, first: float, further: float, *,
     return {"prefill": 1e3 * before, **steps, **rates}
 
 
-def encode(runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol) -> tuple[dict[str, float], Ints]:
+def encode(
+    runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol, now: Now
+) -> tuple[dict[str, float], Ints]:
     """Encode all texts in one batch; return milliseconds and rates, and the argmax of each output vector."""
     assert isinstance(runtime, EncoderRuntime)
-    begun = time.perf_counter()
+    begun = now()
     found = runtime.infer(source, lengths_of(source, facts))
-    taken = time.perf_counter() - begun
+    taken = now() - begun
     rates = {"texts": len(source) / taken, "tokens": source.size / taken}
     return {"encode": 1e3 * taken, **rates}, found[facts.outputs[-1].name].argmax(axis=-1)
 
@@ -98,7 +103,7 @@ def encode(runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol) -
 class Work(NamedTuple):
     """The benchmark of a task: a round, the units of its figures, and the options that it does not support."""
 
-    round: Callable[[Runtime, Inputs, Facts, Protocol], tuple[dict[str, float], Ints]]
+    round: Callable[[Runtime, Inputs, Facts, Protocol, Now], tuple[dict[str, float], Ints]]
     units: dict[str, str]
     idle: tuple[str, ...] = ()
 

@@ -130,7 +130,8 @@ class Session:
         return {"peak memory": machine.peak_memory()}
 
     def _once(self, size: Protocol) -> Any:
-        return WORK[self._facts.task].round(self._runtime, draw_source(self._facts, size), self._facts, size)
+        source = draw_source(self._facts, size)
+        return WORK[self._facts.task].round(self._runtime, source, self._facts, size, time.perf_counter)
 
 
 def work(
