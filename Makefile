@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 PEERS := .venv-peers
 # Engines whose packages do not fit beside those: one environment each.
-ENGINES := $(foreach each,genai openvino llama-cpp,$(PEERS)-$(each))
+ENGINES := $(foreach each,genai openvino llama-cpp whisper-cpp,$(PEERS)-$(each))
 HF := .venv-hf
 HF4 := .venv-hf4
 DOCS := .venv-docs

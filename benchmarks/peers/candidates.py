@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from benchmarks.peers.engines import Model
-from benchmarks.peers.environments import DECODERS, ENCODERS, ENGINES
+from benchmarks.peers.environments import ENGINES, NEWER
 from benchmarks.peers.lines import COMPILED, CT2_FP32, CT2_INT8, EAGER, LLAMA, OPENVINO, OPTIMUM, PYTHIA, Line, Task
 from txport import runtimes
 from txport.errors import UnavailableError
@@ -55,11 +55,11 @@ def ours(line: Line, cores: int) -> list[Candidate]:
     """Return txport's candidates; the kernels of int8 and int4 are chosen at export, by the number of rows of a step.
 
     Llama is exported without `--rows`: one scale for the activations of all rows is too coarse for the products of a
-    gated feed-forward with random weights, and `export` rejects it. The engines of `DECODERS` and `ENCODERS` round by
-    block or by row, so the default form is compared with them. The portable bundle on OpenVINO is, too, and of Pythia.
+    gated feed-forward with random weights, and `export` rejects it. The engines of `NEWER` round by block or by row, so
+    the default form is compared with them. The portable bundle on OpenVINO is, too, and of Pythia.
     """
     rows: int | None = 1 if line.task.rows == 1 else MANY_ROWS
-    is_newer = line.against in {**DECODERS, **ENCODERS}
+    is_newer = line.against in NEWER
     rows = None if line.task.checkpoint == LLAMA or is_newer else rows
     portable = [
         Candidate(
@@ -68,7 +68,7 @@ def ours(line: Line, cores: int) -> list[Candidate]:
             options={**options, "runtime": runtime},
         )
         for precision, options, runtime in product(
-            line.precisions if is_newer or line.task.checkpoint.endswith(PYTHIA) else (),
+            line.precisions if is_newer or PYTHIA in line.name else (),
             threads_of(line.task, cores),
             on_openvino(line),
         )
@@ -168,5 +168,5 @@ PEERS: dict[str, Callable[[Task, int], list[Candidate]]] = {
     EAGER: pytorch(compiled=False),
     COMPILED: pytorch(compiled=True),
     **{name: openvino(runtime) for name, runtime in OPENVINO.items()},
-    **{name: other(*peer) for name, peer in {**DECODERS, **ENCODERS}.items()},
+    **{name: other(*peer) for name, peer in NEWER.items()},
 }

@@ -16,7 +16,9 @@ OTHERS = {
     ENGINES + "genai": "genai",
     ENGINES + "openvino_llm": "openvino",
     ENGINES + "openvino_encoder": "openvino",
+    ENGINES + "openvino_speech": "openvino",
     ENGINES + "llama_cpp": "llama-cpp",
+    ENGINES + "whisper_cpp": "whisper-cpp",
 }
 
 
@@ -42,6 +44,11 @@ ENCODERS = {
     "Optimum Intel int8": Peer(ENGINES + "openvino_encoder", "int8"),
     "Optimum Intel fp32": Peer(ENGINES + "openvino_encoder", "fp32"),
 }
+SPEECH = {
+    "OpenVINO's Whisper int8": Peer(ENGINES + "openvino_speech", "int8"),
+    "whisper.cpp Q8_0": Peer(ENGINES + "whisper_cpp", "int8"),
+}
+NEWER = {**DECODERS, **ENCODERS, **SPEECH}  # these round by block or by row
 DEFAULTS = {PEERS: Path(".venv-peers/bin/python")} | {
     name: Path(f".venv-peers-{name}/bin/python") for name in sorted(set(OTHERS.values()))
 }

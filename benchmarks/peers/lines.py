@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.peers.engines import Search, Sources
 from benchmarks.peers.engines.hf_folder import FOLDER, SMALL
-from benchmarks.peers.environments import DECODERS, DYNAMIC, ENCODERS
+from benchmarks.peers.environments import DECODERS, DYNAMIC, ENCODERS, SPEECH
 from recipes.g2p_en.g2p import Dictionary, read_dictionary
 from txport.bench import measure as bench
 from txport.checkpoints.checkpoint import config_of
@@ -223,6 +223,7 @@ LINES = [
         for batch in (1, 8)
         for what, task, unit in parts_of_speech(batch)
     ),
+    *(line(f"folder {WHISPER}, greedy, batch 1, int8", peer, of_folder(WHISPER, 1), 1.0, "int8") for peer in SPEECH),
     *(each for peer in OPENVINO for each in against_openvino(peer)),
     *(each for peer, (_, precision) in DECODERS.items() for each in of_llama(peer, precision)),
     *(each for name in BERTS for peer, (_, precision) in ENCODERS.items() for each in of_bert(name, peer, precision)),

@@ -104,6 +104,12 @@ def test_a_peer_has_the_weights_that_txport_has() -> None:
         assert {each.model.checkpoint for each in sides} == {line.task.checkpoint}
 
 
+def test_pythias_lines_race_openvino_where_its_folder_has_been_written() -> None:
+    (line,) = (each for each in LINES if each.title == "folder pythia-160m, greedy, batch 32, int8, against Optimum")
+    located = replace(line, task=replace(line.task, checkpoint="/somewhere"))
+    assert candidates.PORTABLE in {each.engine for each in candidates.ours(located, 2)}
+
+
 def test_sources_are_seeded_whole_and_end() -> None:
     facts = facts_of(TINY)
     sources = sources_of(TINY, None)
@@ -292,7 +298,7 @@ def test_a_folder_of_the_user_takes_the_place_of_random_weights(tmp_path: Path) 
 
 
 def test_a_line_without_its_environment_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = [sys.executable, f"openvino={sys.executable}", f"genai={sys.executable}"]
+    given = [sys.executable, *(f"{name}={sys.executable}" for name in ("openvino", "genai", "whisper-cpp"))]
     place = Place(work=tmp_path, pythons=pythons_of([*given, f"llama-cpp={tmp_path / 'none'}"]))
     kept = possible(LINES, place)
     passed = [line for line in LINES if line not in kept]

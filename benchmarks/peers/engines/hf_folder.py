@@ -167,7 +167,7 @@ RECIPES = {
             "suppress_tokens": None,
             "begin_suppress_tokens": None,
         },
-        small=encoder_decoder(64, 2, 4, 96),
+        small=encoder_decoder(64, 2, 4, 256),
         generation={
             "is_multilingual": True,
             "lang_to_id": {"<|en|>": 50259},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -60,15 +61,18 @@ def test_the_columns_of_the_largest_inputs_are_found(checkpoint: Checkpoint) -> 
     assert find_columns(checkpoint) == found
 
 
-def test_a_model_that_hears_has_them_and_its_projection_blocks(tmp_path: Path) -> None:
+def test_a_model_that_hears_has_them_and_its_steps_blocks(tmp_path: Path) -> None:
+    """A step reads one row a source; the keys and values of a source are computed with its encoder."""
     tiny = load_checkpoint(str(FAMILIES / "whisper")).config
     config = dataclasses.replace(tiny, d_model=64, feed_forward=64)  # type: ignore[call-arg]
     model = architecture.of(config).build(config).eval()
     fill(model)
     save_checkpoint(tmp_path / "model", model)
     forms = txport.export(tmp_path / "model", tmp_path / "out", target="cpu", precision="int8").manifest.forms
-    assert forms.pop("projection.weight").describe() == "8-bit blocks of 32"
-    assert {form.describe() for form in forms.values()} == {"int8 with 16 columns in fp32"}
+    of_source = {name for name in forms if name.startswith("encoder") or re.search("cross.*(key|value)", name)}
+    assert {name for name, form in forms.items() if form.describe() == "int8 with 16 columns in fp32"} == of_source
+    assert {forms[name].describe() for name in forms.keys() - of_source} == {"8-bit blocks of 32"}
+    assert "projection.weight" in forms.keys() - of_source
 
 
 def test_they_cost_less_in_fp32(bundle: Bundle, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:

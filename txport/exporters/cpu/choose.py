@@ -14,13 +14,10 @@ from txport.bundles.forms import BLOCKS, DYNAMIC, PLAIN, ROWS, Form, blocks_of, 
 from txport.bundles.manifest import Manifest
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.checkpoints.weights.packed import PackedReader
-from txport.exporters.cpu.columns import PROJECTION, find_columns, has_columns
+from txport.exporters.cpu.columns import find_columns, has_columns
 from txport.exporters.fused.packs import is_linear, parts_of
 from txport.exporters.fused.rewrite import tables_of, tags_of
-from txport.exporters.tracing.trace import weight_names
 from txport.models.audio import Features
-from txport.models.model import Model
-from txport.models.parts import Linear
 from txport.targets.ports import PREFILL, STEP
 
 FLOAT = 4  # bytes
@@ -48,8 +45,6 @@ def forms_of(
 ) -> dict[str, Form]:
     """Return initializer -> form for the graphs of an export; see `choose_forms`."""
     may = has_columns(manifest.facts, manifest.rows) and not manifest.weightless
-    if isinstance(manifest.facts.reads, Features) and manifest.precision == "int8" and manifest.rows is None:
-        chosen = {**projection_in_blocks(checkpoint.outline), **chosen}
     return choose_forms(
         models,
         manifest.precision,
@@ -59,15 +54,8 @@ def forms_of(
         chosen=chosen,
         columns=find_columns(checkpoint) if may else {},
         packed=checkpoint.packed,
+        hears=isinstance(manifest.facts.reads, Features),
     )
-
-
-def projection_in_blocks(outline: Model) -> dict[str, Form]:
-    """Return the form of the projection of a model that hears: blocks lower the divergence, and take no more time."""
-    names = weight_names(outline)
-    projection = [each for each in outline.modules() if isinstance(each, Linear) and each.tag == PROJECTION]
-    blocks = {each: next((size for size in ALIKE if each.in_features % size == 0), None) for each in projection}
-    return {names[id(each.weight)]: blocks_of(8, block) for each, block in blocks.items() if block}
 
 
 def choose_form(
@@ -80,13 +68,15 @@ def choose_form(
     wide: bool = False,
     weights: int = 0,
     causal: bool = False,
+    hears: bool = False,
     columns: tuple[int, ...] = (),
 ) -> Form:
     """Return the form for a matrix (out, in) of one graph: the fastest for a step of `rows` rows.
 
     `rows` None: the fastest form for which no row depends on the others or on their number (4-bit blocks of 32 do on
     x86 without VNNI), and that keeps the outputs: a few inputs of a `causal` model are much larger than the others, so
-    one scale for all of them would drop digits.
+    one scale for all of them would drop digits. A model that `hears` has steps of few rows, and reads its sources' keys
+    and values in each, which takes longer than its products; so these are in blocks, which have no other nodes.
     `small`: prefer less space to less time. `wide`: in int4, it has 8 bits. `weights`: their number in a step.
     `columns`: its inputs to keep in fp32.
     """
@@ -96,6 +86,8 @@ def choose_form(
         return blocks_of(8, block)
     if fine and precision == "int4" and (role == STEP or small):
         return blocks_of(4, fine, zeros=True)
+    if rows is None and block and hears and role == STEP:
+        return blocks_of(8, block)
     if rows is None:
         return blocks_of(8, fine) if fine and causal else with_columns(columns)
     if block and role == STEP and rows <= FEW_ROWS and weights <= STREAMED:
@@ -113,6 +105,7 @@ def choose_forms(
     chosen: Mapping[str, Form] = NO_FORMS,
     columns: Mapping[str, tuple[int, ...]] = NO_COLUMNS,
     packed: Mapping[str, PackedReader] = NO_PACKED,
+    hears: bool = False,
 ) -> dict[str, Form]:
     """Return initializer -> form. A weight that several nodes or graphs read has one form, suitable for all of them.
 
@@ -126,8 +119,9 @@ def choose_forms(
     precision = "int8" if is_taken else precision
     forms: dict[str, Form] = {}
     weights = _weights_of_step(models[STEP]) if STEP in models else 0
-    choose = partial(choose_form, precision=precision, rows=rows, weights=weights, causal=PREFILL in models)
-    wide = {*tables, *in_eight_bits(tags)} if PREFILL in models else set()
+    causal = PREFILL in models
+    choose = partial(choose_form, precision=precision, rows=rows, weights=weights, causal=causal, hears=hears)
+    wide = {*tables, *in_eight_bits(tags)} if causal else set()
     for role, model in models.items():
         reads = Counter(node.inputs[1] for node in filter(is_linear, model.graph))
         for weight, count in reads.items():

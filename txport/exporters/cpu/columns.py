@@ -23,7 +23,6 @@ from txport.models.model import Model
 from txport.models.parts import Linear
 
 COLUMNS: dict[Task, int] = {"encode": 16, "causal": 32}  # others that read text have inputs of about the same size
-PROJECTION = "projection"  # the tag of its layer
 USUAL = 16  # columns in a model that reads features, and those that a matrix of another one may have
 LEAST = 4  # times as many inputs has a matrix of which some are kept in fp32
 ROWS, LENGTH = 4, 64  # random sources
@@ -37,19 +36,16 @@ def has_columns(facts: Facts, rows: int | None) -> bool:
 def find_columns(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Return weight -> the columns with the largest inputs, for the linear layers of a model.
 
-    The model runs in float64, so that every machine finds the same. Names are those of a trace. `projection_in_blocks`
-    is for the projection of a model that reads features; columns of it would take more time.
+    The model runs in float64, so that every machine finds the same. Names are those of a trace.
     """
     outline = checkpoint.outline
     count = COLUMNS.get(outline.facts.task, USUAL)
     names = weight_names(outline)
-    wide = (
-        (name, each)
+    layers = {
+        name: names[id(each.weight)]
         for name, each in outline.named_modules()
         if isinstance(each, Linear) and each.in_features >= LEAST * count
-    )
-    hears = isinstance(outline.facts.reads, Features)
-    layers = {name: names[id(each.weight)] for name, each in wide if not (hears and each.tag == PROJECTION)}
+    }
     model = converted(checkpoint.model, torch.float64)
     source, target = _random_inputs(outline.facts)
     largest: dict[str, Tensor] = {}
