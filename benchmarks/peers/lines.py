@@ -27,7 +27,7 @@ Unit = Literal["tokens/s", "prompt tokens/s", "words/s", "windows/s", "texts/s",
 BASE, TINY, G2P = "preset:base", "preset:tiny", "g2p-en"
 GPT2, LLAMA, T5 = "preset:gpt2-125m", "preset:llama-125m", "preset:t5-small"
 WHISPER = "whisper-tiny"
-SMOLLM = "smollm2-135m"
+SMOLLM, LARGER = "smollm2-135m", "llama-402m"
 PYTHIA = "pythia-160m"
 BERTS = ("minilm-l6", "bert-base")
 LATER = ("modernbert-base", "cross-encoder-l6")
@@ -155,16 +155,16 @@ def parts_of_speech(batch: int) -> list[tuple[str, Task, Unit]]:
     ]
 
 
-def of_llama(peer: str, precision: str) -> list[Line]:
+def of_llama(name: str, peer: str, precision: str) -> list[Line]:
     """Return the lines of a Llama-like folder in one precision."""
     size = "int8" if precision == "int8" else "int4"
-    tasks = {f"greedy, batch {batch}": of_folder(SMOLLM, batch) for batch in (1, 8, 32)}
-    tasks[f"prompt of {PROMPT}"] = prefill(FOLDER + SMOLLM)
+    tasks = {f"greedy, batch {batch}": of_folder(name, batch) for batch in (1, 8, 32)}
+    tasks[f"prompt of {PROMPT}"] = prefill(FOLDER + name)
     required = {"int8": (1.2, 1.15, 1.15, 1.1), "int4": (1.2, 1.0, 1.0, 1.0)}[size]
     return [
-        line(f"folder {SMOLLM}, {name}, {size}", peer, task, factor, size,
+        line(f"folder {name}, {what}, {size}", peer, task, factor, size,
              unit="tokens/s" if task.tokens > 1 else "prompt tokens/s")
-        for (name, task), factor in zip(tasks.items(), required, strict=True)
+        for (what, task), factor in zip(tasks.items(), required, strict=True)
     ]  # fmt: skip
 
 
@@ -225,7 +225,12 @@ LINES = [
     ),
     *(line(f"folder {WHISPER}, greedy, batch 1, int8", peer, of_folder(WHISPER, 1), 1.0, "int8") for peer in SPEECH),
     *(each for peer in OPENVINO for each in against_openvino(peer)),
-    *(each for peer, (_, precision) in DECODERS.items() for each in of_llama(peer, precision)),
+    *(
+        each
+        for name in (SMOLLM, LARGER)
+        for peer, (_, precision) in DECODERS.items()
+        for each in of_llama(name, peer, precision)
+    ),
     *(each for name in BERTS for peer, (_, precision) in ENCODERS.items() for each in of_bert(name, peer, precision)),
     *(each for name in LATER for each in of_bert(name, DYNAMIC, "int8", ((1, 128), (32, 128)))),
     *(

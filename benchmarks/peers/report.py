@@ -177,9 +177,10 @@ A folder is one that transformers saved, with a published model's sizes and rand
 its own converter; before it is measured, both sides must find the same tokens of it in fp32, or the same vectors.
 Its targets have {TARGET} tokens; Whisper hears windows of 30 seconds, by features that are given, and encodes them in
 the time. An encoder's folder gives vectors, the means over tokens: "8 x 64" are 8 texts of 64 tokens, and "1 - cosine"
-is how far both sides' vectors are apart. The weights of onnxruntime-genai, OpenVINO GenAI and llama.cpp are quantised
-by their own tools; beside these, txport's settings include its portable bundle on OpenVINO, for decoders in fp32
-and in bf16. OpenVINO GenAI keeps no prefixes, since each round has the same prompts.
+is how far both sides' vectors are apart. The weights of onnxruntime-genai, OpenVINO, llama.cpp and whisper.cpp are
+quantised by their own tools; beside these, txport's settings include its portable bundle on OpenVINO, for decoders in
+fp32 and in bf16. OpenVINO GenAI keeps no prefixes, since each round has the same prompts. "OpenVINO's Whisper" is a
+greedy search over the graphs of Optimum Intel, which OpenVINO GenAI runs, too.
 g2p-en pronounces the test words, each to its own end. Both sides get the same weights, the same ids and the same
 cores, each at the best of its settings, in a process of its own; the process that does not work is held.
 Medians (and quartiles) of {" or ".join(map(str, rounds))} alternating rounds; the ratio says how many times better

@@ -178,6 +178,24 @@ def test_fewer_bits_are_another_runtime_and_are_proven_as_what_they_are(bundle: 
         verify(bundle.path, runtime=name)
 
 
+def test_keys_and_values_of_sources_stay_in_bf16_with_their_rows(bundle: Bundle) -> None:
+    if reason := here("openvino-bf16"):
+        pytest.skip(reason)
+    runtime: Any = openvino.load(bundle, precision="bf16")
+    sources = np.random.default_rng(0).integers(4, 20, (3, 8))
+    _, state = runtime.step(np.full(3, 1), runtime.start(sources, np.array([8, 5, 3]), max_length=9))
+    tokens = np.array([5, 6, 7])
+    rows = np.array([2, 0, 0])
+    moved, after = runtime.step(tokens[rows], runtime.select(state, rows))
+    _, again = runtime.step(np.full(3, 1), runtime.start(sources, np.array([8, 5, 3]), max_length=9))
+    alone, _ = runtime.step(tokens, again)
+    np.testing.assert_allclose(moved.values, np.array(alone.values)[rows], atol=0.02)
+    for name in bundle.manifest.graphs["decoder"].past("source").values():
+        bits = after.tensors[name].array.view(np.uint32)
+        assert not (bits & 0xFFFF).any(), "an fp32 whose lower half is 0"
+        assert bits.any()
+
+
 def test_what_computes_in_bf16_does_not_pass_for_fp32(
     bundle: Bundle, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Reads untrusted .npz files of NumPy: only expected members, and none larger than the file."""
+"""Arrays: untrusted .npz files of NumPy, of which only expected members are read, and numbers in bfloat16."""
 
 from __future__ import annotations
 
@@ -19,6 +19,18 @@ Array = NDArray[Any]  # of any dtype
 
 LARGEST = 16 << 20  # bytes of a file
 LONGEST_HEADER = 1000  # characters
+
+
+def to_bf16(array: Array) -> NDArray[np.uint16]:
+    """Return the bits of numbers in bfloat16, rounded to nearest even; NumPy has no such type."""
+    bits = np.array(array, np.float32, order="C").view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(array), 0x7FC0, rounded).astype(np.uint16)
+
+
+def from_bf16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """Return the numbers that bits of bfloat16 mean."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 class Expected(NamedTuple):

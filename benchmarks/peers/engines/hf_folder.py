@@ -46,36 +46,39 @@ def encoder(d_model: int, layers: int, heads: int) -> dict[str, Any]:
     return {**sizes, **special, "intermediate_size": 4 * d_model, "initializer_range": d_model**-0.5}
 
 
+def llama(d_model: int, layers: int, heads: int, groups: int, feed_forward: int) -> Recipe:
+    """Return a Llama with the vocabulary of SmolLM2, which is the projection, too."""
+    config = {
+        "vocab_size": 49152,
+        "hidden_size": d_model,
+        "intermediate_size": feed_forward,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "max_position_embeddings": 8192,
+        "rope_theta": 100000.0,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "initializer_range": d_model**-0.5,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+    }
+    small = {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "initializer_range": 128**-0.5,
+    }
+    return Recipe(architecture="LlamaForCausalLM", config=config, small=small, unknown=0)
+
+
 SMALL_BERT = encoder(64, 2, 4)
 RECIPES = {
-    "smollm2-135m": Recipe(
-        architecture="LlamaForCausalLM",
-        config={
-            "vocab_size": 49152,
-            "hidden_size": 576,
-            "intermediate_size": 1536,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 9,
-            "num_key_value_heads": 3,
-            "max_position_embeddings": 8192,
-            "rope_theta": 100000.0,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": True,
-            "initializer_range": 576**-0.5,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "pad_token_id": 2,
-        },
-        small={
-            "hidden_size": 128,
-            "intermediate_size": 256,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "initializer_range": 128**-0.5,
-        },
-        unknown=0,
-    ),
+    "smollm2-135m": llama(576, 30, 9, 3, 1536),
+    "llama-402m": llama(896, 24, 14, 2, 4864),
     "minilm-l6": Recipe(
         architecture="BertModel", config={**encoder(384, 6, 12), "vocab_size": 30522}, small=SMALL_BERT, unknown=100
     ),

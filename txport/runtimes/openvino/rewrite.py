@@ -7,7 +7,7 @@ the graph in memory changes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,20 @@ def _fuse(softmax: Node) -> None:
     (_user(mixed) if grouped else mixed).output(0).replace(whole.output(0))
 
 
+def _scale_queries(softmax: Node) -> None:
+    """Replace scale (q k) by (scale q) k: the plugin otherwise scales the keys of a source in each step."""
+    op = openvino.opset13
+    node = _up(softmax)
+    while node.get_type_name() == "Add":
+        node = _up(node)
+    product = _up(node)
+    if node.get_type_name() == "Multiply" and _is_constant(_up(node, 1)) and product.get_type_name() == "MatMul":
+        turned = _up(product, 1)
+        if turned.get_type_name() == "Transpose" and not product.get_attributes()["transpose_b"]:
+            query = op.multiply(_value(product), _value(node, 1))
+            node.output(0).replace(op.matmul(query, _value(turned), False, True).output(0))
+
+
 def _of_rows(mask: Value, query: Value) -> Value:
     """Return a mask (B, ..., T, S): in bf16, OpenVINO 2026.4 reads a mask that rows share for the first row only."""
     op = openvino.opset13
@@ -105,6 +119,9 @@ def with_variables(model: Model, caches: Mapping[str, str], logits: str) -> Mode
     for each in model.get_ordered_ops():
         if each.get_type_name() == "Softmax":
             _fuse(each)
+    for each in model.get_ordered_ops():
+        if each.get_type_name() == "Softmax":
+            _scale_queries(each)
     parameters = {name: each for each in model.get_parameters() for name in each.output(0).get_names()}
     results = _results(model)
     rows, places = op.parameter([-1], np.int32, name=BEAM_IDX), op.parameter([-1], np.int64, name=LOGIT_PLACES)
@@ -121,6 +138,15 @@ def with_variables(model: Model, caches: Mapping[str, str], logits: str) -> Mode
         kept.append(op.assign(_value(results.pop(present)).get_node(), past))
     _gather_places(results[logits], places)
     return _model([*dict.fromkeys(results.values())], [*parameters.values(), rows, places], kept)
+
+
+def with_half(model: Model, names: Collection[str]) -> Model:
+    """Return a graph whose inputs and outputs with these names are in bf16."""
+    typed = openvino.preprocess.PrePostProcessor(model)
+    for values, port in ((model.inputs, typed.input), (model.outputs, typed.output)):
+        for name in {name for each in values for name in each.get_names()} & {*names}:
+            port(name).tensor().set_element_type(openvino.Type.bf16)
+    return typed.build()
 
 
 def _gather_places(logits: Node, places: Node) -> None:

@@ -7,7 +7,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from txport.bundles.graphs import require_order
 from txport.errors import BundleError, LoadError, UnavailableError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.openvino.library import openvino
-from txport.runtimes.openvino.rewrite import BEAM_IDX, LOGIT_PLACES, Model, Value, part, with_variables
+from txport.runtimes.openvino.rewrite import BEAM_IDX, LOGIT_PLACES, Model, Value, part, with_half, with_variables
 from txport.runtimes.portable import PortableRuntime
-from txport.system.arrays import Array
+from txport.system.arrays import Array, from_bf16, to_bf16
 from txport.system.cores import cores
 from txport.system.machine import is_out_of_memory
 from txport.targets.ports import DECODER, INPUT_IDS, LOGITS, PAST_SOURCE, ROWS, SELECT, SOURCE, UNNAMED, Graph, Port
@@ -32,12 +32,29 @@ UNCOUNTED = ("Input", "Output", "Const")  # types of nodes that compute nothing
 
 
 class Held:
-    """An array, and an OpenVINO tensor over the same memory."""
+    """An array, and an OpenVINO tensor over the same memory; an array of uint16 has the bits of bf16."""
 
-    def __init__(self, array: Array) -> None:
-        self.array = array
-        self.shape = array.shape
-        self.tensor = openvino.Tensor(array, shared_memory=True)
+    def __init__(self, stored: Array) -> None:
+        self._stored = stored
+        self.shape = stored.shape
+        self._is_half = stored.dtype == np.uint16
+        if self._is_half:
+            self.tensor = openvino.Tensor(stored, list(self.shape), openvino.Type.bf16)
+        else:
+            self.tensor = openvino.Tensor(stored, shared_memory=True)
+
+    @property
+    def array(self) -> Array:
+        """The numbers; those of bf16 in fp32."""
+        return from_bf16(self._stored) if self._is_half else self._stored
+
+    def take(self, rows: Array) -> Held:
+        """Return some rows, copied."""
+        return Held(self._stored[rows])
+
+    def half(self) -> Held:
+        """Return the numbers in bf16."""
+        return self if self._is_half else Held(to_bf16(self._stored))
 
 
 class Request:
@@ -164,7 +181,8 @@ Parts = dict[tuple[str, ...], Compiled]  # by their outputs
 class OpenVinoEngine:
     """`Engine` of the graphs of a bundle, compiled once for all lengths; separate parts for sources and for rows.
 
-    The caches of rows are variables of a request, which a run changes in place.
+    The caches of rows are variables of a request, which a run changes in place. In bf16, the keys and values of sources
+    stay in bf16 between runs, each of which would round them again.
     """
 
     def __init__(self, bundle: Bundle, threads: int | None, precision: str, workers: int) -> None:
@@ -172,6 +190,7 @@ class OpenVinoEngine:
         options = options_of(threads, precision, workers, ROUNDED if bundle.manifest.is_quantised else 0)
         self._ports: dict[str, GraphPorts] = {}
         self._parts: dict[str, Parts] = {}
+        self._is_half = precision == "bf16"
         for role, graph in self._graphs.items():
             file = bundle.file(role)
             model = _read(file)
@@ -200,7 +219,8 @@ class OpenVinoEngine:
     def _run(
         self, graph: Graph, inputs: dict[str, Tensor], outputs: list[str], lengths: Mapping[str, int]
     ) -> dict[str, Tensor]:
-        given = dict(inputs)
+        of_source = {*graph.past("source").values()} if self._is_half and graph.role == DECODER else ()
+        given = {name: cast(Held, each).half() if name in of_source else each for name, each in inputs.items()}
         found = dict[str, Tensor]()
         projects = lengths.get(PAST_SOURCE) != lengths.get(SOURCE)
         for names, compiled in self._parts[graph.role].items():
@@ -210,7 +230,8 @@ class OpenVinoEngine:
             if graph.role == DECODER and not is_source:
                 found |= self._continued(compiled, given, outputs, lengths)
                 continue
-            found |= (made := _made(graph, names, lengths))
+            made = _made(graph, names, lengths, is_half=is_source and self._is_half)
+            found |= made
             compiled.run(given, made)
             if is_source:
                 given |= {graph.becomes[name]: held for name, held in made.items()}
@@ -288,9 +309,12 @@ def _require_fit(graph: Graph, shapes: Mapping[str, tuple[int, ...]], lengths: M
             raise ValueError(f"{name} has the shape {shape}, expected {wanted}")
 
 
-def _made(graph: Graph, names: Sequence[str], lengths: Mapping[str, int]) -> dict[str, Tensor]:
+def _made(
+    graph: Graph, names: Sequence[str], lengths: Mapping[str, int], *, is_half: bool = False
+) -> dict[str, Tensor]:
     """Return new memory for all outputs of a part: unbound ones would be written to previously bound memory."""
-    return {port.name: Held(np.empty(port.shape(lengths), port.dtype)) for port in map(graph.port, names)}
+    ports = map(graph.port, names)
+    return {port.name: Held(np.empty(port.shape(lengths), np.uint16 if is_half else port.dtype)) for port in ports}
 
 
 def _selected(inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Tensor]:
@@ -304,7 +328,7 @@ def _selected(inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str,
     request.turn += 1
     given = {name: inputs[name.removeprefix("selected.")] for name in outputs}
     caches = {f"selected.{name}": each for name, each in request.caches().items()}
-    return {name: caches[name] if name in caches else Held(each.array[rows]) for name, each in given.items()}
+    return {name: caches[name] if name in caches else cast(Held, each).take(rows) for name, each in given.items()}
 
 
 def _compile(
@@ -313,7 +337,11 @@ def _compile(
     """Compile and yield the parts of a graph, in the order in which they run."""
     for names, known in _split(graph):
         try:
-            compiled = _core().compile_model(_rewritten(graph, part(model, names, known)), DEVICE, dict(options))
+            cut = _rewritten(graph, part(model, names, known))
+            if graph.role == DECODER and options[HINT] == PRECISIONS["bf16"]:
+                of_source = {*graph.present("source").values(), *graph.past("source").values()}
+                cut = with_half(cut, of_source) if of_source else cut
+            compiled = _core().compile_model(cut, DEVICE, dict(options))
         except Exception as error:  # its errors have no common base class
             raise _refused(file, error) from error
         used = compiled.get_property(HINT).to_string()

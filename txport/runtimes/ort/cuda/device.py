@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from txport.errors import UnsupportedError, quoted
 from txport.runtimes.ort.onnx_runtime import ort
-from txport.system.arrays import Array
+from txport.system.arrays import Array, from_bf16, to_bf16
 from txport.targets.ports import ENCODER
 
 MAIN, ENCODE_QUEUE = 0, 1  # the queues; encoders run ahead, during steps of the previous batch
@@ -204,15 +204,13 @@ def stored(array: Array, dtype: str) -> Array:
         raise UnsupportedError(f"the cuda target has no tensors of type {dtype}; there are {', '.join(ELEMENTS)}")
     if dtype != "bfloat16":
         return np.array(array, dtype, order="C")
-    bits = np.array(array, np.float32, order="C").view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return np.where(np.isnan(array), 0x7FC0, rounded).astype(np.uint16)
+    return to_bf16(array)
 
 
 def unstored(content: NDArray[np.uint8], tensor: Tensor) -> Array:
     """Bytes in a device's format -> a new array; half precision becomes float32."""
     if tensor.dtype == "bfloat16":
-        return (content.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(tensor.shape)
+        return from_bf16(content.view(np.uint16)).reshape(tensor.shape)
     array = content.view(tensor.dtype).reshape(tensor.shape)
     return array.astype(np.float32) if tensor.dtype == "float16" else array.copy()
 
