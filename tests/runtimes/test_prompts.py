@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,9 +17,12 @@ from txport.models.parts import Attention, DotProduct, RelativeBias
 from txport.proof import proven
 from txport.runtimes import load
 from txport.runtimes.base import Runtime
+from txport.runtimes.inputs import PROMPT_PART, parts_of_prompt
 from txport.runtimes.ort import fused
+from txport.runtimes.ort import runtime as started
 from txport.runtimes.ort.cuda import driver
-from txport.runtimes.ort.fused import FusedRuntime, parts_of_prompt
+from txport.runtimes.ort.fused import FusedRuntime
+from txport.runtimes.ort.runtime import OrtEngine
 from txport.runtimes.pytorch import TorchRuntime
 
 PROMPTS = np.random.default_rng(0).integers(2, 60, (3, 30))
@@ -50,10 +54,10 @@ def first_logits(runtime: Runtime, rows: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("size", [1, 2, 127, 128, 129, 130, 256, 257, 600])
 def test_parts_of_a_prompt_cover_it_and_none_is_one_token(size: int) -> None:
-    parts = parts_of_prompt(size)
+    parts = parts_of_prompt(size, PROMPT_PART)
     assert np.array_equal(np.concatenate([np.arange(each.start, each.stop) for each in parts]), np.arange(size))
     sizes = [each.stop - each.start for each in parts]
-    assert max(sizes) <= fused.PROMPT_PART
+    assert max(sizes) <= PROMPT_PART
     assert min(sizes) > 1 or size == 1
 
 
@@ -73,18 +77,35 @@ def test_a_prompt_in_parts_is_the_prompt_at_once(
             assert np.array_equal(first_logits(runtime, [row])[0], whole[row])
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_prompt_of_a_portable_bundle_runs_in_parts(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of a batch begin at places of their own: the first parts of short ones are padding alone."""
+    bundle, _ = written(tmp_path / "bundle", "llama-tiny", precision, target="portable")
+    whole = first_logits(load("ort", bundle), [0, 1, 2])
+    for part in (4, 7):
+        monkeypatch.setattr(started, "PROMPT_PART", part)
+        runtime = load("ort", bundle)
+        with mock.patch.object(OrtEngine, "run", autospec=True, side_effect=OrtEngine.run) as run:
+            found = first_logits(runtime, [0, 1, 2])
+        assert np.abs(found - whole).max() < (1e-5 if precision == "fp32" else 0.05)
+        assert run.call_count == -(-29 // part) + 1, "29 tokens in parts, and the last one"
+
+
 @pytest.mark.parametrize(
-    ("target", "module", "most", "tokens"), [("cpu", fused, "PROMPT_PART", 1), ("cuda", driver, "TOGETHER", 3)]
+    ("target", "module", "most", "tokens"),
+    [("cpu", fused, "PROMPT_PART", 1), ("portable", started, "PROMPT_PART", 1), ("cuda", driver, "TOGETHER", 3)],
 )
 def test_in_parts_distances_are_those_of_the_whole_prompt(
     target: str, module: Any, most: str, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cpu target counts the tokens of a part in each row, the cuda target those of three rows."""
+    """The cpu and portable targets count the tokens of a part in each row, the cuda target those of three rows."""
     bundle, reference = written(tmp_path / "bundle", "gpt2-tiny", target=target, is_biased=True)
-    runtime = load(ENGINES[target], bundle)
-    expected = first_logits(reference, [0, 1, 2])
     for part in (128, 7):
         monkeypatch.setattr(module, most, tokens * part)
+        runtime = load(ENGINES[target], bundle)
+        expected = first_logits(reference, [0, 1, 2])
         assert np.abs(first_logits(runtime, [0, 1, 2]) - expected).max() < 1e-4
 
 

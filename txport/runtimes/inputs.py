@@ -14,6 +14,9 @@ from txport.runtimes.base import EncoderRuntime, Inputs, Ints, Outputs
 from txport.system.arrays import Array
 from txport.targets.ports import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 
+PROMPT_PART = 128  # tokens per run; attention covers filled positions only, and its scores fit the processor's caches
+SEVERAL = 2  # queries; products of at least so many sum in one order for each query, products of one in another
+
 Source = Any  # token ids (S,), or features (M, F)
 Sources = Sequence[Source]
 
@@ -86,3 +89,14 @@ def outputs_of(facts: Facts, found: Mapping[str, Array], rows: int, length: int,
             raise RunError(f"the graph gives {what}; the bundle is damaged, and `txport verify` says where")
         outputs[each.name] = array[:, :length] if each.is_of_tokens else array
     return outputs
+
+
+def parts_of_prompt(size: int, most: int) -> list[slice]:
+    """Return the parts of a prompt of `size` tokens that run together, of `most` tokens each.
+
+    No later part has a single token, because a product with one row sums in another order.
+    """
+    ends = list(range(most, size, most))
+    if ends and size - ends[-1] < SEVERAL:
+        ends[-1] -= SEVERAL - 1
+    return [slice(first, end) for first, end in zip([0, *ends], [*ends, size], strict=True)]

@@ -10,7 +10,7 @@ import numpy as np
 from txport.bundles.manifest import Manifest
 from txport.errors import RunError
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, scores
-from txport.runtimes.inputs import outputs_of, text_inputs
+from txport.runtimes.inputs import outputs_of, parts_of_prompt, text_inputs
 from txport.system.arrays import Array
 from txport.targets.portable import TOGETHER
 from txport.targets.ports import (
@@ -71,10 +71,14 @@ class PortableState(Generic[T]):
 
 
 class PortableRuntime(Generic[T]):
-    """`Runtime`, `EncoderRuntime` and `GraphRuntime` of a portable bundle over an engine."""
+    """`Runtime`, `EncoderRuntime` and `GraphRuntime` of a portable bundle over an engine.
 
-    def __init__(self, engine: Engine[T], manifest: Manifest) -> None:
+    Prompts run in parts of `prompt_part` tokens; None: at once.
+    """
+
+    def __init__(self, engine: Engine[T], manifest: Manifest, *, prompt_part: int | None = None) -> None:
         self._engine = engine
+        self._prompt_part = prompt_part
         self._manifest = manifest
         self._facts = manifest.facts
         self._graphs = manifest.graphs
@@ -111,11 +115,12 @@ class PortableRuntime(Generic[T]):
         """Run all but the last token of each prompt, left-padded, so that all rows end at the same position."""
         size = int(lengths.max()) - 1
         mask = (np.arange(size)[None, :] >= size - (lengths - 1)[:, None]).astype(np.int64)
+        moved = np.arange(size)[None, :] - (size - (lengths - 1)[:, None])  # positions in the prompts
+        places = np.maximum(moved, 0)
+        ids = np.where(mask, np.take_along_axis(prompts, places, axis=1), self._facts.writes.pad)
         tensors = self._empty_caches(len(prompts))
-        if size:
-            moved = np.arange(size)[None, :] - (size - (lengths - 1)[:, None])  # positions in the prompts
-            ids = np.where(mask, np.take_along_axis(prompts, np.maximum(moved, 0), axis=1), self._facts.writes.pad)
-            inputs = {INPUT_IDS: ids, ATTENTION_MASK: mask, POSITION_IDS: np.maximum(moved, 0)}
+        for part in parts_of_prompt(size, self._prompt_part or size) if size else ():
+            inputs = {INPUT_IDS: ids[:, part], ATTENTION_MASK: mask[:, : part.stop], POSITION_IDS: places[:, part]}
             given = {name: self._engine.from_numpy(np.ascontiguousarray(each)) for name, each in inputs.items()}
             results = self._engine.run(DECODER, {**given, **tensors}, [*self._becomes])
             tensors = {name: results[output] for output, name in self._becomes.items()}

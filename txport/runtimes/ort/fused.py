@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from txport.bundles.bundle import Bundle
 from txport.models.facts import Owner
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, running, scores
-from txport.runtimes.inputs import outputs_of
+from txport.runtimes.inputs import PROMPT_PART, SEVERAL, outputs_of, parts_of_prompt
 from txport.runtimes.ort.caches import FusedState, Hold, Pool, Rows, Source, move, pick_sources
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.parts import LONGEST, TOGETHER, Parts
@@ -51,8 +51,6 @@ SLACK = 1.25  # room for sources relative to their number, where a running state
 ENCODED_TOGETHER = 1024  # tokens per run; the activations of more tokens do not fit the processor's caches
 
 WASTE = 8  # tokens of padding that take as long as one more run
-PROMPT_PART = 128  # tokens per run; attention covers filled positions only, and its scores fit the processor's caches
-SEVERAL = 2  # queries; products of at least so many sum in one order for each query, products of one in another
 NOBODY = -1  # the token of an unused slot
 
 
@@ -162,7 +160,7 @@ class FusedRuntime:
         if size > 1:
             kept = lengths - 1
             for rows in parts_of(lengths, PROMPT_PART):  # long prompts run one by one, in parts
-                for part in parts_of_prompt(int(kept[rows].max())) if kept[rows].any() else ():
+                for part in parts_of_prompt(int(kept[rows].max()), PROMPT_PART) if kept[rows].any() else ():
                     self._fill(prompts[rows, part], state.rows.caches[:, rows], part)
             places = np.arange(size - 1)[None, :]
             state.rows.origin[:, : size - 1] = np.arange(batch)[:, None] + places * batch
@@ -424,14 +422,3 @@ def parts_of(lengths: Ints, longest: int | None = None) -> list[slice]:
         most = largest
         total += length
     return [*parts, slice(first, len(lengths))]
-
-
-def parts_of_prompt(size: int) -> list[slice]:
-    """Return the parts of a prompt of `size` tokens that run together.
-
-    No later part has a single token, because a product with one row sums in another order.
-    """
-    ends = list(range(PROMPT_PART, size, PROMPT_PART))
-    if ends and size - ends[-1] < SEVERAL:
-        ends[-1] -= SEVERAL - 1
-    return [slice(first, end) for first, end in zip([0, *ends], [*ends, size], strict=True)]

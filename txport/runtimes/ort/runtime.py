@@ -12,6 +12,7 @@ from txport.bundles.foreign.manifest import ForeignManifest
 from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.foreign.lengths import foreign_runtime
+from txport.runtimes.inputs import PROMPT_PART
 from txport.runtimes.ort.fused import FusedRuntime
 from txport.runtimes.ort.nvidia.failures import explain
 from txport.runtimes.ort.nvidia.options import NVIDIA
@@ -102,7 +103,8 @@ def load(
     if isinstance(bundle.manifest, ForeignManifest):
         return foreign_runtime(OrtEngine(start_sessions(bundle, provider, threads), provider), bundle.manifest)
     if made_for.is_standard:
-        return PortableRuntime(OrtEngine(start_sessions(bundle, provider, threads), provider), bundle.manifest)
+        engine = OrtEngine(start_sessions(bundle, provider, threads), provider)
+        return PortableRuntime(engine, bundle.manifest, prompt_part=PROMPT_PART)
     return FusedRuntime(bundle, start_sessions(bundle, provider, threads, spinning=STEP), _parts(bundle, threads))
 
 

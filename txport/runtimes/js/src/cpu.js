@@ -1,11 +1,10 @@
 /** The driver of cpu bundles: ONNX Runtime's own operators, lengths in place of masks, caches of a fixed capacity. */
 
 import { attentionName, stateNames } from "./ports.js";
-import { padded } from "./portable.js";
+import { padded, parts } from "./portable.js";
 
 const TOGETHER = 4; // attention sums over so many places of a source at a time
 const FIRST_CAPACITY = 32;
-const PROMPT_PART = 128; // tokens that are filled in together
 
 /**
  * @typedef {import("./sessions.js").Tensors} Tensors
@@ -167,18 +166,4 @@ export class CpuRuntime {
   #past(found) {
     return Object.fromEntries(this.names.map((each) => [each.past, found[each.present]]));
   }
-}
-
-/**
- * A prompt's tokens as they are run together, of which none is by itself.
- *
- * @param {number} size
- * @returns {[number, number][]}
- */
-function parts(size) {
-  /** @type {number[]} */
-  const ends = [];
-  for (let end = PROMPT_PART; end < size; end += PROMPT_PART) ends.push(end);
-  if (ends.length && size - ends[ends.length - 1] < 2) ends[ends.length - 1] -= 1;
-  return size ? [...ends, size].map((stop, place) => [place ? ends[place - 1] : 0, stop]) : [];
 }

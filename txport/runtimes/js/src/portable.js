@@ -4,6 +4,7 @@ import { attentionName, stateNames } from "./ports.js";
 import { dispose } from "./sessions.js";
 
 const TOGETHER = { float32: 4, float16: 8 }; // attention sums over so many places at a time
+const PROMPT_PART = 128; // tokens that are filled in together
 
 /**
  * @typedef {import("./sessions.js").Tensors} Tensors
@@ -45,19 +46,21 @@ export class PortableRuntime {
   /** @param {number[]} prompt @returns {Promise<State>} */
   async #prefill(prompt) {
     const size = prompt.length - 1;
-    const mask = this.sessions.int64(new Array(size).fill(1), [1, size]);
-    /** @type {Tensors} */
-    const tensors = { attention_mask: mask, ...this.#empty() };
-    const state = { tensors, rows: 1, length: size, places: 0 };
-    if (size === 0) return state;
-    const places = Array.from({ length: size }, (_, place) => place);
-    const given = {
-      input_ids: this.sessions.int64(prompt.slice(0, -1), [1, size]),
-      position_ids: this.sessions.int64(places, [1, size]),
-    };
-    const outputs = this.names.map((each) => each.present);
-    const found = await this.sessions.run("decoder", { ...tensors, ...given }, outputs);
-    for (const { past, present } of this.names) tensors[past] = found[present];
+    const ones = (/** @type {number} */ count) => this.sessions.int64(new Array(count).fill(1), [1, count]);
+    /** @type {State} */
+    const state = { tensors: { attention_mask: ones(size), ...this.#empty() }, rows: 1, length: size, places: 0 };
+    for (const [start, stop] of parts(size)) {
+      const places = Array.from({ length: stop - start }, (_, place) => start + place);
+      const given = {
+        attention_mask: ones(stop),
+        input_ids: this.sessions.int64(prompt.slice(start, stop), [1, stop - start]),
+        position_ids: this.sessions.int64(places, [1, stop - start]),
+      };
+      const outputs = this.names.map((each) => each.present);
+      const found = await this.sessions.run("decoder", { ...state.tensors, ...given }, outputs);
+      dispose(this.names.map((each) => state.tensors[each.past]));
+      for (const { past, present } of this.names) state.tensors[past] = found[present];
+    }
     return state;
   }
 
@@ -184,4 +187,18 @@ export function padded(source, facts, together) {
   const size = Math.min(Math.ceil(source.length / together) * together, Math.max(reads.longest, source.length));
   const ids = Array.from({ length: size }, (_, place) => source[place] ?? reads.pad);
   return { ids, mask: ids.map((_, place) => Number(place < source.length)) };
+}
+
+/**
+ * A prompt's tokens as they are run together, of which none is by itself.
+ *
+ * @param {number} size
+ * @returns {[number, number][]}
+ */
+export function parts(size) {
+  /** @type {number[]} */
+  const ends = [];
+  for (let end = PROMPT_PART; end < size; end += PROMPT_PART) ends.push(end);
+  if (ends.length && size - ends[ends.length - 1] < 2) ends[ends.length - 1] -= 1;
+  return size ? [...ends, size].map((stop, place) => [place ? ends[place - 1] : 0, stop]) : [];
 }
