@@ -1,0 +1,78 @@
+"""Seconds from the start of a process to its first token, beside peers: `python -m benchmarks.starts`.
+
+Each round starts a process for each engine, in changing order: it imports the engine, loads the model and generates one
+token. The files are in memory from the first round, which does not count.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+
+from benchmarks.peers.candidates import FOLDERS, OURS, OWN, Candidate
+from benchmarks.peers.duel import Place
+from benchmarks.peers.engines import Model
+from benchmarks.peers.engines.hf_folder import FOLDER
+from benchmarks.peers.environments import ENGINES, environment_of, pythons_of
+from benchmarks.peers.lines import BASE, G2P, SMOLLM
+from benchmarks.peers.process import ROOT
+from txport.system.progress import logged
+
+SOURCE = [5, 6, 7, 8, 9, 10, 11, 12]
+CASES = {
+    FOLDER + SMOLLM: ("genai", "llama_cpp", "openvino_llm"),
+    BASE: ("ct2", "hf_optimum"),
+    G2P: ("ct2", "hf_optimum"),
+}
+OPTIONS = {"threads": 2, "workers": 1, "batch_size": 1, "io_binding": False}
+PROGRAM = """
+import importlib, sys
+from pathlib import Path
+from benchmarks.peers.engines import Search
+engine = importlib.import_module(sys.argv[1]).Engine(Path(sys.argv[2]), Search(max_new_tokens=1), {options})
+assert len(engine.decode(engine.generate(engine.encode([{source}])))) == 1
+"""
+
+
+def seconds(candidate: Candidate, place: Place) -> float:
+    """Start a process, and return the seconds until it has ended after its first token."""
+    own = candidate.engine in OWN
+    python = Path(sys.executable) if own else place.pythons[environment_of(candidate.engine)]
+    program = PROGRAM.format(options=OPTIONS, source=SOURCE)
+    command = [str(python.absolute()), "-c", program, candidate.engine, str(place.prepare(candidate))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": ""}
+    begun = time.perf_counter()
+    subprocess.run(command, check=True, env=environment, cwd=ROOT, capture_output=True)
+    return time.perf_counter() - begun
+
+
+@click.command(help=__doc__)
+@click.option("--rounds", type=click.IntRange(3), default=7, show_default=True)
+@click.option("--work", type=click.Path(path_type=Path), default="build/peers", show_default=True)
+def main(rounds: int, work: Path) -> None:
+    """Measure each model, and print a row of a table for each engine."""
+    place = Place(work=work, pythons=pythons_of(()), progress=logged)
+    click.echo("| model, int8 | engine | s | of txport |\n|---|---|---|---|")
+    for name, peers in CASES.items():
+        made = Candidate(engine=FOLDERS, model=Model(checkpoint=name))
+        model = Model(checkpoint=str(place.prepare(made)) if name.startswith(FOLDER) else name, precision="int8")
+        sides = [Candidate(engine=each, model=model) for each in (OURS, *(ENGINES + peer for peer in peers))]
+        taken: dict[str, list[float]] = {each.engine: [] for each in sides}
+        for number in range(1 + rounds):
+            for each in sides[:: 1 if number % 2 else -1]:
+                found = seconds(each, place)
+                if number:
+                    taken[each.engine].append(found)
+        for engine, values in taken.items():
+            ratio = np.median(np.divide(taken[OURS], values))
+            click.echo(f"| {name} | {engine.removeprefix(ENGINES)} | {np.median(values):.2f} | {ratio:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
