@@ -28,7 +28,7 @@ SOURCE = [5, 6, 7, 8, 9, 10, 11, 12]
 CASES = {
     FOLDER + SMOLLM: ("genai", "llama_cpp", "openvino_llm"),
     BASE: ("ct2", "hf_optimum"),
-    G2P: ("ct2", "hf_optimum"),
+    G2P: ("ct2",),  # Optimum has no such norm
 }
 OPTIONS = {"threads": 2, "workers": 1, "batch_size": 1, "io_binding": False}
 PROGRAM = """
@@ -54,12 +54,13 @@ def seconds(candidate: Candidate, place: Place) -> float:
 
 @click.command(help=__doc__)
 @click.option("--rounds", type=click.IntRange(3), default=7, show_default=True)
+@click.option("--only", default="", help="Models with this in their name.")
 @click.option("--work", type=click.Path(path_type=Path), default="build/peers", show_default=True)
-def main(rounds: int, work: Path) -> None:
+def main(rounds: int, only: str, work: Path) -> None:
     """Measure each model, and print a row of a table for each engine."""
     place = Place(work=work, pythons=pythons_of(()), progress=logged)
     click.echo("| model, int8 | engine | s | of txport |\n|---|---|---|---|")
-    for name, peers in CASES.items():
+    for name, peers in ((name, peers) for name, peers in CASES.items() if only in name):
         made = Candidate(engine=FOLDERS, model=Model(checkpoint=name))
         model = Model(checkpoint=str(place.prepare(made)) if name.startswith(FOLDER) else name, precision="int8")
         sides = [Candidate(engine=each, model=model) for each in (OURS, *(ENGINES + peer for peer in peers))]
