@@ -29,6 +29,7 @@ from txport.proof.parity.check import check, exact_of
 from txport.proof.parity.tolerances import tolerance_of
 from txport.proof.verify.check import verify
 from txport.runtimes.base import Runtime
+from txport.runtimes.openvino import library, rewrite
 from txport.runtimes.openvino import runtime as openvino
 from txport.runtimes.openvino.library import TELEMETRY
 from txport.runtimes.pytorch import TorchRuntime
@@ -176,6 +177,31 @@ def test_fewer_bits_are_another_runtime_and_are_proven_as_what_they_are(bundle: 
     assert 1e-3 < report.worst_output < 1  # it does compute in fewer bits
     with pytest.raises(UnsupportedError, match=f"{name} computes in bf16; `txport parity --runtime {name}`"):
         verify(bundle.path, runtime=name)
+
+
+@pytest.mark.parametrize(("perm", "scale", "changes"), [
+    ((0, 1, 3, 2), 0.3, True),
+    ((0, 2, 3, 1), 0.3, False),  # keys (B, S, N, H)
+    ((0, 1, 3, 2), [[[1.0]], [[2.0]]], False),  # a scale for each head
+])  # fmt: skip
+def test_queries_are_scaled_where_that_is_the_same(perm: tuple[int, ...], scale: Any, changes: bool) -> None:
+    op = library.openvino.opset13
+    dims = [1, 2, 5, 4] if perm == (0, 1, 3, 2) else [1, 5, 2, 4]
+    query, key = op.parameter([1, 2, 3, 4], np.float32), op.parameter(dims, np.float32)
+    turned = op.transpose(key, op.constant(np.array(perm)))
+    product = op.multiply(op.matmul(query, turned, False, False), op.constant(np.array(scale, np.float32)))
+    softmax = op.softmax(product, axis=-1)
+    model = library.openvino.Model([softmax], [query, key])
+    inputs = [np.random.default_rng(0).normal(size=each).astype(np.float32) for each in ((1, 2, 3, 4), dims)]
+    before = outputs(model, inputs)
+    rewrite._scale_queries(softmax)
+    after = outputs(model, inputs)
+    np.testing.assert_allclose(after, before, atol=1e-6)
+    assert ("Transpose" not in [each.get_type_name() for each in model.get_ordered_ops()]) == changes
+
+
+def outputs(model: Any, inputs: list[Any]) -> Any:
+    return library.openvino.compile_model(model, "CPU", {openvino.HINT: "f32"})(inputs)[0]
 
 
 def test_keys_and_values_of_sources_stay_in_bf16_with_their_rows(bundle: Bundle) -> None:

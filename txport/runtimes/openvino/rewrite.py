@@ -72,17 +72,27 @@ def _fuse(softmax: Node) -> None:
 
 
 def _scale_queries(softmax: Node) -> None:
-    """Replace scale (q k) by (scale q) k: the plugin otherwise scales the keys of a source in each step."""
+    """Replace scale (q k) by (scale q) k, k being turned keys: the plugin otherwise scales them in each step."""
     op = openvino.opset13
     node = _up(softmax)
     while node.get_type_name() == "Add":
         node = _up(node)
-    product = _up(node)
-    if node.get_type_name() == "Multiply" and _is_constant(_up(node, 1)) and product.get_type_name() == "MatMul":
-        turned = _up(product, 1)
-        if turned.get_type_name() == "Transpose" and not product.get_attributes()["transpose_b"]:
-            query = op.multiply(_value(product), _value(node, 1))
-            node.output(0).replace(op.matmul(query, _value(turned), False, True).output(0))
+    if node.get_type_name() != "Multiply" or _up(node).get_type_name() != "MatMul":
+        return
+    product, scale = _up(node), _up(node, 1)
+    turned = _up(product, 1)
+    is_plain = scale.get_type_name() == "Constant" and not scale.get_data().ndim
+    if is_plain and _swaps_the_last(turned) and not any(product.get_attributes().values()):
+        query = op.multiply(_value(product), scale)
+        node.output(0).replace(op.matmul(query, _value(turned), False, True).output(0))
+
+
+def _swaps_the_last(node: Node) -> bool:
+    """Return whether a node exchanges the last two dims, and no others."""
+    if node.get_type_name() != "Transpose" or _up(node, 1).get_type_name() != "Constant":
+        return False
+    *order, last, end = _up(node, 1).get_data().tolist()
+    return order == [*range(len(order))] and (last, end) == (len(order) + 1, len(order))
 
 
 def _of_rows(mask: Value, query: Value) -> Value:
@@ -119,8 +129,6 @@ def with_variables(model: Model, caches: Mapping[str, str], logits: str) -> Mode
     for each in model.get_ordered_ops():
         if each.get_type_name() == "Softmax":
             _fuse(each)
-    for each in model.get_ordered_ops():
-        if each.get_type_name() == "Softmax":
             _scale_queries(each)
     parameters = {name: each for each in model.get_parameters() for name in each.output(0).get_names()}
     results = _results(model)
