@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -335,6 +335,23 @@ def test_a_request_has_ended_once(model: txport.Model, gate: Gate) -> None:
         waiting.cancel()
         assert waiting.times.ended is not None
         gate.opened.set()
+
+
+def test_a_result_is_seen_after_its_slot_is_free(model: txport.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the thread of the engine loses its core as soon as it has set the result."""
+    call_back = Future._invoke_callbacks  # type: ignore[attr-defined]
+
+    def slowly(self: Future[Any]) -> None:
+        time.sleep(0.05)
+        call_back(self)
+
+    monkeypatch.setattr(Future, "_invoke_callbacks", slowly)
+    with model.engine(slots=1, queue=0) as engine:
+        for finished in range(1, 4):
+            found = engine.submit("5").result(60)
+            stats = engine.stats()
+            assert (stats.finished, stats.running) == (finished, 0)
+            assert stats.tokens == finished * len(found.hypotheses[0].tokens)
 
 
 def test_a_high_priority_comes_first_and_age_counts(model: txport.Model, gate: Gate) -> None:

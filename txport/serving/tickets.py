@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 
 from txport.models.audio import Features
@@ -59,7 +59,7 @@ class Ticket:
     """A request of an engine: its source, prefix and options, and the future of its hypotheses.
 
     `deadline` is the time by which it must have ended. `tokens` is the certain beginning of its target, if a function
-    of `watchers` is called when it grows.
+    of `watchers` is called when it grows. `leave` is called with the outcome before a caller can see it.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Ticket:
         self.is_waiting = True
         self.tokens: tuple[int, ...] = ()
         self.watchers: tuple[Callable[[], None], ...] = ()
+        self.leave: Callable[[Outcome], None] = lambda _: None
 
     @property
     def group(self) -> object:
@@ -97,16 +98,14 @@ class Ticket:
 
     def end(self, outcome: Outcome) -> bool:
         """Set the result or the error; return False if the request has ended before."""
-        if self.future.done():
+        if self.future.done() or not self.future.set_running_or_notify_cancel():
             return False
         self.times.ended = time.monotonic()
-        try:
-            if isinstance(outcome, Exception):
-                self.future.set_exception(outcome)
-            else:
-                self.future.set_result(outcome)
-        except InvalidStateError:
-            return False
+        self.leave(outcome)
+        if isinstance(outcome, Exception):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
         return True
 
 

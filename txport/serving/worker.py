@@ -98,6 +98,7 @@ class Worker:
                 self._stats.refused += len(tickets)
                 raise full
             for ticket in tickets:
+                ticket.leave = partial(self._leave, ticket)
                 number = next(self._numbers)
                 heapq.heappush(self._waiting, (ticket.order, number, ticket))
                 if ticket.deadline is not None:
@@ -106,7 +107,7 @@ class Worker:
             self._stats.waiting += len(tickets)
             self._changed.notify()
         for ticket in tickets:
-            ticket.future.add_done_callback(partial(self._on_end, ticket))
+            ticket.future.add_done_callback(partial(self._on_cancel, ticket))
 
     def close(self, *, cancel: bool) -> None:
         """Take no more requests; wait until the others have ended, or cancel them."""
@@ -119,24 +120,31 @@ class Worker:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _on_end(self, ticket: Ticket, future: Future[list[Found]]) -> None:
-        """Count a request that ended; if it was given up, by its caller or its deadline, free its place."""
-        is_cancelled = future.cancelled()
-        has_failed = not is_cancelled and future.exception() is not None
-        stats = self._stats
-        if ticket.times.ended is None:  # it was cancelled
+    def _on_cancel(self, ticket: Ticket, future: Future[list[Found]]) -> None:
+        if future.cancelled():
             ticket.times.ended = time.monotonic()
+            self._leave(ticket, None)
+
+    def _leave(self, ticket: Ticket, outcome: Outcome | None) -> None:
+        """Count a request that ended, cancelled if it has no outcome; if it was given up, free its place."""
+        stats = self._stats
         with self._changed:
             self._live.discard(ticket)
-            stats.cancelled += is_cancelled
-            stats.failed += has_failed
-            stats.finished += not (is_cancelled or has_failed)
+            stats.cancelled += outcome is None
+            stats.failed += isinstance(outcome, Exception)
+            stats.expired += isinstance(outcome, DeadlineError)
+            stats.finished += isinstance(outcome, list)
+            if isinstance(outcome, list):
+                stats.tokens += len(outcome[0].tokens) - len(ticket.request[1]) if outcome else 0
+                stats.prompt_tokens += ticket.size
+                assert ticket.times.ended is not None
+                stats.seconds += ticket.times.ended - ticket.times.submitted
             if ticket.is_waiting:
                 ticket.is_waiting = False
                 stats.waiting -= 1
             else:
                 stats.running -= 1
-                if is_cancelled or has_failed:
+                if not isinstance(outcome, list):
                     self._given_up.append(ticket)
 
     def _run(self) -> None:
@@ -186,8 +194,7 @@ class Worker:
             assert ticket.deadline is not None
             seconds = ticket.deadline - ticket.times.submitted
             where = "while it waited" if ticket.is_waiting else "before its result was complete"
-            if ticket.end(DeadlineError(f"the deadline of the request, {seconds:g} seconds, passed {where}")):
-                self._stats.expired += 1
+            ticket.end(DeadlineError(f"the deadline of the request, {seconds:g} seconds, passed {where}"))
 
     def _drop(self) -> None:
         """Free the slots of requests that were given up, with the next step."""
@@ -303,14 +310,8 @@ class Worker:
         self._stats.first_tokens += len(tickets)
 
     def _end(self, ended: Sequence[tuple[Ticket, Outcome]]) -> None:
-        """End requests, and count what they have."""
-        stats = self._stats
         for ticket, outcome in ended:
-            if ticket.end(outcome) and not isinstance(outcome, Exception):
-                stats.tokens += len(outcome[0].tokens) - len(ticket.request[1]) if outcome else 0
-                stats.prompt_tokens += ticket.size
-                assert ticket.times.ended is not None
-                stats.seconds += ticket.times.ended - ticket.times.submitted
+            ticket.end(outcome)
         if ended:
             now = time.monotonic()
             if self._last_end is not None:
