@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.seeded import bundle_of, saved
 from tests.tiny import tiny_config, tiny_model, unproven
 from txport.bench import bandwidth, profile, rounds
 from txport.bench import measure as bench
@@ -14,9 +16,11 @@ from txport.bench.page import markdown
 from txport.bench.sections import reached
 from txport.bundles.bundle import Bundle
 from txport.checkpoints.checkpoint import save_checkpoint
+from txport.models.architectures.llama import LlamaConfig
 
 CONFIG = tiny_config(d_model=64, feed_forward=96)
 PLAN = bench.Plan(batch=(2,), source=(4,), tokens=(5,), rounds=3, threads=1, starts=1, scenario=("phases", "limits"))
+SHAPE: Any = {"vocab_size": 32, "d_model": 32, "heads": 2, "decoder_layers": 2, "feed_forward": 48}  # with few weights
 SMALL = 4096  # bytes of biases, norms and constants of the graph, which a step reads beside its matrices
 
 
@@ -67,6 +71,22 @@ def test_bytes_are_those_of_a_step(bundles: dict[str, Bundle], result: Any) -> N
     assert expected <= counted <= expected + SMALL
 
 
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_tables_of_positions_are_looked_up(target: str, tmp_path: Path) -> None:
+    """Cosines and sines are no bytes that a step reads, however many positions a model has."""
+    sizes = {}
+    for positions in (32, 4096):
+        config = LlamaConfig(
+            vocab_size=32, d_model=32, heads=2, decoder_layers=2, feed_forward=48, max_length=positions
+        )
+        bundle = bundle_of(saved(config, tmp_path / f"toy {positions}"), tmp_path / str(positions), target)
+        found = profile._profile(bundle, "ort", PLAN)[0]["further token"]["bytes"]
+        counted = bandwidth.step_bytes(bundle)
+        assert counted is None or abs(found - counted) < SMALL
+        sizes[positions] = found
+    assert abs(sizes[4096] - sizes[32]) < SMALL
+
+
 def test_a_pause_after_a_round_takes_no_step_away(
     bundles: dict[str, Bundle], result: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +99,7 @@ def test_a_pause_after_a_round_takes_no_step_away(
         return found
 
     monkeypatch.setitem(rounds.WORK, "seq2seq", work._replace(round=paused))
-    (size,) = profile._profile(bundles["cpu fp32"], "ort", PLAN, packs=False)
+    (size,) = profile._profile(bundles["cpu fp32"], "ort", PLAN)
     expected = result["candidates"]["cpu fp32 ort"]["limits"]["sizes"][0]
     assert {phase: each["fp32"] for phase, each in size.items()} == {
         phase: each["fp32"] for phase, each in expected.items()

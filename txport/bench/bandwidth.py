@@ -16,7 +16,8 @@ from txport.targets.cpu import PROJECT, SEEK, screens
 from txport.targets.ports import STEP
 
 PASSES = 10
-LOOKUPS = ("Gather", "GatherBlockQuantized")  # these read only a few rows of their table
+# These read only a few rows of their tables; attention's are the cosines and sines of positions.
+LOOKUPS = frozenset({"Gather", "GatherBlockQuantized", "GroupQueryAttention", "RotaryEmbedding"})
 
 
 def step_bytes(bundle: Bundle, beams: int = 1) -> int | None:
@@ -33,7 +34,7 @@ def step_bytes(bundle: Bundle, beams: int = 1) -> int | None:
     likeliest = beams == 1 and shortened
     unread = PROJECT if likeliest else SEEK  # the branching node that is skipped
     kept = onnx.GraphProto(node=[node for node in graph.node if node.name != unread])
-    read = {name for node in nodes(kept) for name in (node.input[1:2] if node.op_type in LOOKUPS else node.input)}
+    read = {name for node in nodes(kept) if node.op_type not in LOOKUPS for name in node.input}
     places = {
         entries["offset"]: int(entries["length"])
         for tensor in graph.initializer

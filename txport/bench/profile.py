@@ -28,6 +28,7 @@ from txport.bench.plan import Plan, Protocol
 from txport.bench.rounds import WORK, draw_source
 from txport.bench.worker import Worker, errors_sent
 from txport.bundles.bundle import Bundle
+from txport.bundles.graphs import read_ir
 from txport.runtimes.ort import sessions
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.system.progress import Progress
@@ -42,7 +43,8 @@ FLOAT = frozenset({"MatMul", "FusedMatMul", "Gemm", "FusedGemm"})
 INTEGER = frozenset(
     {"DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits", "QGemm", "QLinearMatMul"}
 )
-LOOKUPS = frozenset({*bandwidth.LOOKUPS, "Slice"})  # these read a part of their weights
+LOOKUPS = bandwidth.LOOKUPS | {"Slice"}  # these read a part of their weights
+RUN = "_kernel_time"  # after the name of a node that is run
 BODIES = frozenset({"If", "Loop", "Scan"})  # their time is that of the operators in their bodies
 PHASES = ("encode", "prefill", "first token", "further token")
 
@@ -83,28 +85,26 @@ def work(pipe: Connection, name: str, path: str, variant: str | None, plan: Plan
         pipe.recv()
         bundle = open_bundle(Path(path), variant)
         rates = {kind: _rate(kind, plan.threads) for kind in ("fp32", "int8")}
-        counted = _profile(bundle, name, plan, packs=False)
-        for size, timed in zip(counted, _profile(bundle, name, plan, packs=True), strict=True):
-            for phase, figures in size.items():
-                reader = bandwidth.Reader(max(figures["bytes"], LEAST_READ), plan.threads)
-                figures["bandwidth"] = max(reader.measure() for _ in range(READS))
-                figures["kinds"] = timed[phase]["kinds"]
-        pipe.send({"rates": rates, "sizes": counted})
+        sizes = _profile(bundle, name, plan)
+        for figures in (figures for size in sizes for figures in size.values()):
+            reader = bandwidth.Reader(max(figures["bytes"], LEAST_READ), plan.threads)
+            figures["bandwidth"] = max(reader.measure() for _ in range(READS))
+        pipe.send({"rates": rates, "sizes": sizes})
 
 
-def _profile(bundle: Bundle, name: str, plan: Plan, *, packs: bool) -> list[dict[str, Json]]:
+def _profile(bundle: Bundle, name: str, plan: Plan) -> list[dict[str, Json]]:
     """Return, for each size, the counts of each phase, and the milliseconds of each kind of operator."""
     facts = bundle.manifest.facts
-    with tempfile.TemporaryDirectory() as folder, sessions.profiling(Path(folder), packs=packs) as started:
+    with tempfile.TemporaryDirectory() as folder, sessions.profiling(Path(folder)) as started:
         runtime = runtimes.load(name, bundle, provider=plan.provider, threads=plan.threads)
         windows = []
         for size in plan.sizes():
             source = draw_source(facts, size)
             for _ in range(1 + WARM_UP):
                 marks: list[float] = []  # between the phases of the last round
-                times, _ = WORK[facts.task].round(runtime, source, facts, size, partial(_mark, started[0], marks))
+                times, _ = WORK[facts.task].round(runtime, source, facts, size, partial(_mark, started[0][0], marks))
             windows.append(list(_windows(times, size, marks)))
-        events = [event for number, session in enumerate(started) for event in _events(number, session)]
+        events = [event for number, each in enumerate(started) for event in _events(number, *each)]
     return [
         {
             phase: _summary([each for each in events if begin < each.at < end], steps)
@@ -126,8 +126,9 @@ def _windows(phases: Iterable[str], size: Protocol, marks: Sequence[float]) -> I
         yield phase, size.tokens - 1 if phase == PHASES[-1] else 1, begin, end
 
 
-def _events(number: int, session: ort.InferenceSession) -> Iterator[Event]:
-    """Yield the operators that a session has run."""
+def _events(number: int, session: ort.InferenceSession, graph: Path) -> Iterator[Event]:
+    """Yield the operators of a graph that a session has run."""
+    weights = _weights(graph)
     zero = session.get_profiling_start_time_ns() / 1e9
     events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
     runs = sorted((each["ts"], each["dur"]) for each in events if each["name"] == "model_run")
@@ -135,9 +136,20 @@ def _events(number: int, session: ort.InferenceSession) -> Iterator[Event]:
         if each.get("cat") == "Node" and each["args"]["op_name"] not in BODIES:
             begin, taken = runs[bisect.bisect_right(runs, (each["ts"], float("inf"))) - 1]
             kind = each["args"]["op_name"]
-            weights = 0 if kind in LOOKUPS else int(each["args"]["parameter_size"])
+            name = each["name"].removesuffix(RUN)
+            size = 0 if kind in LOOKUPS else weights[name]
             at = zero + 1e-6 * (begin + taken / 2)
-            yield Event(at, (number, each["name"]), kind, 1e-3 * each["dur"], weights, _operations(kind, each["args"]))
+            yield Event(at, (number, name), kind, 1e-3 * each["dur"], size, _operations(kind, each["args"]))
+
+
+def _weights(graph: Path) -> dict[str, int]:
+    """Return the bytes of weights that each node of a graph reads; its kernel may have packed them."""
+    import onnx_ir as ir
+
+    return {
+        node.name or "": sum(value.const_value.nbytes for value in node.inputs if value and value.const_value)
+        for node in ir.traversal.RecursiveGraphIterator(read_ir(graph).graph)
+    }
 
 
 def _operations(kind: str, arguments: Json) -> float:

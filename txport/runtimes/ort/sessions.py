@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -55,7 +56,9 @@ KINDS = {"float": "float32", "double": "float64"}  # ONNX's names of types -> Nu
 
 TOO_NEW = ("NOT_IMPLEMENTED", "Unsupported model IR version", "officially supported", "is under development")
 
-_profiles: list[tuple[Path, bool, list[ort.InferenceSession]]] = []  # of `profiling`
+Profiled = list[tuple[ort.InferenceSession, Path]]  # sessions, and the graphs that they run
+
+_profiles: list[tuple[Path, Profiled]] = []  # of `profiling`
 
 Weights = dict[str, Any]  # OrtValues by name; onnxruntime has no types
 
@@ -69,14 +72,13 @@ class Sessions(dict[str, ort.InferenceSession]):
 
 
 @contextlib.contextmanager
-def profiling(folder: Path, *, packs: bool) -> Iterator[list[ort.InferenceSession]]:
+def profiling(folder: Path) -> Iterator[Profiled]:
     """Yield a list of the sessions that are started in this block of a process that only profiles.
 
-    Their profiles are written into a folder. Without `packs`, kernels read weights as they are, and profiles have their
-    sizes.
+    Their profiles, and their graphs as ONNX Runtime has optimised them, with all weights, are written into a folder.
     """
-    started: list[ort.InferenceSession] = []
-    _profiles.append((folder, packs, started))
+    started: Profiled = []
+    _profiles.append((folder, started))
     try:
         yield started
     finally:
@@ -210,11 +212,12 @@ def start_session(
     Raise `UnavailableError` if the provider does not start or the GPU fails, `MemoryError`, `LoadError` for a graph
     that is too new, or `BundleError` for a damaged one.
     """
-    for folder, packs, _ in _profiles:
+    for folder, _ in _profiles:
+        place = Path(tempfile.mkdtemp(dir=folder))
         options.enable_profiling = True
-        options.profile_file_prefix = str(folder / file.stem)
-        if not packs:
-            options.add_session_config_entry("session.disable_prepacking", "1")
+        options.profile_file_prefix = str(place / "profile")
+        options.optimized_model_filepath = str(place / "graph.onnx")
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "graph.data")
     try:
         session = open_session(content or str(file), options, provider, settings)
     except Exception as error:  # its errors have no common base class
@@ -222,8 +225,8 @@ def start_session(
         raise explained or _refused(file, error) from error
     if session.get_providers()[0] != provider:  # ONNX Runtime only logs that it fell back
         raise UnavailableError(f"{provider} did not start for {file}; `txport doctor` says what is missing")
-    for _, _, started in _profiles:
-        started.append(session)
+    for _, started in _profiles:
+        started.append((session, Path(options.optimized_model_filepath)))
     return session
 
 
