@@ -100,6 +100,17 @@ def pick_sources(source: Source, chosen: Ints) -> Source:
     return Source(source.hold, source.room, source.lengths[chosen])
 
 
+def put_rows(
+    caches: NDArray[np.float32], places: Ints | slice, others: NDArray[np.float32], chosen: Ints | slice, length: int
+) -> None:
+    """Copy `length` positions of rows of other caches (2 L, R, G, M, H) to places of these.
+
+    One tensor at a time, because an index makes a copy: new memory takes longer than copying.
+    """
+    for new, old in zip(caches, others, strict=True):
+        new[places, :, :length] = old[chosen, :, :length]
+
+
 def move(rows: Rows, chosen: Ints, length: int) -> None:
     """Copy the old row `chosen[i]` to row i, in place, for the first `length` positions.
 

@@ -18,7 +18,7 @@ from txport.bundles.bundle import Bundle
 from txport.models.facts import Owner
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, running, scores
 from txport.runtimes.inputs import PROMPT_PART, SEVERAL, outputs_of, parts_of_prompt
-from txport.runtimes.ort.caches import FusedState, Hold, Pool, Rows, Source, move, pick_sources
+from txport.runtimes.ort.caches import FusedState, Hold, Pool, Rows, Source, move, pick_sources, put_rows
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.parts import LONGEST, TOGETHER, Parts
 from txport.runtimes.ort.placement import placement
@@ -47,6 +47,7 @@ from txport.targets.ports import (
 )
 
 FIRST_CAPACITY = 32
+EVERY = slice(None)
 SLACK = 1.25  # room for sources relative to their number, where a running state is extended
 ENCODED_TOGETHER = 1024  # tokens per run; the activations of more tokens do not fit the processor's caches
 
@@ -296,7 +297,7 @@ class FusedRuntime:
         if wider > size:
             state.source = self._widen(state.source, wider)
             state.binding = None
-        state.source.caches[:, places, :, :wider] = others.source.caches[:, chosen]
+        put_rows(state.source.caches, places, others.source.caches, chosen, wider)
         state.source.lengths[places] = others.source.lengths[chosen]
         state.lengths.reshape(-1, state.beams)[places] = 0
         if others.length:
@@ -309,7 +310,7 @@ class FusedRuntime:
         longest = int(lengths.max())
         if longest > state.rows.caches.shape[3]:
             self._grow(state, longest)
-        state.rows.caches[:, rows, :, :longest] = others.rows.caches[:, chosen, :, :longest]
+        put_rows(state.rows.caches, rows, others.rows.caches, chosen, longest)
         state.rows.origin[rows, :longest] = state.writes + np.arange(len(rows) * longest).reshape(len(rows), longest)
         state.writes += len(rows) * longest
         state.lengths[rows] = lengths
@@ -381,7 +382,7 @@ class FusedRuntime:
         """Return the given rows in new memory."""
         picked = self._make_rows(len(rows), capacity)
         length = state.length
-        picked.caches[..., :length, :] = state.rows.caches[:, rows, :, :length]
+        put_rows(picked.caches, EVERY, state.rows.caches, rows, length)
         picked.origin[:, :length] = state.rows.origin[rows, :length]
         return picked
 
@@ -394,8 +395,12 @@ class FusedRuntime:
         return Source(hold, caches, source.lengths)
 
     def _grow(self, state: FusedState, least: int = 0) -> None:
-        capacity = max(least, min(2 * state.rows.caches.shape[3], state.max_length))
-        state.rows = self._pick_rows(state, np.arange(state.size), capacity)
+        old = state.rows
+        kept = slice(state.size)
+        grown = self._make_rows(state.size, max(least, min(2 * old.caches.shape[3], state.max_length)))
+        put_rows(grown.caches, EVERY, old.caches, kept, state.length)
+        grown.origin[:, : state.length] = old.origin[kept, : state.length]
+        state.rows = grown
         state.binding = None
 
 
