@@ -137,19 +137,23 @@ def _events(number: int, session: ort.InferenceSession, graph: Path) -> Iterator
             begin, taken = runs[bisect.bisect_right(runs, (each["ts"], float("inf"))) - 1]
             kind = each["args"]["op_name"]
             name = each["name"].removesuffix(RUN)
-            size = 0 if kind in LOOKUPS else weights[name]
+            size = 0 if kind in LOOKUPS else weights.get((name, kind), weights.get(("", kind), 0))
             at = zero + 1e-6 * (begin + taken / 2)
             yield Event(at, (number, name), kind, 1e-3 * each["dur"], size, _operations(kind, each["args"]))
 
 
-def _weights(graph: Path) -> dict[str, int]:
-    """Return the bytes of weights that each node of a graph reads; its kernel may have packed them."""
+def _weights(graph: Path) -> dict[tuple[str, str], int]:
+    """Return the bytes of weights that each node of a graph reads, by name and operator; kernels may pack them.
+
+    The profile names a node without a name by a number that is not in the graph, so it gets the mean of its operator.
+    """
     import onnx_ir as ir
 
-    return {
-        node.name or "": sum(value.const_value.nbytes for value in node.inputs if value and value.const_value)
-        for node in ir.traversal.RecursiveGraphIterator(read_ir(graph).graph)
-    }
+    sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for node in ir.traversal.RecursiveGraphIterator(read_ir(graph).graph):
+        known = [value.const_value.nbytes for value in node.inputs if value and value.const_value]
+        sizes[node.name or "", node.op_type].append(sum(known))
+    return {node: round(np.mean(each)) for node, each in sizes.items()}
 
 
 def _operations(kind: str, arguments: Json) -> float:
