@@ -251,6 +251,15 @@ def test_the_page_and_its_picture_are_those_of_the_record() -> None:
     assert peers_picture.PICTURE.read_text(encoding="utf-8") == peers_picture.render(result["lines"]), command
 
 
+def test_the_picture_of_limits_is_that_of_its_record() -> None:
+    pytest.importorskip("altair")
+    from docs import limits_picture
+
+    lines = json.loads(limits_picture.RESULTS.read_text(encoding="utf-8"))["lines"]
+    drawn = limits_picture.PICTURE.read_text(encoding="utf-8")
+    assert drawn == limits_picture.render(lines), "run `python -m docs.limits_picture`"
+
+
 def test_the_overview_has_the_fastest_peer_of_each_line_and_machine() -> None:
     def line(name: str, ratio: float, **changes: Any) -> dict[str, Any]:
         settings = {"txport": {"model": {"precision": "int8"}}}

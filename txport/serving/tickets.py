@@ -59,7 +59,7 @@ class Ticket:
     """A request of an engine: its source, prefix and options, and the future of its hypotheses.
 
     `deadline` is the time by which it must have ended. `tokens` is the certain beginning of its target, if a function
-    of `watchers` is called when it grows. `leave` is called with the outcome before a caller can see it.
+    of `watchers` is called when it grows. `leave` is called before a caller can see the outcome.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Ticket:
         self.is_waiting = True
         self.tokens: tuple[int, ...] = ()
         self.watchers: tuple[Callable[[], None], ...] = ()
-        self.leave: Callable[[Outcome], None] = lambda _: None
+        self.leave: Callable[[Ticket, Outcome], None] = lambda *_: None
 
     @property
     def group(self) -> object:
@@ -101,7 +101,7 @@ class Ticket:
         if self.future.done() or not self.future.set_running_or_notify_cancel():
             return False
         self.times.ended = time.monotonic()
-        self.leave(outcome)
+        self.leave(self, outcome)
         if isinstance(outcome, Exception):
             self.future.set_exception(outcome)
         else:

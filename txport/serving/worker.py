@@ -98,7 +98,7 @@ class Worker:
                 self._stats.refused += len(tickets)
                 raise full
             for ticket in tickets:
-                ticket.leave = partial(self._leave, ticket)
+                ticket.leave = self._leave
                 number = next(self._numbers)
                 heapq.heappush(self._waiting, (ticket.order, number, ticket))
                 if ticket.deadline is not None:

@@ -25,9 +25,6 @@ from txport.models.parts import Linear
 COLUMNS: dict[Task, int] = {"encode": 16, "causal": 32}  # others that read text have inputs of about the same size
 USUAL = 16  # columns in a model that reads features, and those that a matrix of another one may have
 LEAST = 4  # times as many inputs has a matrix of which some are kept in fp32
-# An encoder keeps columns where the largest input is so many times the largest of the others. MiniLM's vectors lose no
-# digit by this, and seven of its 36 products have fewer nodes (docs/few-bits.md).
-LARGER = 2.0
 ROWS, LENGTH = 4, 64  # random sources
 
 
@@ -37,7 +34,7 @@ def has_columns(facts: Facts, rows: int | None) -> bool:
 
 
 def find_columns(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
-    """Return weight -> the columns with the largest inputs, for the linear layers of a model; none if few are larger.
+    """Return weight -> the columns with the largest inputs, for the linear layers of a model.
 
     The model runs in float64, so that every machine finds the same. Names are those of a trace.
     """
@@ -59,13 +56,8 @@ def find_columns(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
 
     with torch.inference_mode(), watching({name: model.get_submodule(name) for name in layers}, keep):
         run(model, source, target)
-    ratio = 1.0 if outline.facts.generates else LARGER
-    found: dict[str, tuple[int, ...]] = {}
-    for name, values in largest.items():
-        order = values.argsort(descending=True, stable=True)
-        is_larger = values[order[0]] >= ratio * values[order[count]]
-        found[layers[name]] = tuple(sorted(order[:count].tolist())) if is_larger else ()
-    return found
+    order = {name: values.argsort(descending=True, stable=True) for name, values in largest.items()}
+    return {layers[name]: tuple(sorted(indices[:count].tolist())) for name, indices in order.items()}
 
 
 def largest_columns(inputs: Sequence[Tensor], task: Task) -> tuple[int, ...]:
