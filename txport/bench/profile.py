@@ -35,7 +35,7 @@ from txport.system.progress import Progress
 
 WARM_UP = 2
 ROWS, DEPTH = 512, 1024  # of the product that measures a rate: (ROWS, DEPTH) x (DEPTH, DEPTH)
-TRIES = 10  # of the product; the best one counts, as of reads
+TRIES = 40  # of the product; the best one counts, as of reads: other programs may disturb tens of milliseconds
 READS = 5
 LEAST_READ = 1 << 16  # bytes of which the bandwidth is measured
 UPTIME = 1e9  # seconds: more than the monotonic clock of any machine
