@@ -27,8 +27,6 @@ from txport.system.progress import logged
 
 RESULTS = Path(__file__).with_name("results") / "limits-cpu.json"
 USUAL = bench.Plan()
-
-
 LARGE = "nllb"  # takes minutes to export
 
 
