@@ -64,6 +64,7 @@ for kind in sys.argv[1:]:
     assert os.waitpid(process, 0)[1] == 0
 """
 LARGEST_TENSOR = 4 * 4096 * 1024
+BALANCING = 4  # int8 runs the model once, which has a tensor in float64 as well, and the numbers of 256 tokens
 FIXED = 80_000_000  # what quantising a piece takes, and room that is not given back at once
 
 
@@ -73,7 +74,7 @@ def test_an_export_holds_one_tensor_at_a_time() -> None:
     parameters, *taken = map(float, done.stdout.split())
     assert 4 * parameters > 200e6
     assert len(taken) == 2
-    assert max(taken) < LARGEST_TENSOR + FIXED
+    assert max(taken) < BALANCING * LARGEST_TENSOR + FIXED < 4 * parameters
 
 
 def files_of(bundle: Bundle) -> dict[str, bytes]:

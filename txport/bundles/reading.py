@@ -13,6 +13,7 @@ from txport.bundles.comparisons import KEPT, require_calibrated, require_loss, r
 from txport.bundles.forms import Stored, require_distinct
 from txport.bundles.graphs import contained
 from txport.bundles.manifest import FORMAT, RARE, Manifest
+from txport.checkpoints.weights.balance import Balance
 from txport.errors import BundleError, ConfigError, UnsupportedError, quoted
 from txport.models.facts import Facts
 from txport.models.names import MANIFEST
@@ -75,7 +76,7 @@ def _manifest(values: dict[str, Any]) -> Manifest:
     _check_types(values, VALUES)
     for name, kind in RARE.items():
         if name in values and type(values[name]) is not kind:
-            expected = "true or false" if kind is bool else "an object"
+            expected = {bool: "true or false", list: "a list"}.get(kind, "an object")
             raise TypeError(f"{name} must be {expected}, got {quoted(values[name])}")
     _check_types({"quantised": "", **values["checkpoint"]}, CHECKPOINT_VALUES)
     if "original" in values:
@@ -96,7 +97,8 @@ def _manifest(values: dict[str, Any]) -> Manifest:
     names = {entry.name for entry in dataclasses.fields(Manifest)}
     kept = {name: value for name, value in values.items() if name in names}
     weights = {name: Stored.from_dict(each) for name, each in values["weights"].items()}
-    manifest = Manifest(**{**kept, "facts": facts, "weights": weights})
+    balance = tuple(map(Balance.from_dict, values.get("balance", ())))
+    manifest = Manifest(**{**kept, "facts": facts, "weights": weights, "balance": balance})
     _check_quantization(manifest)
     _check_graphs(manifest, values["graphs"])
     return manifest

@@ -25,12 +25,14 @@ from txport.checkpoints.folder import PRESET, Lora, digest, find_folder, label, 
 from txport.checkpoints.pooling import steps_of
 from txport.checkpoints.sources.fitting import fitted, require_computed, without_head
 from txport.checkpoints.sources.source import Source, read_named, read_source
+from txport.checkpoints.weights.balance import Balance
 from txport.checkpoints.weights.packed import PackedReader, packed_weights
 from txport.checkpoints.weights.plan import Plan, first_names
-from txport.checkpoints.weights.streamed import Read, Unfilled, filled, in_memory, outline, streamed
+from txport.checkpoints.weights.streamed import Read, Reader, Unfilled, copied, filled, in_memory, outline, streamed
 from txport.checkpoints.weights.values import Weights
 from txport.errors import BundleError, CheckpointError, TextError, TooLargeError, UnsupportedError, brief, quoted
 from txport.models import architecture
+from txport.models.balance import groups_of
 from txport.models.config import Config
 from txport.models.facts import Facts, Pooled
 from txport.models.generation import published_names
@@ -74,6 +76,7 @@ class Checkpoint:
 
     The `outline` of a large model has no weights: `read` returns each one by its first name. `quantised` says how
     another tool has quantised it, and `packed` reads its matrices of 4 bits, by each of their names. `loras` are in it.
+    The factors of `balance` are, too.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Checkpoint:
     quantised: str = ""
     packed: Mapping[str, PackedReader] = field(default_factory=dict)
     loras: tuple[Lora, ...] = ()
+    balance: tuple[Balance, ...] = ()
 
     @cached_property
     def model(self) -> Model:
@@ -216,6 +220,50 @@ def with_steps(checkpoint: Checkpoint, steps: tuple[str, ...]) -> Checkpoint:
         model = build(config)
     model.load_state_dict(checkpoint.outline.state_dict())
     return replace(checkpoint, outline=model.eval(), generation=generation)
+
+
+def balanced(checkpoint: Checkpoint, balance: tuple[Balance, ...]) -> Checkpoint:
+    """Return a checkpoint with the factors of `balance` in its weights; it computes the same to the last bit.
+
+    A checkpoint that has them already stays as it is. Raises `CheckpointError` if they do not fit it.
+    """
+    if checkpoint.balance == balance:
+        return checkpoint
+    assert not checkpoint.balance, "a checkpoint is balanced once"
+    factors = _factors(checkpoint, balance)
+
+    def scaled(name: str) -> Tensor:
+        values = checkpoint.tensor(name)
+        return values * factors[name] if name in factors else values
+
+    if checkpoint.read is not None:
+        read = Reader.of(checkpoint.read)
+
+        def rows(name: str, index: Any) -> Tensor:
+            return scaled(name)[index] if name in factors else read.rows(name, index).float()
+
+        return replace(checkpoint, read=Reader(scaled, rows), balance=balance)
+    model = copied(checkpoint.outline)
+    with torch.no_grad():
+        for name in factors:
+            model.get_parameter(name).copy_(scaled(name))
+    return replace(checkpoint, outline=model, balance=balance)
+
+
+def _factors(checkpoint: Checkpoint, balance: tuple[Balance, ...]) -> dict[str, Tensor]:
+    """Return what each weight is multiplied by, by its first name."""
+    shapes = {name: tuple(each.shape) for name, each in checkpoint.outline.named_parameters()}
+    free = {(group.made_by, group.read_by) for group in groups_of(checkpoint.outline)}
+    factors: dict[str, Tensor] = {}
+    for each in balance:
+        by = torch.from_numpy(each.factors)
+        if (each.made_by, each.read_by) not in free or len(by) != shapes[each.read_by[0]][1]:
+            names = ", ".join((*each.made_by, *each.read_by))
+            raise CheckpointError(f"{len(by)} factors of {names} would change what {checkpoint.name} computes")
+        own = {name: 1 / (by if len(shapes[name]) == 1 else by[:, None]) for name in each.made_by}
+        for name, factor in (*own.items(), *dict.fromkeys(each.read_by, by).items()):
+            factors[name] = factors[name] * factor if name in factors else factor
+    return factors
 
 
 def _pooling_of(config: Config) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from txport.bundles.forms import Form, Stored
 from txport.bundles.manifest import Manifest
 from txport.checkpoints.adapters.adapted import Adapted
 from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.weights.balance import Balance
 from txport.checkpoints.weights.packed import PackedReader
 from txport.checkpoints.weights.streamed import Read
 from txport.exporters.fused.packs import packs
@@ -63,6 +64,7 @@ class Job:
 Stage = Callable[[ir.Model, Job], int]
 
 
+BalanceOf = Callable[[Checkpoint, Manifest], tuple[Balance, ...]]
 FormsOf = Callable[[Checkpoint, Manifest, Mapping[str, ir.Model], Mapping[str, Form]], dict[str, Form]]
 
 
@@ -74,7 +76,7 @@ class Exporter:
     conversions of torch functions. `stages`: passes after the trace; `last`: passes after the storage form of each
     weight is chosen. `require`: raise `UnsupportedError` for a model that the target does not support. `prefers`:
     default opset for a model; `least`: minimum opset; `least_few`: that of few bits. `forms_of`: storage forms of
-    quantised weights, by initializer.
+    quantised weights, by initializer. `balance_of`: the factors by which the checkpoint is balanced first.
     """
 
     modules: Mapping[Task, Mapping[str, Callable[[Model], nn.Module]]]
@@ -87,6 +89,7 @@ class Exporter:
     least: int = 0
     least_few: int = 0
     forms_of: FormsOf | None = None
+    balance_of: BalanceOf = lambda checkpoint, manifest: ()
 
     def least_opset(self, precision: str) -> int:
         """Return the minimum opset of a precision."""

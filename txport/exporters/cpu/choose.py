@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import onnx_ir as ir
 
@@ -26,9 +27,8 @@ FEW_ROWS = 2  # up to this number of rows, the time is that of reading the weigh
 # Number of weights of a step that exceeds last-level caches. From memory, dynamic int8 streams as fast as blocks and
 # reads fewer scales; see docs/cpu-target.md.
 STREAMED = 64_000_000
-# Number of weights of a step up to which blocks have 16 inputs, larger ones 32. For SmolLM2-135M they lower the
-# divergence of int8 from fp32 by 40 %, and take a tenth more time. Where weights come from memory, kernels for 4-bit
-# blocks of 16 take three times as long as those for 32. See docs/few-bits.md.
+# Number of weights of a step up to which blocks have 16 inputs, larger ones 32, unless the inputs are `EVEN`. Where
+# weights come from memory, kernels for 4-bit blocks of 16 take three times as long as those for 32.
 FINE = 200_000_000
 NO_COLUMNS: Mapping[str, tuple[int, ...]] = {}
 NO_FORMS: Mapping[str, Form] = {}
@@ -38,6 +38,9 @@ NO_PACKED: Mapping[str, PackedReader] = {}
 FOUR_BITS = frozenset({"ffn_out", "cross_key", "cross_value"})
 # Linear layers of a causal model that int4 stores in 8 bits: those that gain most for their bytes (docs/few-bits.md).
 EIGHT_BITS = frozenset({"query", "key", "value", "projection"})
+# Linear layers whose inputs are of about the same size, as those are that are balanced: in 8-bit blocks of 32 they lose
+# about as little as in blocks of 16, which take up to a half more time (docs/few-bits.md).
+EVEN = frozenset({"attention_out", "projection"})
 
 
 def forms_of(
@@ -55,7 +58,17 @@ def forms_of(
         columns=find_columns(checkpoint) if may else {},
         packed=checkpoint.packed,
         hears=isinstance(manifest.facts.reads, Features),
+        even=_even(checkpoint) if manifest.balance else set(),
     )
+
+
+def _even(checkpoint: Checkpoint) -> set[str]:
+    """Return the weights of a balanced model whose inputs are of about the same size."""
+    named = checkpoint.outline.named_parameters(remove_duplicate=False)
+    first = {id(tensor): name for name, tensor in checkpoint.outline.named_parameters()}
+    read = {name for each in checkpoint.balance for name in each.read_by}
+    tags = tags_of(checkpoint.outline)
+    return {name for name, tensor in named if first[id(tensor)] in read or tags.get(name) in EVEN}
 
 
 def choose_form(
@@ -70,6 +83,7 @@ def choose_form(
     causal: bool = False,
     hears: bool = False,
     columns: tuple[int, ...] = (),
+    even: bool = False,
 ) -> Form:
     """Return the form for a matrix (out, in) of one graph: the fastest for a step of `rows` rows.
 
@@ -78,7 +92,7 @@ def choose_form(
     one scale for all of them would drop digits. A model that `hears` has steps of few rows, and reads its sources' keys
     and values in each, which takes longer than its products; so these are in blocks, which have no other nodes.
     `small`: prefer less space to less time. `wide`: in int4, it has 8 bits. `weights`: their number in a step.
-    `columns`: its inputs to keep in fp32.
+    `columns`: its inputs to keep in fp32. `even`: they are of about the same size.
     """
     block = next((size for size in (ALIKE if rows is None else BLOCKS) if shape[1] % size == 0), None)
     fine = min(ALIKE) if block and rows is None and weights <= FINE else block
@@ -89,7 +103,7 @@ def choose_form(
     if rows is None and block and hears and role == STEP:
         return blocks_of(8, block)
     if rows is None:
-        return blocks_of(8, fine) if fine and causal else with_columns(columns)
+        return blocks_of(8, block if even and block else fine) if fine and causal else with_columns(columns)
     if block and role == STEP and rows <= FEW_ROWS and weights <= STREAMED:
         return blocks_of(8, block)
     return with_columns(columns) if causal and columns else DYNAMIC
@@ -106,14 +120,15 @@ def choose_forms(
     columns: Mapping[str, tuple[int, ...]] = NO_COLUMNS,
     packed: Mapping[str, PackedReader] = NO_PACKED,
     hears: bool = False,
+    even: Collection[str] = (),
 ) -> dict[str, Form]:
     """Return initializer -> form. A weight that several nodes or graphs read has one form, suitable for all of them.
 
     A linear layer without a tag stays in fp32: nothing is known of the values that it reads.
     `tags`: weight -> tag of its linear layer; `tables`: embedding tables; `chosen`: weight -> the form that it gets
     instead, together with the weights that it is packed with; `columns`: weight -> its inputs to keep in fp32;
-    `packed`: those that another tool has quantised, which int4 takes as they are, beside 8 bits of the others. All
-    names are the checkpoint's.
+    `packed`: those that another tool has quantised, which int4 takes as they are, beside 8 bits of the others. `even`:
+    those whose inputs are of about the same size. All names are the checkpoint's.
     """
     is_taken = precision == "int4" and bool(packed)
     precision = "int8" if is_taken else precision
@@ -129,7 +144,8 @@ def choose_forms(
             parts = parts_of(weight)
             small = all(tags.get(part) in FOUR_BITS for part in parts)
             is_wide = all(part in wide for part in parts)
-            form = choose(_shape(weight), role=role, small=small, wide=is_wide, columns=columns.get(parts[0], ()))
+            own: dict[str, Any] = {"columns": columns.get(parts[0], ()), "even": all(part in even for part in parts)}
+            form = choose(_shape(weight), role=role, small=small, wide=is_wide, **own)
             if count > 1:
                 form = to_share(form, _shape(weight)[1])
             if is_taken and all(part in packed for part in parts):

@@ -47,7 +47,7 @@ def find_columns(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
         if isinstance(each, Linear) and each.in_features >= LEAST * count
     }
     model = converted(checkpoint.model, torch.float64)
-    source, target = _random_inputs(outline.facts)
+    source, target = random_inputs(outline.facts)
     largest: dict[str, Tensor] = {}
 
     def keep(name: str, x: Tensor) -> None:
@@ -84,7 +84,7 @@ def run(model: Model, source: Tensor, target: Tensor | None = None) -> None:
         model.extend(source, mask, places, model.empty_state(len(source)), wanted=places[:, ::8])  # logits take memory
 
 
-def _random_inputs(facts: Facts) -> tuple[Tensor, Tensor | None]:
+def random_inputs(facts: Facts) -> tuple[Tensor, Tensor | None]:
     """Return random sources of tokens that are not special, or features and a random target; see `run`."""
     draw = np.random.default_rng(0)
     reads = facts.reads

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from txport.bundles.forms import Form
 from txport.exporters.cpu import choose, operators
+from txport.exporters.cpu.balance import find_balance
 from txport.exporters.cpu.modules import FUSED
 from txport.exporters.cpu.ops import require_fusable
 from txport.exporters.cpu.rewrite import ON_CPU
@@ -68,4 +69,5 @@ EXPORTER = Exporter(
     require_fusable,
     _prefers,
     forms_of=choose.forms_of,
+    balance_of=find_balance,
 )

@@ -23,7 +23,7 @@ from txport.bundles.comparisons import recorded_original
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.forms import ROWS
 from txport.checkpoints.adapters.adapted import Adapted
-from txport.checkpoints.checkpoint import Checkpoint
+from txport.checkpoints.checkpoint import Checkpoint, balanced
 from txport.checkpoints.weights.streamed import converted
 from txport.errors import BundleError, LoadError, ParityError
 from txport.exporters.weights import holding
@@ -98,6 +98,7 @@ def check(
         bundle = of_checkpoint(bundle, checkpoint)
     else:
         load_bundle(bundle.path)
+        checkpoint = balanced(checkpoint, bundle.manifest.balance)
     providers = _compared_on(bundle, providers)
     computed = {name: runtimes.computes(name, bundle.manifest.arithmetic) for name in providers}
     tolerances = _tolerances(bundle, providers, computed, atol, rtol)
@@ -107,7 +108,6 @@ def check(
         _compare_held(report, bundle, checkpoint, progress)
         _compare_context(report, bundle, checkpoint, seed, atol, rtol, within(progress, 0.05, 0.15))
     report.about.update(_about_reference(bundle, checkpoint))
-    task = TRUTHS[checkpoint.facts.task]
     with fitting_threads(checkpoint):
         drawn, report.about["left_out"] = _cases(bundle, checkpoint, seed, cases, searches=searches)
         for number, held in enumerate(precisions := list(dict.fromkeys(computed.values()))):
@@ -118,7 +118,7 @@ def check(
             once = (exact or made) if held == bundle.manifest.arithmetic else made
             constants, some, given = _beside(bundle, names, drawn, texts or {})
             with constants, once().encoding_once() as right:
-                truth = task(bundle, checkpoint, right, some, given, metric)
+                truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, right, some, given, metric)
                 reference = None if is_foreign else _reference(bundle, right)
                 report.about.setdefault("pytorch", truth.pytorch)
                 for at, name in enumerate(names):
