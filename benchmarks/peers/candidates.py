@@ -86,10 +86,10 @@ def ours(line: Line, cores: int) -> list[Candidate]:
 
 
 def on_openvino(line: Line) -> Iterator[str]:
-    """Yield the runtimes of OpenVINO for portable bundles; for decoders also in bf16, as its own pipeline computes."""
+    """Yield the runtimes of OpenVINO for portable bundles; in few bits also with bf16, as its own pipeline computes."""
     yield "openvino"
     with suppress(UnavailableError):
-        if not line.task.encodes and line.precisions != ("fp32",):
+        if line.precisions != ("fp32",):
             runtimes.require("openvino-bf16", "cpu")
             yield "openvino-bf16"
 

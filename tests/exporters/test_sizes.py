@@ -64,7 +64,7 @@ for kind in sys.argv[1:]:
     assert os.waitpid(process, 0)[1] == 0
 """
 LARGEST_TENSOR = 4 * 4096 * 1024
-BALANCING = 4  # int8 runs the model once, which has a tensor in float64 as well, and the numbers of 256 tokens
+BALANCING = 5  # int8 runs the model in float64, on 256 tokens, whose numbers take as much as some tensors
 FIXED = 80_000_000  # what quantising a piece takes, and room that is not given back at once
 
 

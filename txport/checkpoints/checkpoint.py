@@ -256,7 +256,7 @@ def _factors(checkpoint: Checkpoint, balance: tuple[Balance, ...]) -> dict[str, 
     free = {(group.made_by, group.read_by) for group in groups_of(checkpoint.outline)}
     factors: dict[str, Tensor] = {}
     for each in balance:
-        by = torch.from_numpy(each.factors)
+        by = torch.from_numpy(np.ldexp(np.float32(1), np.frombuffer(each.exponents, np.int8)))
         if (each.made_by, each.read_by) not in free or len(by) != shapes[each.read_by[0]][1]:
             names = ", ".join((*each.made_by, *each.read_by))
             raise CheckpointError(f"{len(by)} factors of {names} would change what {checkpoint.name} computes")

@@ -12,9 +12,6 @@ import binascii
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from txport.errors import quoted
 
 
@@ -29,11 +26,6 @@ class Balance:
     made_by: tuple[str, ...]
     read_by: tuple[str, ...]
     exponents: bytes
-
-    @property
-    def factors(self) -> NDArray[np.float32]:
-        """The factors (D,)."""
-        return np.ldexp(np.float32(1), np.frombuffer(self.exponents, np.int8))
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON values."""
