@@ -15,6 +15,7 @@ from txport.bundles.forms import BLOCKS, DYNAMIC, PLAIN, ROWS, Form, blocks_of, 
 from txport.bundles.manifest import Manifest
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.checkpoints.weights.packed import PackedReader
+from txport.checkpoints.weights.plan import first_names
 from txport.exporters.cpu.columns import find_columns, has_columns
 from txport.exporters.fused.packs import is_linear, parts_of
 from txport.exporters.fused.rewrite import tables_of, tags_of
@@ -64,11 +65,10 @@ def forms_of(
 
 def _even(checkpoint: Checkpoint) -> set[str]:
     """Return the weights of a balanced model whose inputs are of about the same size."""
-    named = checkpoint.outline.named_parameters(remove_duplicate=False)
-    first = {id(tensor): name for name, tensor in checkpoint.outline.named_parameters()}
     read = {name for each in checkpoint.balance for name in each.read_by}
     tags = tags_of(checkpoint.outline)
-    return {name for name, tensor in named if first[id(tensor)] in read or tags.get(name) in EVEN}
+    names = first_names(checkpoint.outline)
+    return {name for name, first in names.items() if first in read or tags.get(name) in EVEN}
 
 
 def choose_form(
