@@ -87,8 +87,12 @@ def earlier(path: Path) -> list[dict[str, Any]]:
 
 
 def joined(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return both lists in the order of `LINES`; new records replace old ones, and old ones of no line are dropped."""
-    found = {(record["name"], record["against"]): record for record in (*old, *new)}
+    """Return both lists in the order of `LINES`; old ones of no line are dropped.
+
+    A new record replaces an old one, unless the line could not be measured.
+    """
+    measured = [record for record in new if not record.keys() & {"failed", "skipped"}]
+    found = {(record["name"], record["against"]): record for record in (*new, *old, *measured)}
     order = [(line.name, line.against) for line in LINES] + [(record["name"], record["against"]) for record in new]
     return [found[key] for key in dict.fromkeys(order) if key in found]
 

@@ -64,7 +64,7 @@ for kind in sys.argv[1:]:
     assert os.waitpid(process, 0)[1] == 0
 """
 LARGEST_TENSOR = 4 * 4096 * 1024
-BALANCING = 5  # int8 runs the model in float64, on 256 tokens, whose numbers take as much as some tensors
+SMOOTHING = 5  # int8 runs the model in float64, on 256 tokens, whose numbers take as much as some tensors
 FIXED = 80_000_000  # what quantising a piece takes, and room that is not given back at once
 
 
@@ -74,7 +74,7 @@ def test_an_export_holds_one_tensor_at_a_time() -> None:
     parameters, *taken = map(float, done.stdout.split())
     assert 4 * parameters > 200e6
     assert len(taken) == 2
-    assert max(taken) < BALANCING * LARGEST_TENSOR + FIXED < 4 * parameters
+    assert max(taken) < SMOOTHING * LARGEST_TENSOR + FIXED < 4 * parameters
 
 
 def files_of(bundle: Bundle) -> dict[str, bytes]:

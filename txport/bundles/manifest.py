@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from txport.bundles.forms import Form, Stored
-from txport.checkpoints.weights.balance import Balance
+from txport.checkpoints.weights.smoothing import Smoothing
 from txport.models.facts import Facts
 from txport.models.names import MANIFEST, TARGET_TOKENIZER, TEXT, TOKENIZER
 from txport.system.terminal import percent
@@ -33,7 +33,7 @@ RARE: dict[str, type] = {
     "original": dict,
     "loss": dict,
     "calibrated": dict,
-    "balance": list,
+    "smoothing": list,
 }
 STAND_IN = "cuda-stand-in"  # the runtime that checks a cuda bundle where there is no GPU
 STOOD_IN = "checked in fp32 on a stand-in; no GPU was seen"
@@ -67,7 +67,7 @@ class Manifest:
     original: dict[str, object] = field(default_factory=dict)
     loss: dict[str, object] = field(default_factory=dict)
     calibrated: dict[str, object] = field(default_factory=dict)  # texts by which weights were rounded, what that gained
-    balance: tuple[Balance, ...] = ()  # the factors that the weights have, and the checkpoint has not
+    smoothing: tuple[Smoothing, ...] = ()  # the factors that the weights have, and the checkpoint has not
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> sha256, bytes
     weightless: bool = False  # True if the graphs refer to weight files that are not in the bundle
     single: bool = False  # True if there is an additional graph that contains the whole search
@@ -148,7 +148,7 @@ class Manifest:
         values["facts"] = self.facts.to_dict()
         values["weights"] = {name: stored.to_dict() for name, stored in self.weights.items()}
         values["graphs"] = {role: graph.to_dict() for role, graph in self.graphs.items()}
-        values["balance"] = [each.to_dict() for each in self.balance]
+        values["smoothing"] = [each.to_dict() for each in self.smoothing]
         for name in RARE:
             if not values[name]:
                 del values[name]

@@ -13,7 +13,7 @@ from txport.bundles.comparisons import KEPT, require_calibrated, require_loss, r
 from txport.bundles.forms import Stored, require_distinct
 from txport.bundles.graphs import contained
 from txport.bundles.manifest import FORMAT, RARE, Manifest
-from txport.checkpoints.weights.balance import Balance
+from txport.checkpoints.weights.smoothing import Smoothing
 from txport.errors import BundleError, ConfigError, UnsupportedError, quoted
 from txport.models.facts import Facts
 from txport.models.names import MANIFEST
@@ -97,8 +97,8 @@ def _manifest(values: dict[str, Any]) -> Manifest:
     names = {entry.name for entry in dataclasses.fields(Manifest)}
     kept = {name: value for name, value in values.items() if name in names}
     weights = {name: Stored.from_dict(each) for name, each in values["weights"].items()}
-    balance = tuple(map(Balance.from_dict, values.get("balance", ())))
-    manifest = Manifest(**{**kept, "facts": facts, "weights": weights, "balance": balance})
+    smoothing = tuple(map(Smoothing.from_dict, values.get("smoothing", ())))
+    manifest = Manifest(**{**kept, "facts": facts, "weights": weights, "smoothing": smoothing})
     _check_quantization(manifest)
     _check_graphs(manifest, values["graphs"])
     return manifest

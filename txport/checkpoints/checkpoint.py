@@ -25,14 +25,13 @@ from txport.checkpoints.folder import PRESET, Lora, digest, find_folder, label, 
 from txport.checkpoints.pooling import steps_of
 from txport.checkpoints.sources.fitting import fitted, require_computed, without_head
 from txport.checkpoints.sources.source import Source, read_named, read_source
-from txport.checkpoints.weights.balance import Balance
 from txport.checkpoints.weights.packed import PackedReader, packed_weights
 from txport.checkpoints.weights.plan import Plan, first_names
+from txport.checkpoints.weights.smoothing import Smoothing
 from txport.checkpoints.weights.streamed import Read, Reader, Unfilled, copied, filled, in_memory, outline, streamed
 from txport.checkpoints.weights.values import Weights
 from txport.errors import BundleError, CheckpointError, TextError, TooLargeError, UnsupportedError, brief, quoted
 from txport.models import architecture
-from txport.models.balance import groups_of
 from txport.models.config import Config
 from txport.models.facts import Facts, Pooled
 from txport.models.generation import published_names
@@ -49,6 +48,7 @@ from txport.models.names import (
     WEIGHTS,
 )
 from txport.models.sentence import MODULES_POOLING, has_weights, is_unit
+from txport.models.smoothing import groups_of
 from txport.system import memory
 from txport.system.documents import DocumentError, read_lines, write_json
 from txport.system.files import staged_files
@@ -76,7 +76,7 @@ class Checkpoint:
 
     The `outline` of a large model has no weights: `read` returns each one by its first name. `quantised` says how
     another tool has quantised it, and `packed` reads its matrices of 4 bits, by each of their names. `loras` are in it.
-    The factors of `balance` are, too.
+    The factors of `smoothing` are, too.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Checkpoint:
     quantised: str = ""
     packed: Mapping[str, PackedReader] = field(default_factory=dict)
     loras: tuple[Lora, ...] = ()
-    balance: tuple[Balance, ...] = ()
+    smoothing: tuple[Smoothing, ...] = ()
 
     @cached_property
     def model(self) -> Model:
@@ -222,15 +222,15 @@ def with_steps(checkpoint: Checkpoint, steps: tuple[str, ...]) -> Checkpoint:
     return replace(checkpoint, outline=model.eval(), generation=generation)
 
 
-def balanced(checkpoint: Checkpoint, balance: tuple[Balance, ...]) -> Checkpoint:
-    """Return a checkpoint with the factors of `balance` in its weights; it computes the same to the last bit.
+def smoothed(checkpoint: Checkpoint, smoothing: tuple[Smoothing, ...]) -> Checkpoint:
+    """Return a checkpoint with the factors of `smoothing` in its weights; it computes the same to the last bit.
 
     A checkpoint that has them already stays as it is. Raises `CheckpointError` if they do not fit it.
     """
-    if checkpoint.balance == balance:
+    if checkpoint.smoothing == smoothing:
         return checkpoint
-    assert not checkpoint.balance, "a checkpoint is balanced once"
-    factors = _factors(checkpoint, balance)
+    assert not checkpoint.smoothing, "a checkpoint is smoothed once"
+    factors = _factors(checkpoint, smoothing)
 
     def scaled(name: str) -> Tensor:
         values = checkpoint.tensor(name)
@@ -242,20 +242,20 @@ def balanced(checkpoint: Checkpoint, balance: tuple[Balance, ...]) -> Checkpoint
         def rows(name: str, index: Any) -> Tensor:
             return scaled(name)[index] if name in factors else read.rows(name, index).float()
 
-        return replace(checkpoint, read=Reader(scaled, rows), balance=balance)
+        return replace(checkpoint, read=Reader(scaled, rows), smoothing=smoothing)
     model = copied(checkpoint.outline)
     with torch.no_grad():
         for name in factors:
             model.get_parameter(name).copy_(scaled(name))
-    return replace(checkpoint, outline=model, balance=balance)
+    return replace(checkpoint, outline=model, smoothing=smoothing)
 
 
-def _factors(checkpoint: Checkpoint, balance: tuple[Balance, ...]) -> dict[str, Tensor]:
+def _factors(checkpoint: Checkpoint, smoothing: tuple[Smoothing, ...]) -> dict[str, Tensor]:
     """Return what each weight is multiplied by, by its first name."""
     shapes = {name: tuple(each.shape) for name, each in checkpoint.outline.named_parameters()}
     free = {(group.made_by, group.read_by) for group in groups_of(checkpoint.outline)}
     factors: dict[str, Tensor] = {}
-    for each in balance:
+    for each in smoothing:
         by = torch.from_numpy(np.ldexp(np.float32(1), np.frombuffer(each.exponents, np.int8)))
         if (each.made_by, each.read_by) not in free or len(by) != shapes[each.read_by[0]][1]:
             names = ", ".join((*each.made_by, *each.read_by))

@@ -12,7 +12,7 @@ from torch import Tensor
 from txport.bundles.forms import Form
 from txport.bundles.manifest import Manifest
 from txport.checkpoints.adapters.adapted import Adapted
-from txport.checkpoints.checkpoint import Checkpoint, balanced
+from txport.checkpoints.checkpoint import Checkpoint, smoothed
 from txport.checkpoints.weights.streamed import emptied
 from txport.errors import UnsupportedError
 from txport.exporters.cpu.calibrate import Text
@@ -118,8 +118,8 @@ def export_graphs(
     )
     if single:
         rules_of(manifest)
-    manifest = replace(manifest, balance=made_by.balance_of(checkpoint, manifest))
-    checkpoint = balanced(checkpoint, manifest.balance)
+    manifest = replace(manifest, smoothing=made_by.smoothing_of(checkpoint, manifest))
+    checkpoint = smoothed(checkpoint, manifest.smoothing)
     if not weights:
         checkpoint = replace(checkpoint, outline=emptied(checkpoint.outline), read=_no_weights)
     (folder / "onnx").mkdir()

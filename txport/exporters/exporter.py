@@ -15,8 +15,8 @@ from txport.bundles.forms import Form, Stored
 from txport.bundles.manifest import Manifest
 from txport.checkpoints.adapters.adapted import Adapted
 from txport.checkpoints.checkpoint import Checkpoint
-from txport.checkpoints.weights.balance import Balance
 from txport.checkpoints.weights.packed import PackedReader
+from txport.checkpoints.weights.smoothing import Smoothing
 from txport.checkpoints.weights.streamed import Read
 from txport.exporters.fused.packs import packs
 from txport.exporters.fused.parts import PACKED
@@ -64,7 +64,7 @@ class Job:
 Stage = Callable[[ir.Model, Job], int]
 
 
-BalanceOf = Callable[[Checkpoint, Manifest], tuple[Balance, ...]]
+SmoothingOf = Callable[[Checkpoint, Manifest], tuple[Smoothing, ...]]
 FormsOf = Callable[[Checkpoint, Manifest, Mapping[str, ir.Model], Mapping[str, Form]], dict[str, Form]]
 
 
@@ -76,7 +76,7 @@ class Exporter:
     conversions of torch functions. `stages`: passes after the trace; `last`: passes after the storage form of each
     weight is chosen. `require`: raise `UnsupportedError` for a model that the target does not support. `prefers`:
     default opset for a model; `least`: minimum opset; `least_few`: that of few bits. `forms_of`: storage forms of
-    quantised weights, by initializer. `balance_of`: the factors by which the checkpoint is balanced first.
+    quantised weights, by initializer. `smoothing_of`: the factors by which the checkpoint is smoothed first.
     """
 
     modules: Mapping[Task, Mapping[str, Callable[[Model], nn.Module]]]
@@ -89,7 +89,7 @@ class Exporter:
     least: int = 0
     least_few: int = 0
     forms_of: FormsOf | None = None
-    balance_of: BalanceOf = lambda checkpoint, manifest: ()
+    smoothing_of: SmoothingOf = lambda checkpoint, manifest: ()
 
     def least_opset(self, precision: str) -> int:
         """Return the minimum opset of a precision."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
 from txport.bundles.graphs import Maps, mapped, read_model
-from txport.checkpoints.checkpoint import Checkpoint, balanced
+from txport.checkpoints.checkpoint import Checkpoint, smoothed
 from txport.checkpoints.weights.plan import first_names
 from txport.checkpoints.weights.streamed import Reader, copied
 from txport.errors import ParityError
@@ -272,7 +272,7 @@ def holding(bundle: Bundle, checkpoint: Checkpoint) -> Checkpoint:
     """
     if not bundle.manifest.quantization and not (_is_large_preset(checkpoint) and bundle.manifest.precision == "fp32"):
         return checkpoint
-    checkpoint = balanced(checkpoint, bundle.manifest.balance)
+    checkpoint = smoothed(checkpoint, bundle.manifest.smoothing)
     checkpoint = _rounded(checkpoint, getattr(torch, bundle.manifest.dtype))
     found = _held_parts(bundle, checkpoint.outline, plain=_is_large_preset(checkpoint))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle, seal
-from txport.checkpoints.checkpoint import Checkpoint, balanced
+from txport.checkpoints.checkpoint import Checkpoint, smoothed
 from txport.errors import ConfigError, ParityError, UnsupportedError
 from txport.exporters import export as exporter
 from txport.models.audio import Features
@@ -62,7 +62,7 @@ def prove(
     verdict states which. `seed`, `cases` and `max_loss` are those of `check`. Raises `ParityError` if a graph does not
     run, or if the bundle does not reproduce the golden outputs on this machine.
     """
-    checkpoint = balanced(checkpoint, bundle.manifest.balance)
+    checkpoint = smoothed(checkpoint, bundle.manifest.smoothing)
     runtime, provider = runtimes.home(bundle.manifest.target)
     searches = bundle.manifest.single or not is_large(checkpoint)  # golden outputs have searches of their own
     how: dict[str, Any] = {"cases": cases, "searches": searches, "max_loss": max_loss}

@@ -39,7 +39,7 @@ NO_PACKED: Mapping[str, PackedReader] = {}
 FOUR_BITS = frozenset({"ffn_out", "cross_key", "cross_value"})
 # Linear layers of a causal model that int4 stores in 8 bits: those that gain most for their bytes (docs/few-bits.md).
 EIGHT_BITS = frozenset({"query", "key", "value", "projection"})
-# Linear layers whose inputs are of about the same size, as those are that are balanced: in 8-bit blocks of 32 they lose
+# Linear layers whose inputs are of about the same size, as those are that are smoothed: in 8-bit blocks of 32 they lose
 # about as little as in blocks of 16, which take up to a half more time (docs/few-bits.md).
 EVEN = frozenset({"attention_out", "projection"})
 
@@ -59,13 +59,13 @@ def forms_of(
         columns=find_columns(checkpoint) if may else {},
         packed=checkpoint.packed,
         hears=isinstance(manifest.facts.reads, Features),
-        even=_even(checkpoint) if manifest.balance else set(),
+        even=_even(checkpoint) if manifest.smoothing else set(),
     )
 
 
 def _even(checkpoint: Checkpoint) -> set[str]:
-    """Return the weights of a balanced model whose inputs are of about the same size."""
-    read = {name for each in checkpoint.balance for name in each.read_by}
+    """Return the weights of a smoothed model whose inputs are of about the same size."""
+    read = {name for each in checkpoint.smoothing for name in each.read_by}
     tags = tags_of(checkpoint.outline)
     names = first_names(checkpoint.outline)
     return {name for name, first in names.items() if first in read or tags.get(name) in EVEN}

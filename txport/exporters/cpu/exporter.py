@@ -9,10 +9,10 @@ import onnx_ir as ir
 
 from txport.bundles.forms import Form
 from txport.exporters.cpu import choose, operators
-from txport.exporters.cpu.balance import find_balance
 from txport.exporters.cpu.modules import FUSED
 from txport.exporters.cpu.ops import require_fusable
 from txport.exporters.cpu.rewrite import ON_CPU
+from txport.exporters.cpu.smoothing import find_smoothing
 from txport.exporters.cpu.top import add_top, make_conditional, without_top
 from txport.exporters.exporter import QUANTISE, Exporter, Job, Stage, check, of_ports, quantise
 from txport.exporters.fused.parts import check_parts
@@ -69,5 +69,5 @@ EXPORTER = Exporter(
     require_fusable,
     _prefers,
     forms_of=choose.forms_of,
-    balance_of=find_balance,
+    smoothing_of=find_smoothing,
 )

@@ -18,7 +18,7 @@ from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.checkpoints.adapters.adapted import Adapted
-from txport.checkpoints.checkpoint import Checkpoint, balanced
+from txport.checkpoints.checkpoint import Checkpoint, smoothed
 from txport.checkpoints.weights.plan import first_names
 from txport.errors import ParityError, TxportError, UnsupportedError, brief
 from txport.exporters.fused.quantize import steps
@@ -108,7 +108,7 @@ def bisect(
     require_parts(bundle)
     require_checkpoint(bundle, checkpoint)
     load_bundle(bundle.path)
-    checkpoint = balanced(checkpoint, bundle.manifest.balance)
+    checkpoint = smoothed(checkpoint, bundle.manifest.smoothing)
     try:
         if isinstance(checkpoint.outline, Adapted):
             return _bisect_outputs(bundle, checkpoint, seed, more)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import PLAIN, Form
-from txport.checkpoints.checkpoint import Checkpoint, balanced
+from txport.checkpoints.checkpoint import Checkpoint, smoothed
 from txport.checkpoints.weights.plan import first_names
 from txport.checkpoints.weights.streamed import Reader, in_memory
 from txport.exporters.cpu.choose import size_of, wider_forms
@@ -77,7 +77,7 @@ def measure_costs(bundle: Bundle, checkpoint: Checkpoint, trial: Trial) -> list[
     A matrix is rounded as in the bundle, its activations as the kernels round them. The costs of its other forms follow
     from the errors of its products, for the same inputs. The weights are in memory once in fp32.
     """
-    checkpoint = balanced(checkpoint, bundle.manifest.balance)
+    checkpoint = smoothed(checkpoint, bundle.manifest.smoothing)
     model = in_memory(checkpoint.model).requires_grad_(False)
     held = holding(bundle, checkpoint)
     read = Reader.of(held.read or held.tensor)

@@ -23,7 +23,7 @@ from txport.bundles.comparisons import recorded_original
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.forms import ROWS
 from txport.checkpoints.adapters.adapted import Adapted
-from txport.checkpoints.checkpoint import Checkpoint, balanced
+from txport.checkpoints.checkpoint import Checkpoint, smoothed
 from txport.checkpoints.weights.streamed import converted
 from txport.errors import BundleError, LoadError, ParityError
 from txport.exporters.weights import holding
@@ -98,7 +98,7 @@ def check(
         bundle = of_checkpoint(bundle, checkpoint)
     else:
         load_bundle(bundle.path)
-        checkpoint = balanced(checkpoint, bundle.manifest.balance)
+        checkpoint = smoothed(checkpoint, bundle.manifest.smoothing)
     providers = _compared_on(bundle, providers)
     computed = {name: runtimes.computes(name, bundle.manifest.arithmetic) for name in providers}
     tolerances = _tolerances(bundle, providers, computed, atol, rtol)

@@ -16,7 +16,7 @@ from txport.errors import quoted
 
 
 @dataclass(frozen=True)
-class Balance:
+class Smoothing:
     """The factors of the numbers between some tensors of a checkpoint.
 
     The first dim of the tensors `made_by`, such as the weight and the bias of a norm, is divided by the factors, and
@@ -33,15 +33,15 @@ class Balance:
         return {**names, "exponents": base64.b64encode(self.exponents).decode("ascii")}
 
     @classmethod
-    def from_dict(cls, values: Any) -> Balance:
+    def from_dict(cls, values: Any) -> Smoothing:
         """Create an instance from JSON values; raise `TypeError` or `ValueError` for invalid ones."""
         if not isinstance(values, dict) or values.keys() != {"made_by", "read_by", "exponents"}:
-            raise TypeError(f"a balance must have made_by, read_by and exponents, got {quoted(values)}")
+            raise TypeError(f"a smoothing must have made_by, read_by and exponents, got {quoted(values)}")
         names = [values[key] for key in ("made_by", "read_by")]
         if not all(isinstance(some, list) and all(isinstance(each, str) for each in some) for some in names):
-            raise TypeError(f"made_by and read_by of a balance must be lists of names, got {quoted(names)}")
+            raise TypeError(f"made_by and read_by of a smoothing must be lists of names, got {quoted(names)}")
         try:
             exponents = base64.b64decode(values["exponents"], validate=True)
         except (TypeError, binascii.Error) as error:
-            raise ValueError("the exponents of a balance must be in base64") from error
+            raise ValueError("the exponents of a smoothing must be in base64") from error
         return cls(tuple(names[0]), tuple(names[1]), exponents)

@@ -1,4 +1,4 @@
-"""Which numbers of a causal model are balanced, and by how much.
+"""Which numbers of a causal model are smoothed, and by how much.
 
 In blocks of 8 bits, the largest number of a block decides what the others keep. A few outputs of each norm are much
 larger than the others, in all texts, so the weights take over a part of their size (docs/few-bits.md).
@@ -12,16 +12,16 @@ from torch import Tensor
 
 from txport.bundles.manifest import Manifest
 from txport.checkpoints.checkpoint import Checkpoint
-from txport.checkpoints.weights.balance import Balance
+from txport.checkpoints.weights.smoothing import Smoothing
 from txport.checkpoints.weights.streamed import converted
 from txport.exporters.cpu.columns import random_inputs, run, watching
-from txport.models.balance import groups_of
+from txport.models.smoothing import groups_of
 
 MOST = 8  # largest exponent of a factor
 LEAST = 1e-6  # smallest size of a number, relative to the mean of the sizes
 
 
-def find_balance(checkpoint: Checkpoint, manifest: Manifest) -> tuple[Balance, ...]:
+def find_smoothing(checkpoint: Checkpoint, manifest: Manifest) -> tuple[Smoothing, ...]:
     """Return the factors of a causal model whose rows are independent of each other; of others none.
 
     A factor is sqrt(a / w), divided by the geometric mean of all, and rounded to a power of two. `a` is the size of a
@@ -50,7 +50,7 @@ def find_balance(checkpoint: Checkpoint, manifest: Manifest) -> tuple[Balance, .
         read = map(checkpoint.tensor, group.read_by)
         norms = [torch.linalg.vector_norm(each, dim=0, dtype=torch.float64) for each in read]
         weights = torch.stack(norms).square().sum(0)
-        found.append(Balance(group.made_by, group.read_by, _exponents(squares[reader], weights)))
+        found.append(Smoothing(group.made_by, group.read_by, _exponents(squares[reader], weights)))
     return tuple(found)
 
 
