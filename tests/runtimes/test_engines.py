@@ -269,6 +269,17 @@ def test_openvino_reads_caches_and_attention_as_one(made: Bundle) -> None:
     assert kinds["ScaledDotProductAttention"] == len(rows) // 2
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_openvino_computes_the_logits_of_wanted_places_only(precision: str, tmp_path: Path) -> None:
+    """A prompt needs none, and its projection would take a quarter of the time."""
+    checkpoint = load_checkpoint("preset:llama-tiny")
+    graph = bundle_of(checkpoint, tmp_path / "out", "portable", precision=precision).manifest.graphs["decoder"]
+    model = openvino._core().read_model(tmp_path / "out" / graph.file)
+    kept = rewrite.with_variables(model, {past: each for each, past in graph.becomes.items()}, "logits")
+    (logits,) = (each.get_node() for each in kept.outputs if "logits" in each.get_names())
+    assert logits.input_value(0).get_node().get_type_name() == "MatMul"
+
+
 @pytest.mark.parametrize("preset", ["llama-windows-tiny", "t5-tiny", "whisper-mini-tiny", "additive-tiny"])
 def test_openvino_computes_groups_windows_and_biases(preset: str, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(f"preset:{preset}")

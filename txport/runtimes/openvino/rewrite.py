@@ -21,7 +21,8 @@ Value = Any  # an output of a node
 BEAM_IDX, LOGIT_PLACES = "beam_idx", "logit_places"
 # operators whose result at one place depends on their input at that place only, if their other input is constant
 POINTWISE = {"MatMul", "Add", "Subtract", "Multiply", "Divide", "Tanh", "Convert"}
-LAYOUTS = {"Convert", "Transpose", "Reshape", "Unsqueeze"}
+# operators that make a constant of constants: those of layouts and of weights in few bits
+FOLDED = {"Convert", "Transpose", "Reshape", "Unsqueeze", "ShapeOf", "Subtract", "Multiply"}
 
 
 def part(model: Model, outputs: Sequence[str], known: Mapping[str, str]) -> Model:
@@ -194,10 +195,10 @@ def _user(node: Node) -> Node:
 
 
 def _is_constant(node: Node) -> bool:
-    """Return whether a value is a constant, or one that nodes convert or lay out differently."""
+    """Return whether a value is a constant, or made of constants: weights in few bits are."""
     kind = node.get_type_name()
     return kind == "Constant" or (
-        kind in LAYOUTS and all(_is_constant(_up(node, at)) for at in range(node.get_input_size()))
+        kind in FOLDED and all(_is_constant(_up(node, at)) for at in range(node.get_input_size()))
     )
 
 
