@@ -90,7 +90,7 @@ def test_a_prompt_of_a_portable_bundle_runs_in_parts(
         with mock.patch.object(OrtEngine, "run", autospec=True, side_effect=OrtEngine.run) as run:
             found = first_logits(runtime, [0, 1, 2])
         assert np.abs(found - whole).max() < (1e-5 if precision == "fp32" else 0.05)
-        assert run.call_count == -(-29 // part) + 1, "29 tokens in parts, and the last one"
+        assert run.call_count == -(-30 // part), "30 tokens in parts, and no step for the last one"
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ UNITS = {
 }
 CAUSAL_UNITS = {
     "load": "ms",
-    "prefill": "ms",  # all but the last token of each prompt
+    "prefill": "ms",  # each prompt, on the portable target with its last token
     "first token": "ms",  # the step that reads the last token of the prompts
     "further token": "ms",
     "prompt tokens": "1/s",  # of all rows, until the first new token is known

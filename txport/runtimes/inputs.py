@@ -91,6 +91,14 @@ def outputs_of(facts: Facts, found: Mapping[str, Array], rows: int, length: int,
     return outputs
 
 
+def left_padded(prompts: Inputs, lengths: Ints, pad: int) -> tuple[Ints, Ints]:
+    """Return the first `lengths` tokens of right-padded prompts, so that all end together, and their mask: (R, T)."""
+    size = int(lengths.max())
+    places = np.arange(size)[None, :] - (size - lengths[:, None])
+    mask = (places >= 0).astype(np.int64)
+    return np.where(mask, np.take_along_axis(prompts, np.maximum(places, 0), axis=1), pad), mask
+
+
 def parts_of_prompt(size: int, most: int) -> list[slice]:
     """Return the parts of a prompt of `size` tokens that run together, of `most` tokens each.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from txport.bundles.manifest import Manifest
 from txport.errors import RunError
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, scores
-from txport.runtimes.inputs import outputs_of, parts_of_prompt, text_inputs
+from txport.runtimes.inputs import left_padded, outputs_of, parts_of_prompt, text_inputs
 from txport.system.arrays import Array
 from txport.targets.portable import TOGETHER
 from txport.targets.ports import (
@@ -39,8 +39,11 @@ class Engine(Protocol[T]):
         """See `GraphRuntime.ports`."""
         ...
 
-    def run(self, role: str, inputs: dict[str, T], outputs: list[str]) -> dict[str, T]:
-        """Run one graph and return the requested `outputs` by name."""
+    def run(self, role: str, inputs: dict[str, T], outputs: list[str], *, last: bool = False) -> dict[str, T]:
+        """Run one graph and return the requested `outputs` by name.
+
+        `last`: the logits of the last token of each row are enough; engines that can't leave out others return all.
+        """
         ...
 
     def placement(self) -> dict[str, dict[str, int]]:
@@ -56,18 +59,27 @@ class Engine(Protocol[T]):
         ...
 
 
+class Ready(NamedTuple):
+    """The last tokens of prompts (R,), which are the first to pass to `step`, and the logits after them (R, V)."""
+
+    tokens: Ints
+    logits: Array
+
+
 @dataclass(frozen=True)
 class PortableState(Generic[T]):
     """State of a portable decoder.
 
     `tensors` are the decoder's inputs other than the tokens, by port. `length` is the number of tokens in the caches,
-    including padding, and `max_length` its limit. `sources` (R,) is the source of each row.
+    including padding, and `max_length` its limit. `sources` (R,) is the source of each row. `ready` is what the first
+    step after a prompt returns, which the prompt's run has computed.
     """
 
     tensors: dict[str, T]
     length: int
     max_length: int
     sources: Ints
+    ready: Ready | None = None
 
 
 class PortableRuntime(Generic[T]):
@@ -112,21 +124,25 @@ class PortableRuntime(Generic[T]):
         return {INPUT_IDS: self._engine.from_numpy(ids), ATTENTION_MASK: mask}, {ENCODER_ATTENTION_MASK: mask}
 
     def _prefill(self, prompts: Inputs, lengths: Ints, max_length: int) -> PortableState[T]:
-        """Run all but the last token of each prompt, left-padded, so that all rows end at the same position."""
-        size = int(lengths.max()) - 1
-        mask = (np.arange(size)[None, :] >= size - (lengths - 1)[:, None]).astype(np.int64)
-        moved = np.arange(size)[None, :] - (size - (lengths - 1)[:, None])  # positions in the prompts
-        places = np.maximum(moved, 0)
-        ids = np.where(mask, np.take_along_axis(prompts, places, axis=1), self._facts.writes.pad)
+        """Run prompts, left-padded, so that all rows end at the same position.
+
+        Their last tokens run with the others: a step of its own would read all weights once more.
+        """
+        ids, mask = left_padded(prompts, lengths, self._facts.writes.pad)
+        places = np.maximum(mask.cumsum(axis=1) - 1, 0)
+        size = ids.shape[1]
         tensors = self._empty_caches(len(prompts))
-        for part in parts_of_prompt(size, self._prompt_part or size) if size else ():
+        results: dict[str, T] = {}
+        for part in parts_of_prompt(size, self._prompt_part or size):
             inputs = {INPUT_IDS: ids[:, part], ATTENTION_MASK: mask[:, : part.stop], POSITION_IDS: places[:, part]}
             given = {name: self._engine.from_numpy(np.ascontiguousarray(each)) for name, each in inputs.items()}
-            results = self._engine.run(DECODER, {**given, **tensors}, [*self._becomes])
+            wanted = [LOGITS, *self._becomes] if part.stop == size else [*self._becomes]
+            results = self._engine.run(DECODER, {**given, **tensors}, wanted, last=True)
             tensors = {name: results[output] for output, name in self._becomes.items()}
-        longest = max_length + size + 1 - int(lengths.min())  # limit of the shortest prompt, including its padding
+        ready = Ready(ids[:, -1], self._last_logits(results, len(ids)))
+        longest = max_length + size - int(lengths.min())  # limit of the shortest prompt, including its padding
         tensors = {ATTENTION_MASK: self._engine.from_numpy(mask), **tensors}
-        return PortableState(tensors, size, longest, np.arange(len(prompts)))
+        return PortableState(tensors, size, longest, np.arange(len(prompts)), ready)
 
     def step(
         self,
@@ -138,14 +154,16 @@ class PortableRuntime(Generic[T]):
         align: bool = False,
     ) -> tuple[Scores, PortableState[T]]:
         """See `Runtime.step`; the keys and values of the source are fetched once, in the first step."""
+        if state.ready is not None:
+            assert np.array_equal(tokens, state.ready.tokens), "the first step takes the last tokens of the prompts"
+            return scores(state.ready.logits, top, normalise), replace(state, ready=None)
         assert state.length < state.max_length, "a step beyond max_length"
         assert self._decoder is not None
         fetched = self._becomes if state.length == 0 else self._grows
         inputs = {INPUT_IDS: self._engine.from_numpy(tokens[:, None]), **state.tensors, **(more := self._beside(state))}
         aligned = [str(self._decoder.attention)] if align else []
         results = self._engine.run(DECODER, inputs, [LOGITS, *fetched, *aligned])
-        wanted = (len(tokens), 1, self._facts.writes.size)
-        logits = self._fetch(LOGITS, results, wanted)[:, -1].astype(np.float32, copy=False)  # (R, V)
+        logits = self._last_logits(results, len(tokens))
         more.pop(POSITION_IDS, None)
         tensors = {**state.tensors, **more, **{name: results[output] for output, name in fetched.items()}}
         found = scores(logits, top, normalise)
@@ -171,7 +189,8 @@ class PortableRuntime(Generic[T]):
         moves = [name for name in state.tensors if name not in stays]
         results = self._engine.run(SELECT, inputs, [f"selected.{name}" for name in moves])
         tensors = {**state.tensors, **{name: results[f"selected.{name}"] for name in moves}}
-        return replace(state, tensors=tensors, sources=sources)
+        ready = state.ready and Ready(*(each[rows] for each in state.ready))
+        return replace(state, tensors=tensors, sources=sources, ready=ready)
 
     def ports(self, role: str) -> GraphPorts:
         """See `GraphRuntime.ports`."""
@@ -188,10 +207,15 @@ class PortableRuntime(Generic[T]):
         """See `GraphRuntime.placement`."""
         return self._engine.placement()
 
-    def _fetch(self, name: str, results: dict[str, T], dims: tuple[int, ...]) -> Array:
-        """Return an output of the decoder as an array; raise `RunError` if its shape is not `dims`."""
+    def _last_logits(self, results: dict[str, T], rows: int) -> Array:
+        """Return the logits after the last token of each row: (R, V)."""
+        every = self._fetch(LOGITS, results, (rows, None, self._facts.writes.size))
+        return every[:, -1].astype(np.float32, copy=False)
+
+    def _fetch(self, name: str, results: dict[str, T], dims: tuple[int | None, ...]) -> Array:
+        """Return an output of the decoder as an array; raise `RunError` if its shape is not `dims`, None: any."""
         array = self._engine.to_numpy(results[name])
-        if array.shape != dims:
+        if array.ndim != len(dims) or any(dim not in (None, size) for size, dim in zip(array.shape, dims, strict=True)):
             what = f"{name} of shape {array.shape}, expected {dims}"
             raise RunError(f"the decoder graph gives {what}; the bundle is damaged, and `txport verify` says where")
         return array

@@ -82,7 +82,7 @@ class ReferenceEngine:
         inputs = tuple(map(_port, graph.input_names, graph.input_types))
         return inputs, tuple(map(_port, graph.output_names, graph.output_types))
 
-    def run(self, role: str, inputs: dict[str, Array], outputs: list[str]) -> dict[str, Array]:
+    def run(self, role: str, inputs: dict[str, Array], outputs: list[str], *, last: bool = False) -> dict[str, Array]:
         """See `Engine.run`."""
         with running(role, "onnx's evaluator"), np.errstate(all="ignore"):
             return dict(zip(outputs, self._graphs[role].run(outputs, inputs), strict=True))

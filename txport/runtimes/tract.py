@@ -63,7 +63,7 @@ class TractEngine:
         """See `GraphRuntime.ports`; tract has no names of outputs, so they are the manifest's, in order."""
         return self._graphs[role].ports
 
-    def run(self, role: str, inputs: dict[str, Tensor], outputs: list[str]) -> dict[str, Tensor]:
+    def run(self, role: str, inputs: dict[str, Tensor], outputs: list[str], *, last: bool = False) -> dict[str, Tensor]:
         """See `Engine.run`; all outputs are computed."""
         loaded = self._graphs[role]
         given, made = loaded.ports

@@ -19,7 +19,7 @@ from txport.bundles.foreign.manifest import ForeignManifest
 from txport.errors import RunError
 from txport.models.facts import StateTensor
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, scores
-from txport.runtimes.inputs import text_inputs
+from txport.runtimes.inputs import left_padded, text_inputs
 from txport.runtimes.portable import Engine
 from txport.system.arrays import Array
 from txport.targets.ports import (
@@ -73,8 +73,8 @@ class ForeignRuntime(Generic[T]):
         rows = len(source)
         sources = np.arange(rows)
         if self._facts.is_causal:
-            state = ForeignState[T](*self._prompts(source, source_lengths), sources)
-            return self._prefill(state)
+            before = left_padded(source, source_lengths - 1, self._facts.writes.pad)
+            return self._prefill(ForeignState[T](*before, sources))
         nothing = np.zeros((rows, 0), np.int64)
         return ForeignState(nothing, nothing, sources, self._encode(source, source_lengths))
 
@@ -89,14 +89,6 @@ class ForeignRuntime(Generic[T]):
         given = {INPUT_IDS: source, ATTENTION_MASK: mask}
         hidden = self._run(encoder, given, [LAST_HIDDEN_STATE])[LAST_HIDDEN_STATE]
         return {ENCODER_HIDDEN_STATES: hidden, ENCODER_ATTENTION_MASK: self._engine.from_numpy(mask)}
-
-    def _prompts(self, prompts: Inputs, lengths: Ints) -> tuple[Ints, Ints]:
-        """Return all but the last token of each prompt, left-padded, and their mask, both (R, T)."""
-        size = int(lengths.max()) - 1
-        moved = np.arange(size)[None, :] - (size - (lengths - 1)[:, None])  # positions in the prompts
-        mask = (moved >= 0).astype(np.int64)
-        ids = np.take_along_axis(prompts[:, : size + 1], np.maximum(moved, 0), axis=1)
-        return np.where(mask, ids, self._facts.writes.pad), mask
 
     def _prefill(self, state: ForeignState[T]) -> ForeignState[T]:
         """Run the prompts into the caches and return the state; unchanged for a decoder without caches."""

@@ -201,7 +201,7 @@ class OpenVinoEngine:
         """See `GraphRuntime.ports`."""
         return self._ports[role]
 
-    def run(self, role: str, inputs: dict[str, Tensor], outputs: list[str]) -> dict[str, Tensor]:
+    def run(self, role: str, inputs: dict[str, Tensor], outputs: list[str], *, last: bool = False) -> dict[str, Tensor]:
         """See `Engine.run`."""
         graph = self._graphs[role]
         caches = [name for name, each in inputs.items() if isinstance(each, Cache)]  # all in one request
@@ -212,12 +212,12 @@ class OpenVinoEngine:
             if role == SELECT and caches:
                 return _selected(inputs, outputs)
             try:
-                return self._run(graph, inputs, outputs, lengths)
+                return self._run(graph, inputs, outputs, lengths, last)
             except Exception as error:
                 raise RuntimeError(_plain(error)) from error
 
     def _run(
-        self, graph: Graph, inputs: dict[str, Tensor], outputs: list[str], lengths: Mapping[str, int]
+        self, graph: Graph, inputs: dict[str, Tensor], outputs: list[str], lengths: Mapping[str, int], last: bool
     ) -> dict[str, Tensor]:
         of_source = {*graph.past("source").values()} if self._is_half and graph.role == DECODER else ()
         given = {name: cast(Held, each).half() if name in of_source else each for name, each in inputs.items()}
@@ -228,7 +228,7 @@ class OpenVinoEngine:
             if not (projects and is_source) and not any(name in outputs for name in names):
                 continue
             if graph.role == DECODER and not is_source:
-                found |= self._continued(compiled, given, outputs, lengths)
+                found |= self._continued(compiled, given, outputs, lengths, last)
                 continue
             made = _made(graph, names, lengths, is_half=is_source and self._is_half)
             found |= made
@@ -238,9 +238,14 @@ class OpenVinoEngine:
         return {name: found[name] for name in outputs}
 
     def _continued(
-        self, compiled: Compiled, inputs: Mapping[str, Tensor], outputs: Sequence[str], lengths: Mapping[str, int]
+        self,
+        compiled: Compiled,
+        inputs: Mapping[str, Tensor],
+        outputs: Sequence[str],
+        lengths: Mapping[str, int],
+        last: bool,
     ) -> dict[str, Tensor]:
-        """Run the decoder over new tokens, and return its outputs. Without logits in `outputs`, compute none.
+        """Run the decoder over new tokens, and return its outputs; of the logits, it computes the wanted ones only.
 
         Caches that are arrays, or of a state before the last step, become variables of a new request; others grow.
         """
@@ -253,7 +258,8 @@ class OpenVinoEngine:
             request = compiled.request()
             request.fill([graph.port(past) for past in pasts.values()], inputs, lengths)
         rows, size = inputs[INPUT_IDS].shape
-        places = Held(np.arange(size if LOGITS in outputs else 0))
+        unwanted = size if LOGITS not in outputs else size - 1 if last else 0
+        places = Held(np.arange(unwanted, size))
         names = compiled.outputs.keys() & {port.name for port in graph.outputs} - {LOGITS}
         made = _made(graph, [*names], lengths)
         logits = graph.port(LOGITS)

@@ -43,7 +43,9 @@ class OrtEngine:
         """See `GraphRuntime.ports`."""
         return session_ports(self._sessions[role])
 
-    def run(self, role: str, inputs: dict[str, OrtValue], outputs: list[str]) -> dict[str, OrtValue]:
+    def run(
+        self, role: str, inputs: dict[str, OrtValue], outputs: list[str], *, last: bool = False
+    ) -> dict[str, OrtValue]:
         """See `Engine.run`."""
         session = self._sessions[role]
         binding = session.io_binding()
