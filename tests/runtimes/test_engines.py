@@ -201,7 +201,8 @@ def test_queries_are_scaled_where_that_is_the_same(perm: tuple[int, ...], scale:
 
 
 def outputs(model: Any, inputs: list[Any]) -> Any:
-    return library.openvino.compile_model(model, "CPU", {openvino.HINT: "f32"})(inputs)[0]
+    exact = {openvino.HINT: "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+    return library.openvino.compile_model(model, "CPU", exact)(inputs)[0]
 
 
 def test_keys_and_values_of_sources_stay_in_bf16_with_their_rows(bundle: Bundle) -> None:
@@ -278,6 +279,19 @@ def test_openvino_computes_the_logits_of_wanted_places_only(precision: str, tmp_
     kept = rewrite.with_variables(model, {past: each for each, past in graph.becomes.items()}, "logits")
     (logits,) = (each.get_node() for each in kept.outputs if "logits" in each.get_names())
     assert logits.input_value(0).get_node().get_type_name() == "MatMul"
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_folded_weights_are_the_same_numbers(precision: str, tmp_path: Path) -> None:
+    bundle = bundle_of(load_checkpoint("preset:bert-tiny"), tmp_path / "out", "portable", precision=precision)
+    model = openvino._core().read_model(bundle.file("model"))
+    inputs = [np.full((1, 5), 1) for _ in model.inputs]
+    before = outputs(model, inputs)
+    folded = rewrite.fold(model)
+    read = [each.input_value(1).get_node() for each in folded.get_ordered_ops() if each.get_type_name() == "MatMul"]
+    weights = [each for each in read if rewrite._is_constant(each)]
+    assert {each.get_type_name() for each in weights} == {"Constant"}
+    np.testing.assert_allclose(outputs(folded, inputs), before, atol=1e-5)
 
 
 @pytest.mark.parametrize("preset", ["llama-windows-tiny", "t5-tiny", "whisper-mini-tiny", "additive-tiny"])

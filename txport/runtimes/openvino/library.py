@@ -14,6 +14,7 @@ if hides:
     sys.modules[TELEMETRY] = None  # type: ignore[assignment]  # importing it raises, as if it were not installed
 try:
     import openvino
+    import openvino.passes
 finally:
     if hides:
         del sys.modules[TELEMETRY]

@@ -149,6 +149,18 @@ def with_variables(model: Model, caches: Mapping[str, str], logits: str) -> Mode
     return _model([*dict.fromkeys(results.values())], [*parameters.values(), rows, places], kept)
 
 
+def fold(model: Model) -> Model:
+    """Return the graph with its weights in few bits as numbers, so that not each run computes them anew.
+
+    For many tokens in bf16 that takes 0.8 to 0.9 of the time, and twice the memory; for one token, reading the numbers
+    takes longer than making them.
+    """
+    passes = openvino.passes.Manager()
+    passes.register_pass(openvino.passes.ConstantFolding())
+    passes.run_passes(model)
+    return model
+
+
 def with_half(model: Model, names: Collection[str]) -> Model:
     """Return a graph whose inputs and outputs with these names are in bf16."""
     typed = openvino.preprocess.PrePostProcessor(model)

@@ -16,7 +16,7 @@ from txport.bundles.graphs import require_order
 from txport.errors import BundleError, LoadError, UnavailableError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.openvino.library import openvino
-from txport.runtimes.openvino.rewrite import BEAM_IDX, LOGIT_PLACES, Model, Value, part, with_half, with_variables
+from txport.runtimes.openvino.rewrite import BEAM_IDX, LOGIT_PLACES, Model, Value, fold, part, with_half, with_variables
 from txport.runtimes.portable import PortableRuntime
 from txport.system.arrays import Array, from_bf16, to_bf16
 from txport.system.cores import cores
@@ -191,11 +191,12 @@ class OpenVinoEngine:
         self._ports: dict[str, GraphPorts] = {}
         self._parts: dict[str, Parts] = {}
         self._is_half = precision == "bf16"
+        folds = self._is_half and bundle.manifest.is_quantised
         for role, graph in self._graphs.items():
             file = bundle.file(role)
             model = _read(file)
             self._ports[role] = _ports_of(model, graph)
-            self._parts[role] = dict(_compile(graph, model, file, options))
+            self._parts[role] = dict(_compile(graph, model, file, options, folds=folds))
 
     def ports(self, role: str) -> GraphPorts:
         """See `GraphRuntime.ports`."""
@@ -338,12 +339,12 @@ def _selected(inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str,
 
 
 def _compile(
-    graph: Graph, model: Model, file: Path, options: Mapping[str, object]
+    graph: Graph, model: Model, file: Path, options: Mapping[str, object], *, folds: bool
 ) -> Iterator[tuple[tuple[str, ...], Compiled]]:
-    """Compile and yield the parts of a graph, in the order in which they run."""
+    """Compile and yield the parts of a graph, in the order in which they run; `folds`: as numbers, see `fold`."""
     for names, known in _split(graph):
         try:
-            cut = _rewritten(graph, part(model, names, known))
+            cut = _rewritten(graph, part(model, names, known), folds)
             if graph.role == DECODER and options[HINT] == PRECISIONS["bf16"]:
                 of_source = {*graph.present("source").values(), *graph.past("source").values()}
                 cut = with_half(cut, of_source) if of_source else cut
@@ -357,11 +358,11 @@ def _compile(
         yield names, Compiled(compiled)
 
 
-def _rewritten(graph: Graph, cut: Model) -> Model:
-    """Return a part of a graph; if it has caches of rows, with variables."""
+def _rewritten(graph: Graph, cut: Model, folds: bool) -> Model:
+    """Return a part of a graph: if it has caches of rows, with variables, else, if it `folds`, with folded weights."""
     outputs = {name for each in cut.outputs for name in each.get_names()}
     caches = {graph.becomes[name]: name for name in graph.present("row").values() if name in outputs}
-    return with_variables(cut, caches, LOGITS) if caches else cut
+    return with_variables(cut, caches, LOGITS) if caches else fold(cut) if folds else cut
 
 
 def _split(graph: Graph) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
