@@ -28,7 +28,7 @@ from txport.inspection.page import page
 from txport.inspection.weights import by_kind, part_of, parts_of
 from txport.models.names import MANIFEST
 from txport.system.documents import write_json
-from txport.targets.ports import DECODER, ENCODER, PREFILL
+from txport.targets.ports import DECODER, ENCODER
 
 EVIL = '"><img src=x onerror=alert(1)><script>alert(2)</script></style>&lt;'
 VOID = {"meta", "path", "rect", "br"}
@@ -93,7 +93,7 @@ def test_it_is_whole_and_shows_every_graph(case: str, target: str, precision: st
             assert name in words
             assert str(count) in words
     if precision == "int8":
-        assert ("8-bit blocks of 16" if PREFILL in bundle.manifest.graphs else "int8 invariant") in words
+        assert ("8-bit blocks of 16" if bundle.manifest.facts.is_causal else "int8 invariant") in words
 
 
 def test_sizes_are_those_of_the_files(bundle: Bundle) -> None:

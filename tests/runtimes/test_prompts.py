@@ -1,4 +1,4 @@
-"""Prompts of causal models: run in parts, they give the caches that they give at once."""
+"""Prompts of causal models, run in parts or at once, and the first tokens of targets."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ from txport.runtimes.ort.cuda import driver
 from txport.runtimes.ort.fused import FusedRuntime
 from txport.runtimes.ort.runtime import OrtEngine
 from txport.runtimes.pytorch import TorchRuntime
+from txport.search.generate import generate
+from txport.search.options import SearchOptions
+from txport.targets.ports import DECODER, INPUT_IDS
 
 PROMPTS = np.random.default_rng(0).integers(2, 60, (3, 30))
 LENGTHS = np.array([30, 17, 2])
@@ -115,3 +118,19 @@ def test_gelu_by_tanh_is_one_operator(tmp_path: Path) -> None:
     bundle, _ = written(tmp_path / "bundle", "gpt2-tiny")
     operators = [node.op_type for node in read_model(bundle.file("step"), weights=False).graph.node]
     assert (operators.count("FastGelu"), operators.count("Tanh")) == (2, 0)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_the_first_tokens_of_targets_run_together(beams: int, tmp_path: Path) -> None:
+    """They are given, so only what follows the last of them needs scores."""
+    bundle, own = written(tmp_path / "bundle", "tiny", target="portable")
+    facts = bundle.manifest.facts
+    sources = [[4, 5, 6, 7], [8, 9, 10]]
+    options = SearchOptions(beams=beams, max_new_tokens=3, min_new_tokens=3)
+    for prefixes, widths in (([[5, 6, 7], [8, 9, 7]], [4, 1, 1]), ([[5, 6, 7], [8]], [2, 1, 1, 1, 1])):
+        with mock.patch.object(OrtEngine, "run", autospec=True, side_effect=OrtEngine.run) as run:
+            found = generate(load("ort", bundle), sources, facts, options, prefixes)
+        ran = [call.args[2][INPUT_IDS].shape() for call in run.call_args_list if call.args[1] == DECODER]
+        assert [width for _, width in ran] == widths
+        wanted = generate(own, sources, facts, options, prefixes)
+        assert [each[0].tokens for each in found] == [each[0].tokens for each in wanted]

@@ -18,7 +18,7 @@ from txport.targets import target_of
 from txport.targets.ports import Graph, single_graph
 from txport.targets.target import Target
 
-FORMAT = 7
+FORMAT = 8
 # precision -> NumPy dtype of caches and logits, and of weights that are not quantised.
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "float32", "int4": "float32"}
 # The usual share of the quantised weights that `export --auto` may keep in fp32, and the largest: a bundle that is

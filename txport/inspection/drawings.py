@@ -75,6 +75,8 @@ def _stops(manifest: Manifest) -> Iterator[Stop]:
         if PREFILL in graphs:
             yield _graph(graphs[PREFILL], "once a prompt", "all ids but the last")
             yield _graph(graphs[STEP], "once a token", "caches, and the last id")
+        elif stepping:
+            yield _graph(graphs[STEP], "the prompt, then once a token", "input_ids")
         elif LATER in graphs:
             yield _graph(graphs[DECODER], "the prompt", "input_ids")
         else:

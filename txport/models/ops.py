@@ -64,6 +64,10 @@ class Ops(Protocol):
         """Return the attention output before the output projection: (..., D) -> (..., N x H)."""
         ...
 
+    def wanted(self, x: Tensor, layer: int) -> Tensor:
+        """Return the activations that the rest of a layer needs after its attention: in the last, of a few tokens."""
+        ...
+
 
 class PlainOps:
     """Activations (B, T, D), and caches that grow by concatenation.
@@ -127,6 +131,10 @@ class PlainOps:
     def together(self, x: Tensor, *maps: Linear) -> tuple[Tensor, ...]:
         """See `Ops`."""
         return tuple(each(x) for each in maps)
+
+    def wanted(self, x: Tensor, layer: int) -> Tensor:
+        """See `Ops`."""
+        return x
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         """See `Ops`."""

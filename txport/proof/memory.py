@@ -25,7 +25,6 @@ from txport.proof.few_bits.loss import NEW_TOKENS
 from txport.proof.few_bits.loss import ROWS as TRIAL_ROWS
 from txport.proof.parity.cases import reach_of
 from txport.proof.parity.exact import HALVES
-from txport.runtimes.ort.sessions import reads_in_place
 from txport.system import memory
 from txport.targets import target_of
 
@@ -73,8 +72,8 @@ def memory_for(checkpoint: Checkpoint, target: str, precision: str) -> int:
 def _of_graphs(checkpoint: Checkpoint, target: str, precision: str) -> int:
     """Return the bytes of the packed weights, of PyTorch's weights, and of what is computed for the longest case.
 
-    In a causal cpu bundle, two graphs contain the weights of all layers, and may both pack them; of few bits, there is
-    one more copy, as measured. A portable session packs a tied table, and reads it as it is, too. A streamed model has
+    In a causal cpu bundle of few bits, there is one more copy of the weights of all layers, as measured. A portable
+    session packs a tied table, and reads it as it is, too. A streamed model has
     at most one tensor, or `MOST_ROOM` numbers, in float64 and in the precision, before there are logits or products to
     compare; of few bits, it keeps some weights. Any other model is in memory as a whole. For 16 bits it has two more
     copies: rounded weights, and float64 weights for the run with rounded activations.
@@ -85,8 +84,8 @@ def _of_graphs(checkpoint: Checkpoint, target: str, precision: str) -> int:
     held = sum(products.values())
     made_for = target_of(target)
     is_few = made_for.quantises(precision)
-    if made_for.is_flat and model.facts.is_causal and not reads_in_place(OWN * held, precision):
-        held += (held - sum(last)) * (2 if is_few else 1)
+    if made_for.is_flat and model.facts.is_causal and is_few:
+        held += held - sum(last)
     packed = int(PACKED.get((target, precision), 0.0) * held)
     stored = packed if is_few else (HALF if made_for.arithmetic(precision) in HALVES else OWN) * held
     if made_for.is_standard and stored < EXTERNAL_ABOVE:  # the session reads the weights with the graph, and packs them

@@ -78,8 +78,9 @@ class Runtime(Protocol):
     ) -> tuple[Scores, State]:
         """The last token of each row (R,) -> scores of the next token, valid until the next step, and the state.
 
-        `top` is the number of most probable tokens to return; None returns all logits. Without `normalise`, the values
-        of these tokens may be logits, which can be much faster. With `align`, the scores include the cross-attention.
+        `top` is the number of most probable tokens to return; None returns all logits. With 0, no scores are needed,
+        and a runtime may run the tokens together with those of the next step. Without `normalise`, the values of these
+        tokens may be logits, which can be much faster. With `align`, the scores include the cross-attention.
         """
         ...
 
@@ -195,10 +196,17 @@ def scores(logits: Floats, top: int | None, normalise: bool = True) -> Scores:
     """Logits (R, V) -> the scores that a step returns, in the same way in every runtime."""
     if top is None:
         return Scores(logits, None)
+    if top == 0:
+        return no_scores(len(logits))
     top = min(top, logits.shape[1])
     ids = _best(logits, top)
     chosen = logits[np.arange(len(logits))[:, None], ids]
     return Scores(log_softmax(logits, chosen) if normalise else chosen, ids)
+
+
+def no_scores(rows: int) -> Scores:
+    """Return what a step without scores returns: those of no token."""
+    return Scores(np.empty((rows, 0), np.float32), np.empty((rows, 0), np.int64))
 
 
 def log_softmax(logits: Logits, chosen: Logits) -> Logits:

@@ -9,7 +9,7 @@ import numpy as np
 
 from txport.bundles.manifest import Manifest
 from txport.errors import RunError
-from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, scores
+from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, no_scores, scores
 from txport.runtimes.inputs import left_padded, outputs_of, parts_of_prompt, text_inputs
 from txport.system.arrays import Array
 from txport.targets.portable import TOGETHER
@@ -72,7 +72,8 @@ class PortableState(Generic[T]):
 
     `tensors` are the decoder's inputs other than the tokens, by port. `length` is the number of tokens in the caches,
     including padding, and `max_length` its limit. `sources` (R,) is the source of each row. `ready` is what the first
-    step after a prompt returns, which the prompt's run has computed.
+    step after a prompt returns, which the prompt's run has computed. `unread` (R, n) are the first tokens of targets,
+    which the first run reads together; `length` includes them.
     """
 
     tensors: dict[str, T]
@@ -80,6 +81,7 @@ class PortableState(Generic[T]):
     max_length: int
     sources: Ints
     ready: Ready | None = None
+    unread: Ints | None = None
 
 
 class PortableRuntime(Generic[T]):
@@ -153,27 +155,32 @@ class PortableRuntime(Generic[T]):
         normalise: bool = True,
         align: bool = False,
     ) -> tuple[Scores, PortableState[T]]:
-        """See `Runtime.step`; the keys and values of the source are fetched once, in the first step."""
+        """See `Runtime.step`; the keys and values of the source are fetched once, in the first run."""
         if state.ready is not None:
             assert np.array_equal(tokens, state.ready.tokens), "the first step takes the last tokens of the prompts"
             return scores(state.ready.logits, top, normalise), replace(state, ready=None)
         assert state.length < state.max_length, "a step beyond max_length"
         assert self._decoder is not None
-        fetched = self._becomes if state.length == 0 else self._grows
-        inputs = {INPUT_IDS: self._engine.from_numpy(tokens[:, None]), **state.tensors, **(more := self._beside(state))}
+        ids = tokens[:, None] if state.unread is None else np.column_stack([state.unread, tokens])
+        rows, count = ids.shape
+        is_first = count == state.length + 1
+        if top == 0 and is_first and not align and self._facts.is_encoder_decoder:
+            return no_scores(rows), replace(state, unread=ids, length=count)
+        fetched = self._becomes if is_first else self._grows
+        inputs = {INPUT_IDS: self._engine.from_numpy(ids), **state.tensors, **(more := self._beside(state))}
         aligned = [str(self._decoder.attention)] if align else []
         results = self._engine.run(DECODER, inputs, [LOGITS, *fetched, *aligned])
-        logits = self._last_logits(results, len(tokens))
+        logits = self._last_logits(results, rows)
         more.pop(POSITION_IDS, None)
         tensors = {**state.tensors, **more, **{name: results[output] for output, name in fetched.items()}}
         found = scores(logits, top, normalise)
         if align:
             assert self._facts.attention is not None
             places = self._engine.to_numpy(state.tensors[ENCODER_HIDDEN_STATES]).shape[1]
-            dims = (len(tokens), self._facts.attention.heads, 1, places)
+            dims = (rows, self._facts.attention.heads, count, places)
             attention = self._fetch(aligned[0], results, dims)[:, :, -1]  # (R, N, S)
             found = found._replace(attention=attention.mean(1, dtype=np.float32))
-        return found, replace(state, tensors=tensors, length=state.length + 1)
+        return found, replace(state, tensors=tensors, length=state.length + 1, unread=None)
 
     def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
         """See `EncoderRuntime.infer`."""
@@ -190,7 +197,8 @@ class PortableRuntime(Generic[T]):
         results = self._engine.run(SELECT, inputs, [f"selected.{name}" for name in moves])
         tensors = {**state.tensors, **{name: results[f"selected.{name}"] for name in moves}}
         ready = state.ready and Ready(*(each[rows] for each in state.ready))
-        return replace(state, tensors=tensors, sources=sources, ready=ready)
+        unread = None if state.unread is None else state.unread[rows]
+        return replace(state, tensors=tensors, sources=sources, ready=ready, unread=unread)
 
     def ports(self, role: str) -> GraphPorts:
         """See `GraphRuntime.ports`."""

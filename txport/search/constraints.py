@@ -112,13 +112,17 @@ class Constraints:
             if log and self._options.renormalize_logits:
                 renormalise(changed)
             return _choose(changed, None if log else log_probs, forced, count, found.attention)
-        if self._needs_all_scores:
-            found = yield Step(token_ids[:, -1], None, normalise, aligns)
-            assert found is not None
+        top = None if self._needs_all_scores else count + _spare(banned.shape[1])
+        if forced is not None and not aligns and (forced != NOTHING).all():
+            yield Step(token_ids[:, -1], top, normalise, aligns, is_scored=False)
+            shape = (len(forced), count)
+            values, ids = np.full(shape, -np.inf, np.float32), np.tile(np.arange(count), (len(forced), 1))
+            return self._with_forced(values, ids, forced, None)
+        found = yield Step(token_ids[:, -1], top, normalise, aligns)
+        assert found is not None
+        if top is None:
             values, ids = _best_allowed(found.values, banned, count, normalise=normalise)
             return self._with_forced(values, ids, forced, found.attention)
-        found = yield Step(token_ids[:, -1], count + _spare(banned.shape[1]), normalise, aligns)
-        assert found is not None
         assert found.ids is not None
         values = found.values
         ids = found.ids

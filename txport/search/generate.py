@@ -87,8 +87,10 @@ def carry_out(
             return targets.found()
         found = None
         if isinstance(request, Step):
+            # steps of a continuous runtime have the shapes that it was warmed up for
+            top = request.top if request.is_scored or isinstance(runtime, ContinuousRuntime) else 0
             found, state = runtime.step(
-                request.tokens, state, top=request.top, normalise=request.normalise, align=request.align
+                request.tokens, state, top=top, normalise=request.normalise, align=request.align
             )
         elif isinstance(request, Select):
             state = runtime.select(state, request.rows)

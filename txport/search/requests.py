@@ -28,12 +28,16 @@ class Targets(Protocol):
 
 
 class Step(NamedTuple):
-    """Run a step of all rows; the answer is the scores. The fields are arguments of `Runtime.step`."""
+    """Run a step of all rows; the answer is the scores. The fields are arguments of `Runtime.step`.
+
+    Without `is_scored`, the next tokens are given, and the answer is not read.
+    """
 
     tokens: Ints
     top: int | None
     normalise: bool
     align: bool
+    is_scored: bool = True
 
 
 class Select(NamedTuple):

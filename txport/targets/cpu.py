@@ -10,6 +10,7 @@ from txport.models.facts import Facts
 from txport.targets.ports import (
     ALIGN,
     ALL_ROWS,
+    ASKED,
     BATCH,
     BEAMS,
     CAPACITY,
@@ -21,15 +22,15 @@ from txport.targets.ports import (
     LAST_PLACES,
     LOG_PROBS,
     LOGITS,
+    LOGITS_AT,
     MODEL,
     PAST_LENGTHS,
-    PREFILL,
-    PROMPT_SIZE,
     ROOM,
     SOURCE,
     SOURCE_LENGTHS,
     STEP,
     TOKENS,
+    TOTAL,
     Graph,
     Port,
     caches,
@@ -59,19 +60,27 @@ def _seq2seq(facts: Facts, dtype: str) -> tuple[Graph, ...]:
     )
     inputs = (source_port(facts, dtype), Port(SOURCE_LENGTHS, "int32", (BATCH,)))
     encoder = Graph(ENCODER, "onnx/encoder.onnx", inputs, made)
-    return encoder, _step(facts, dtype, (Port(SOURCE_LENGTHS, "int32", (BATCH,)), *kept))
+    first = (
+        Port(INPUT_IDS, "int64", (BATCH, BEAMS)),
+        Port(PAST_LENGTHS, "int32", (ALL_ROWS,)),
+        Port(CAPACITY, "int32", (1,)),
+        Port(SOURCE_LENGTHS, "int32", (BATCH,)),
+        *kept,
+    )
+    return encoder, _step(facts, dtype, first, ALL_ROWS, ALL_ROWS)
 
 
 def _causal(facts: Facts, dtype: str) -> tuple[Graph, ...]:
-    """Return the graph that writes prompts into the caches, and one step."""
-    inputs = (
+    """Return the graph of prompts and steps: new tokens of rows, whose earlier ones are in the caches."""
+    first = (
         Port(INPUT_IDS, "int64", (BATCH, TOKENS)),
-        Port(LAST_PLACES, "int32", (BATCH,)),  # prompt_size - 1, of each row
-        Port(PROMPT_SIZE, "int32", (1,)),  # sequence_length + earlier tokens, which only a batch of one row can have
-        *_own(facts, dtype, "past", BATCH),
+        Port(LAST_PLACES, "int32", (BATCH,)),  # earlier tokens of each row + sequence_length - 1
+        # One token of each row: any number above `last_places`. Several: earlier tokens, which only a batch of one row
+        # can have, + sequence_length.
+        Port(TOTAL, "int32", (1,)),
+        Port(LOGITS_AT, "int64", (ASKED,)),  # places in flattened `input_ids` of the tokens whose logits are computed
     )
-    prefill = Graph(PREFILL, "onnx/prefill.onnx", inputs, _own(facts, dtype, "present", BATCH))
-    return prefill, _step(facts, dtype, ())
+    return (_step(facts, dtype, first, BATCH, ASKED),)
 
 
 def _encode(facts: Facts, dtype: str) -> tuple[Graph, ...]:
@@ -79,16 +88,10 @@ def _encode(facts: Facts, dtype: str) -> tuple[Graph, ...]:
     return (Graph(MODEL, "onnx/model.onnx", inputs, outputs_of(facts, dtype)),)
 
 
-def _step(facts: Facts, dtype: str, source: tuple[Port, ...]) -> Graph:
-    """Return the graph of one step: one token per row; `source`: the inputs that the rows of a source share."""
-    inputs = [
-        Port(INPUT_IDS, "int64", (BATCH, BEAMS)),
-        Port(PAST_LENGTHS, "int32", (ALL_ROWS,)),
-        Port(CAPACITY, "int32", (1,)),
-        *source,
-        *_own(facts, dtype, "past", ALL_ROWS),
-    ]
-    outputs = [Port(LOGITS, dtype, (ALL_ROWS, facts.writes.size)), *_own(facts, dtype, "present", ALL_ROWS)]
+def _step(facts: Facts, dtype: str, first: tuple[Port, ...], rows: str, asked: str) -> Graph:
+    """Return the graph of a step after its `first` inputs; `rows`, `asked`: dims of its caches and of its logits."""
+    inputs = [*first, *_own(facts, dtype, "past", rows)]
+    outputs = [Port(LOGITS, dtype, (asked, facts.writes.size)), *_own(facts, dtype, "present", rows)]
     if facts.attention is not None:
         inputs.append(Port(ALIGN, "bool", (1,)))  # whether to output cross-attention weights; if not, they have no rows
         dims = (ALL_ROWS, SOURCE)  # the mean over the heads of that layer
@@ -96,7 +99,7 @@ def _step(facts: Facts, dtype: str, source: tuple[Port, ...]) -> Graph:
     # k > 0: the k best tokens; k < 0: -k, up to 8, with logits in place of log_probs; 0: none. On x86 without VNNI,
     # 8-bit sums may saturate: there, with a large vocabulary in fp32, k < 0 must not be used.
     inputs.append(Port(COUNT, "int64", (1,)))
-    outputs += [Port(LOG_PROBS, dtype, (ALL_ROWS, COUNT)), Port(IDS, "int64", (ALL_ROWS, COUNT))]
+    outputs += [Port(LOG_PROBS, dtype, (asked, COUNT)), Port(IDS, "int64", (asked, COUNT))]
     return Graph(STEP, "onnx/step.onnx", tuple(inputs), tuple(outputs))
 
 

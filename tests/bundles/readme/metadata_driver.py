@@ -113,8 +113,9 @@ def generate(graphs: dict[str, Graph], source: Any) -> list[int]:
             past = length
             scores = found["logits"][0, -1]
         else:
-            for token in tokens:  # prompts too: prefill is no more than speed
-                given |= {"input_ids": np.array([[token]]), "past_lengths": np.array([past], np.int32)}
+            for token in tokens:  # prompts too: to read them at once is no more than speed
+                place = np.array([past], np.int32)
+                given |= {"input_ids": np.array([[token]]), "past_lengths": place, "last_places": place}
                 found = graph.run(given)
                 given |= graph.carried(found)
                 past += 1
@@ -130,7 +131,9 @@ def first(graphs: dict[str, Graph], source: Any, capacity: int) -> dict[str, Any
     """What the first step reads beside its tokens."""
     graph = graphs["step"] if "step" in graphs else graphs["decoder"]
     given: dict[str, Any] = graph.caches(capacity if "step" in graphs else 0)
-    given |= {"cache_capacity": np.array([capacity], np.int32), "k": np.array([0]), "align": np.array([False])}
+    size = np.array([capacity], np.int32)
+    given |= {"cache_capacity": size, "total_sequence_length": size, "logits_at": np.array([0])}
+    given |= {"k": np.array([0]), "align": np.array([False])}
     if "encoder" not in graphs:
         return given
     encoder = graphs["encoder"]

@@ -31,7 +31,7 @@ from txport.runtimes.pytorch import TorchRuntime
 from txport.search.continuous import Scheduler
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
-from txport.targets.ports import PREFILL, STEP
+from txport.targets.ports import STEP
 
 SMALL: dict[str, Any] = {
     "vocab_size": 32,
@@ -62,14 +62,10 @@ def became(bundle: Bundle, role: str) -> Counter[str]:
 def test_parts_become_the_fused_operators(head_norm: bool, tmp_path: Path) -> None:
     config = LlamaConfig(**SMALL, key_heads=2, head_size=16, head_norm=head_norm, tied=True)
     bundle = unproven(checkpoint(tmp_path / "checkpoint", config), tmp_path / "bundle", target="cpu")
-    step = became(bundle, STEP)
-    prefill = became(bundle, PREFILL)
-    for counts in (step, prefill):
-        assert counts["com.microsoft.GroupQueryAttention"] == config.decoder_layers
-        assert not {"MatMul", "Softmax", "Pow", "Sqrt", "Cos", "Sin", "Transpose"} & counts.keys()
+    counts = became(bundle, STEP)
+    assert counts["com.microsoft.GroupQueryAttention"] == config.decoder_layers
+    assert not {"MatMul", "Softmax", "Pow", "Sqrt", "Cos", "Sin", "Transpose"} & counts.keys()
     assert bundle.manifest.passes[STEP]["pack projections"] == 2 * config.decoder_layers
-    # nothing needs what follows the last cache of a prompt
-    assert bundle.manifest.passes[PREFILL]["pack projections"] == 2 * config.decoder_layers - 1
 
 
 @pytest.mark.parametrize(
@@ -196,12 +192,11 @@ WINDOWED: dict[str, Any] = {**SMALL, "head_size": 16, "windows": (3, 0), "unturn
 def test_a_window_becomes_that_of_the_fused_operator(cap: float, tmp_path: Path) -> None:
     config = LlamaConfig(**WINDOWED, key_heads=2, attention_cap=cap)
     bundle = unproven(checkpoint(tmp_path / "checkpoint", config), tmp_path / "bundle", target="cpu")
-    for role in (STEP, PREFILL):
-        nodes = [each for each in onnx.load(bundle.file(role)).graph.node if each.op_type == "GroupQueryAttention"]
-        said = [{each.name: each.i for each in node.attribute} for node in nodes]
-        assert [each.get("local_window_size") for each in said] == [3, None]
-        assert [each.get("do_rotary") for each in said] == [1, None]
-        assert not {"MatMul", "Softmax", "Where", "Less"} & became(bundle, role).keys()
+    nodes = [each for each in onnx.load(bundle.file(STEP)).graph.node if each.op_type == "GroupQueryAttention"]
+    said = [{each.name: each.i for each in node.attribute} for node in nodes]
+    assert [each.get("local_window_size") for each in said] == [3, None]
+    assert [each.get("do_rotary") for each in said] == [1, None]
+    assert not {"MatMul", "Softmax", "Where", "Less"} & became(bundle, STEP).keys()
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from txport.proof.context.check import compare_context, is_long, unreached
 from txport.proof.parity.calls import no_crash
 from txport.proof.parity.cases import not_reached, reach_of
 from txport.proof.proven import write
-from txport.targets.ports import DECODER, PREFILL, STEP
+from txport.targets.ports import DECODER, STEP
 
 LONGEST, WINDOW, POWER, WRONG = 20_000, 9_000, 16_384, 8_000
 FARTHEST, WIDEST = 70_000, 32_000  # a context with positions that fp16 can't count
@@ -162,9 +162,7 @@ def test_faults_at_the_far_end_are_found(
     far: Callable[[str, str], tuple[Bundle, Checkpoint]], target: str, precision: str, fault: str
 ) -> None:
     bundle, checkpoint = far(target, precision)
-    roles = [DECODER] if target == "portable" else [PREFILL, STEP]
-    for role in roles:
-        changed = edit_graph(bundle.path, role, FAULTS[fault])
+    changed = edit_graph(bundle.path, DECODER if target == "portable" else STEP, FAULTS[fault])
     is_crash = (target, fault) == ("portable", "cache")
     with pytest.raises(ParityError, match="does not run") if is_crash else contextlib.nullcontext():
         with no_crash("the cut"):

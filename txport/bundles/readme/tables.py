@@ -26,6 +26,7 @@ DIMS = {
     names.ALL_ROWS: "`batch_size` x `beams`",
     names.ROOM: "places of a cache",
     names.COUNT: "how many of the best tokens are asked for",
+    names.ASKED: "tokens whose logits are wanted",
 }
 PORTS = {
     names.INPUT_IDS: "ids of tokens",
@@ -38,8 +39,9 @@ PORTS = {
     names.ENCODER_ATTENTION_MASK: "the source's mask",
     names.SOURCE_LENGTHS: "how many places of each source are real",
     names.PAST_LENGTHS: "how many tokens the caches of each row hold already",
-    names.LAST_PLACES: "the place of the last token of each prompt",
-    names.PROMPT_SIZE: "the length of the longest prompt",
+    names.LAST_PLACES: "the place of the last column of `input_ids` in each row",
+    names.TOTAL: "tokens in the caches after the run; for one token of each row, any number above `last_places`",
+    names.LOGITS_AT: "places in flattened `input_ids` of the tokens whose logits are wanted",
     names.CAPACITY: "the places that caches have",
     names.LOGITS: "scores",
     names.COUNT: "how many of the best tokens are wanted; 0 for none",

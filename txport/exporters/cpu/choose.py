@@ -20,7 +20,7 @@ from txport.exporters.cpu.columns import find_columns, has_columns
 from txport.exporters.fused.packs import is_linear, parts_of
 from txport.exporters.fused.rewrite import tables_of, tags_of
 from txport.models.audio import Features
-from txport.targets.ports import PREFILL, STEP
+from txport.targets.ports import ENCODER, STEP
 
 FLOAT = 4  # bytes
 ALIKE = (32, 16)  # block sizes whose sums do not depend on the number of rows; 4 bits on x86 without VNNI: only 16
@@ -134,7 +134,7 @@ def choose_forms(
     precision = "int8" if is_taken else precision
     forms: dict[str, Form] = {}
     weights = _weights_of_step(models[STEP]) if STEP in models else 0
-    causal = PREFILL in models
+    causal = STEP in models and ENCODER not in models
     choose = partial(choose_form, precision=precision, rows=rows, weights=weights, causal=causal, hears=hears)
     wide = {*tables, *in_eight_bits(tags)} if causal else set()
     for role, model in models.items():

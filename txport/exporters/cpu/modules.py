@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from txport.exporters.cpu.ops import EncoderOps, PromptOps, StepOps
+from txport.exporters.cpu.ops import CausalOps, EncoderOps, StepOps
 from txport.exporters.tracing.trace import GraphModule
 from txport.models.facts import Task
 from txport.models.model import Model
-from txport.targets.ports import ENCODER, MODEL, PREFILL, STEP
+from txport.targets.ports import ENCODER, MODEL, STEP
 
 
 class CpuEncoder(GraphModule):
@@ -39,21 +39,25 @@ class CpuModel(GraphModule):
         return self.model.outputs(self.model.encoder_states(input_ids, ops), ops)
 
 
-class CpuPrefill(GraphModule):
-    """Write right-padded prompts of a causal model, or the next part of one prompt, to the caches; return the caches.
+class CpuCausal(GraphModule):
+    """Tokens of a causal model: right-padded prompts, the next part of one prompt, or one token of each row.
 
-    Tokens do not attend to later tokens, therefore padding needs no mask; its cache entries are overwritten later.
+    They are written to the caches, which the outputs are. Tokens do not attend to later tokens, therefore padding needs
+    no mask; its cache entries are overwritten later.
     """
 
-    def forward(self, input_ids: Tensor, last_places: Tensor, size: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
-        """(B, S) after P tokens, (B,) with P + S - 1, (1,) with P + S, two of (B, G, M, H) per layer -> caches.
+    def forward(
+        self, input_ids: Tensor, last_places: Tensor, total: Tensor, logits_at: Tensor, *caches: Tensor
+    ) -> tuple[Tensor, ...]:
+        """(R, T) after P tokens, (R,) with P + T - 1, (1,) with P + T, (A,), two of (R, G, M, H) per layer.
 
-        P is 0 if there are several prompts.
+        P is 0 if there are several rows with T > 1; if T is 1, `total` may be larger. Return logits (A, V) of the
+        tokens at `logits_at`, which are places in R x T, and the caches.
         """
         state = dict(zip(self.model.facts.state, caches, strict=True))
-        self.ops = ops = PromptOps(input_ids, last_places, size, state)
-        self.model.decoder_states(input_ids, ops)
-        return tuple(ops.state.values())
+        self.ops = ops = CausalOps(input_ids, last_places, total, logits_at, state)
+        states = ops.asked(self.model.decoder_states(input_ids, ops))
+        return (self.model.logits(states), *ops.state.values())
 
 
 class CpuStep(GraphModule):
@@ -64,15 +68,18 @@ class CpuStep(GraphModule):
     """
 
     def forward(
-        self, input_ids: Tensor, past_lengths: Tensor, cache_capacity: Tensor, *rest: Tensor
+        self,
+        input_ids: Tensor,
+        past_lengths: Tensor,
+        cache_capacity: Tensor,
+        source_lengths: Tensor,
+        *caches: Tensor,
     ) -> tuple[Tensor, ...]:
-        """(B, K), (R,), (1,), for seq2seq (B,) and two of (B, G, S, H) per layer, two of (R, G, M, H) per layer.
+        """(B, K), (R,), (1,), (B,), two of (B, G, S, H) per layer, two of (R, G, M, H) per layer.
 
         Return logits (R, V), the caches, and the attention of the alignment layer, averaged over heads (R, S).
         """
         facts = self.model.facts
-        has_source = facts.is_encoder_decoder
-        source_lengths, caches = (rest[0], rest[1:]) if has_source else (None, rest)
         state = dict(zip((*facts.owned("source"), *facts.owned("row")), caches, strict=True))
         aligned = facts.attention.layer if facts.attention else None
         self.ops = ops = StepOps(input_ids, past_lengths, cache_capacity, state, source_lengths, aligned)
@@ -83,6 +90,6 @@ class CpuStep(GraphModule):
 
 FUSED: dict[Task, dict[str, Callable[[Model], nn.Module]]] = {
     "seq2seq": {ENCODER: CpuEncoder, STEP: CpuStep},
-    "causal": {PREFILL: CpuPrefill, STEP: CpuStep},
+    "causal": {STEP: CpuCausal},
     "encode": {MODEL: CpuModel},
 }

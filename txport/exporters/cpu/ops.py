@@ -7,6 +7,7 @@ M capacity of the caches.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, get_args
 
 import torch
@@ -218,16 +219,21 @@ class EncoderOps(FusedOps):
         return blocks.joined(mixed, query).flatten(0, 1)
 
 
-class PromptOps(FusedOps):
-    """Many tokens of prompts at once; the caches contain the earlier tokens and are extended in place."""
+class CausalOps(FusedOps):
+    """Tokens of prompts or of steps; the caches contain the earlier tokens and are extended in place."""
 
-    def __init__(self, input_ids: Tensor, last: Tensor, total: Tensor, state: State) -> None:
+    def __init__(self, input_ids: Tensor, last: Tensor, total: Tensor, logits_at: Tensor, state: State) -> None:
         super().__init__(input_ids.shape[0], input_ids.shape[1])
         self.last = last
         self.total = total
         self.state = state
-        self.places = torch.arange(self.length) + (total.long() - self.length)  # (T,), the same in all rows
-        self.is_filled = False  # True when the last cache is written
+        self._logits_at = logits_at
+        self._has_chosen = False
+
+    @cached_property
+    def places(self) -> Tensor:
+        """The position of each token: (R, T)."""
+        return self.last.long()[:, None] + (torch.arange(self.length) - (self.length - 1))
 
     def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
         """See `Ops`."""
@@ -244,24 +250,28 @@ class PromptOps(FusedOps):
             new = tuple(map(self.whole, self.projected(part, x)))
             distances = None
             if part.uses_distances:
-                distances = part.distances(torch.arange(key.shape[2])[None, :], self.places[:, None])[None]  # (1, T, M)
+                slots = torch.arange(key.shape[2])[None, None, :]
+                distances = part.distances(slots, self.places[:, :, None])  # (R, T, M)
             mixed, key, value = grouped_query_attention(part, new, key, value, start, self.last, self.total, distances)
-            mixed = mixed.flatten(0, 1)
         else:
             raise UnsupportedError(NO_PROMPTS)
         self.state.update(zip(caches, (key, value), strict=True))
-        self.is_filled = layer == next(reversed(self.state)).layer
-        return mixed
+        return mixed.flatten(0, 1)
 
-    def packed(self, x: Tensor, *maps: Linear) -> Tensor:
-        """See `FusedOps`; nodes after the last cache are not counted, since the graph does not need them."""
-        found = super().packed(x, *maps)
-        self.became[PACKED] -= self.is_filled
-        return found
+    def wanted(self, x: Tensor, layer: int) -> Tensor:
+        """See `Ops`."""
+        if layer != next(reversed(self.state)).layer:
+            return x
+        self._has_chosen = True
+        return x.index_select(0, self._logits_at)
+
+    def asked(self, states: Tensor) -> Tensor:
+        """Return the last states of the tokens whose logits are asked; layers may have chosen them by `wanted`."""
+        return states if self._has_chosen else states.index_select(0, self._logits_at)
 
 
 class StepOps(FusedOps):
-    """One token of each row: its position is the number of past tokens; caches are written in place."""
+    """One token of each row of a target: its position is the number of past tokens; caches are written in place."""
 
     def __init__(
         self,
@@ -269,8 +279,8 @@ class StepOps(FusedOps):
         past_lengths: Tensor,
         capacity: Tensor,
         state: State,
-        source_lengths: Tensor | None = None,
-        aligned: int | None = None,
+        source_lengths: Tensor,
+        aligned: int | None,
     ) -> None:
         super().__init__(input_ids.shape[0], input_ids.shape[1])
         self.past_lengths = past_lengths
@@ -315,7 +325,6 @@ class StepOps(FusedOps):
 
     def over_source(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         """Cross-attention; keys and values of a source are shared by its beams: (R, D) -> (R, N x H)."""
-        assert self.source_lengths is not None
         key, value = (self.state[each] for each in self.state if (each.layer, each.owner) == (layer, "source"))
         query = self.whole(part.query(x))  # (B, K, N x H)
         mask = source_mask(self.source_lengths, key.shape[2], x.dtype)

@@ -34,6 +34,10 @@ class Counted:
         self.became[kind.operator] += 1
         self.kinds[kind] += 1
 
+    def wanted(self, x: Tensor, layer: int) -> Tensor:
+        """See `Ops`."""
+        return x
+
     def plain(
         self, part: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, distances: Tensor | None
     ) -> tuple[Tensor, Tensor]:

@@ -38,6 +38,7 @@ SIZES = {
     ports.ROOM: (15, 7),
     ports.ALL_ROWS: (3 * 2, 2 * 5),
     ports.COUNT: (4, 9),
+    ports.ASKED: (5, 17),
     ports.TOKENS: (18, 2),
     ports.PAST: (6, 12),
     f"{ports.PAST} + {ports.TOKENS}": (6 + 18, 12 + 2),

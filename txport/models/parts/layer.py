@@ -92,10 +92,11 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, ops: Ops, number: int) -> Tensor:
         """Run as layer `number` of its stack: (..., D) -> (..., D)."""
         given = self.attention_residual.before(x)
-        attended = self.attention_residual.after(x, self.attention(given, ops, number))
+        result, x = (ops.wanted(each, number) for each in (self.attention(given, ops, number), x))
+        attended = self.attention_residual.after(x, result)
         if self.parallel:
             is_shared = self.feed_forward_residual.norm is self.attention_residual.norm
-            own = given if is_shared else self.feed_forward_residual.before(x)
+            own = ops.wanted(given, number) if is_shared else self.feed_forward_residual.before(x)
             return self.feed_forward_residual.after(attended, self.feed_forward(own, ops))
         x = attended
         if self.cross_attention is not None:

@@ -84,7 +84,8 @@ def places_of(graph: Graph, facts: Facts, numbers: int, rng: np.random.Generator
     if graph.role == ports.STEP:
         yield Place("last position", longest - 1, 1, longest, one, source=source)
         yield Place("cache not full", int(FILLED * longest), 1, longest, one, source=source)
-        return
+        if all(port.name != ports.LAST_PLACES for port in graph.inputs):
+            return  # it reads single tokens only
     is_masked = any(port.name == ports.ATTENTION_MASK for port in graph.inputs)
     hidden = _masked(longest - TAIL, rng) if is_masked else one[:0]
     yield Place("last positions", longest - TAIL, TAIL, longest, np.arange(TAIL), hidden, source=source)
@@ -114,7 +115,8 @@ def feed_of(graph: Graph, place: Place) -> dict[str, Array]:
         ports.POSITION_IDS: place.past + np.arange(place.new)[None],
         ports.PAST_LENGTHS: [place.past],
         ports.LAST_PLACES: [place.size - 1],
-        ports.PROMPT_SIZE: [place.size],
+        ports.TOTAL: [place.size],
+        ports.LOGITS_AT: np.arange(place.new),
         ports.CAPACITY: [place.room],
         ports.SOURCE_LENGTHS: [place.source or place.size - len(place.hidden)],
         ports.ENCODER_ATTENTION_MASK: np.ones((1, place.source)),

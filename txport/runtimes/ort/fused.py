@@ -38,12 +38,12 @@ from txport.targets.ports import (
     LAST_PLACES,
     LOG_PROBS,
     LOGITS,
+    LOGITS_AT,
     MODEL,
     PAST_LENGTHS,
-    PREFILL,
-    PROMPT_SIZE,
     SOURCE_LENGTHS,
     STEP,
+    TOTAL,
 )
 
 FIRST_CAPACITY = 32
@@ -64,7 +64,8 @@ class Binding:
     def __init__(self, runtime: FusedRuntime, state: FusedState) -> None:
         size = state.size
         self.hold = Hold()
-        self.tokens = np.empty((len(state.source.lengths), state.beams), np.int64)
+        shape = (len(state.source.lengths), state.beams) if runtime.has_source else (size, 1)
+        self.tokens = np.empty(shape, np.int64)
         self.flat = self.tokens.ravel()
         self.attention = (size, state.source.caches.shape[3])
         self.logits = runtime.pool.empty(self.hold, (size, runtime.facts.writes.size))
@@ -73,10 +74,11 @@ class Binding:
         self._seeking: dict[tuple[int, bool], tuple[Any, Scores]] = {}
         self._values: list[Any] = []  # bound OrtValues must outlive the binding
         capacity = np.array([state.rows.caches.shape[3]], np.int32)
-        lengths = {PAST_LENGTHS: state.lengths, CAPACITY: capacity}
+        inputs: dict[str, Array] = {INPUT_IDS: self.tokens}
         if runtime.has_source:
-            lengths[SOURCE_LENGTHS] = state.source.lengths
-        inputs: dict[str, Array] = {INPUT_IDS: self.tokens, **lengths}
+            inputs |= {PAST_LENGTHS: state.lengths, CAPACITY: capacity, SOURCE_LENGTHS: state.source.lengths}
+        else:
+            inputs |= {LAST_PLACES: state.lengths, TOTAL: capacity, LOGITS_AT: np.arange(size)}
         graph = runtime.graphs[STEP]
         inputs.update(zip(graph.past("source").values(), state.source.caches, strict=True))
         self._inputs = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
@@ -171,19 +173,20 @@ class FusedRuntime:
 
     def _fill(self, prompts: Inputs, caches: NDArray[np.float32], places: slice) -> None:
         """Run prompt tokens (B, S) into these positions of caches (2 L, B, G, M, H), which are the last filled ones."""
-        graph = self.graphs[PREFILL]
+        graph = self.graphs[STEP]
         last = np.full(len(prompts), places.stop - 1, np.int32)
-        lengths = {LAST_PLACES: last, PROMPT_SIZE: np.array([places.stop], np.int32)}
-        inputs: dict[str, Array] = {INPUT_IDS: np.ascontiguousarray(prompts), **lengths}
+        lengths = {LAST_PLACES: last, TOTAL: np.array([places.stop], np.int32)}
+        nothing = {LOGITS_AT: np.empty(0, np.int64), COUNT: np.zeros(1, np.int64)}
+        inputs: dict[str, Array] = {INPUT_IDS: np.ascontiguousarray(prompts), **lengths, **nothing}
         values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
         own = [ort.OrtValue.ortvalue_from_numpy(array) for array in caches]
-        io = self.sessions[PREFILL].io_binding()
+        io = self.sessions[STEP].io_binding()
         for name, value in (*values.items(), *zip(graph.past("row").values(), own, strict=True)):
             io.bind_ortvalue_input(name, value)
         for name, value in zip(graph.present("row").values(), own, strict=True):
             io.bind_ortvalue_output(name, value)
-        with running(PREFILL, "ONNX Runtime"):
-            self.sessions[PREFILL].run_with_iobinding(io)
+        with running(STEP, "ONNX Runtime"):
+            self.sessions[STEP].run_with_iobinding(io)
 
     def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
         """See `EncoderRuntime.infer`."""

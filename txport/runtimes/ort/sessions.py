@@ -32,7 +32,7 @@ from txport.runtimes.ort.providers import (
 )
 from txport.system.cores import core_limit
 from txport.system.machine import is_out_of_memory, is_x86, multiplies_bytes
-from txport.targets.ports import GENERATE, MODEL, PREFILL, Port
+from txport.targets.ports import GENERATE, MODEL, Port
 
 # Microseconds that a thread spins while it waits for work: from one operator to the next, but not from step to step. A
 # thread that spins on a core needed by another process is preempted later, in the middle of its work, and all others
@@ -46,10 +46,6 @@ SPIN, SPIN_OF = 10, {MODEL: 50}
 # run would project them again.
 MOST_FOLDED = 1 << 20
 FOLDING = "optimization.constant_folding_max_output_size_in_bytes"
-
-# Bytes of fp32 weights up to which the graphs of prompts and of steps both pack them. Products of a prompt with weights
-# that are not packed take up to 1.5 times as long for less than 32 tokens, 1.1 times for 64 to 128 (docs/sizes.md).
-MOST_PACKED_TWICE = 1 << 30
 
 BFLOAT16 = 16  # ONNX's number of the type
 KINDS = {"float": "float32", "double": "float64"}  # ONNX's names of types -> NumPy's, where they differ
@@ -112,8 +108,6 @@ def start_sessions(
         is_fused = bundle.manifest.made_for.is_standard and role != GENERATE and not bundle.manifest.is_quantised
         if name == CPU and is_fused:
             options.add_session_config_entry(FOLDING, str(folded))
-        if role == PREFILL and reads_in_place(sum(map(len, maps)), bundle.manifest.arithmetic):
-            options.add_session_config_entry("session.disable_prepacking", "1")
         return start_session(bundle.file(role), name, options, {**settings[role], **options_of(role)})
 
     if name == CPU and len(roles) > 1:
@@ -131,14 +125,6 @@ def start_sessions(
         strict = require_all_nodes if bundle.manifest.made_for.on_gpu else require_compute
         strict(sessions, name, *besides)
     return Sessions(sessions, weights)
-
-
-def reads_in_place(size: int, precision: str) -> bool:
-    """Return whether the graph of prompts reads its weights in their file, where the two graphs share `size` bytes.
-
-    Otherwise each graph packs them for its kernels, and large weights would be in memory twice.
-    """
-    return precision == "fp32" and size > MOST_PACKED_TWICE
 
 
 def _prepare(bundle: Bundle, roles: list[str], provider: str) -> dict[str, dict[str, str]]:

@@ -31,17 +31,23 @@ def _seq2seq(reference: Reference, case: Case, rng: np.random.Generator) -> Iter
 
 
 def _causal(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
-    """Yield the prompts, then single tokens over random caches; see `_steps`."""
-    graph = reference.manifest.graphs[ports.PREFILL]
+    """Yield the prompts, with the logits after each, then single tokens over random caches; see `_steps`."""
+    graph = reference.manifest.graphs[ports.STEP]
     rows = len(case.sources)
-    ids, _ = batch(case.sources, reference.facts, case.padding)
+    ids, lengths = batch(case.sources, reference.facts, case.padding)
     size = ids.shape[1]
     room = {name: np.zeros(each.shape(rows, size + SPARE), np.float32) for each, name in graph.past().items()}
-    places = {ports.LAST_PLACES: np.full(rows, size - 1, np.int32), ports.PROMPT_SIZE: np.array([size], np.int32)}
-    filled = reference.call(ports.PREFILL, 0, {ports.INPUT_IDS: ids, **places, **room})
+    inputs = {ports.INPUT_IDS: ids, **_places(np.full(rows, size - 1), size, np.arange(rows) * size + lengths - 1)}
+    filled = _chosen(reference.call(ports.STEP, 0, {**inputs, **room, ports.COUNT: np.array([TOP_COUNT])}))
     yield filled
-    sizes = [QUIET * size_of(each[:, :, :size]) for each in filled.expected.values()]
+    sizes = [QUIET * size_of(filled.expected[name][:, :, :size]) for name in graph.present().values()]
     yield from _steps(reference, case, rng, {}, sizes, size)
+
+
+def _places(last: Array, total: int, logits_at: Array) -> dict[str, Array]:
+    """Return the inputs of a causal graph that tell its places; `last` (R,), `logits_at` (A,)."""
+    lengths = {ports.LAST_PLACES: last.astype(np.int32), ports.TOTAL: np.array([total], np.int32)}
+    return {**lengths, ports.LOGITS_AT: logits_at.astype(np.int64)}
 
 
 def _encode(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
@@ -65,6 +71,7 @@ def _steps(
     """
     facts = reference.facts
     past = reference.manifest.graphs[ports.STEP].past("row")
+    shape = (-1, 1) if facts.is_causal else (len(case.sources), -1)
     for step, position in enumerate(before + np.cumsum(case.steps, dtype=np.int64)):
         beams = 1 + step % 2
         rows = beams * len(case.sources)
@@ -75,18 +82,26 @@ def _steps(
             name: (size * real * rng.standard_normal(each.shape(rows, int(position)))).astype(np.float32)
             for (each, name), size in zip(past.items(), sizes, strict=True)
         }
-        tokens = rng.integers(0, facts.writes.size, (len(case.sources), beams))
+        tokens = rng.integers(0, facts.writes.size, rows).reshape(shape)
         fixed = {ports.PAST_LENGTHS: past_lengths, ports.CAPACITY: np.array([position], np.int32)}
+        if facts.is_causal:
+            fixed = _places(past_lengths, int(position), np.arange(rows))
         for count in _counts(reference.manifest):
             asked = {ports.COUNT: np.array([count])}
             if facts.attention is not None:
                 asked = {ports.ALIGN: np.array([count > 0]), **asked}
-            call = reference.call(ports.STEP, step, {ports.INPUT_IDS: tokens, **fixed, **shared, **own, **asked})
-            every = call.expected[ports.LOGITS].astype(np.float64)
-            choices = every if count < 0 else every - np.logaddexp.reduce(every, axis=1, keepdims=True)
-            unknown = (ports.IDS, ports.LOGITS) if count < 0 else (ports.IDS,)  # tokens may tie; logits may be left out
-            expected = {name: values for name, values in call.expected.items() if name not in unknown}
-            yield replace(call, expected=expected, choices=choices)
+            given: dict[str, Array] = {ports.INPUT_IDS: tokens, **fixed, **shared, **own, **asked}
+            yield _chosen(reference.call(ports.STEP, step, given))
+
+
+def _chosen(call: Call) -> Call:
+    """Return a call of a step with what its tokens are chosen from; tokens may tie, and logits may be left out."""
+    is_short = call.inputs[ports.COUNT][0] < 0
+    every = call.expected[ports.LOGITS].astype(np.float64)
+    choices = every if is_short else every - np.logaddexp.reduce(every, axis=1, keepdims=True)
+    unknown = (ports.IDS, ports.LOGITS) if is_short else (ports.IDS,)
+    expected = {name: values for name, values in call.expected.items() if name not in unknown}
+    return replace(call, expected=expected, choices=choices)
 
 
 def _counts(manifest: Manifest) -> list[int]:

@@ -63,10 +63,12 @@ export class CpuRuntime {
       const given = {
         input_ids: this.sessions.int64(prompt.slice(start, stop), [1, stop - start]),
         last_places: this.sessions.int32([stop - 1]),
-        prompt_size: this.sessions.int32([stop]),
+        total_sequence_length: this.sessions.int32([stop]),
+        logits_at: this.sessions.int64([], [0]),
+        k: this.sessions.int64([0], [1]),
       };
       const found = await this.sessions.run(
-        "prefill",
+        "step",
         { ...given, ...state.caches },
         this.names.map((each) => each.present),
       );
@@ -86,10 +88,17 @@ export class CpuRuntime {
     const { rows, length } = state;
     const held = length === state.capacity ? this.#moved(state, rows, [...tokens.keys()], 2 * state.capacity) : state;
     const sessions = this.sessions;
+    const lengths = sessions.int32(new Array(rows).fill(length));
+    const capacity = sessions.int32([held.capacity]);
+    const own = {
+      input_ids: sessions.int64(tokens, [rows, 1]),
+      last_places: lengths,
+      total_sequence_length: capacity,
+      logits_at: sessions.int64([...tokens.keys()], [rows]),
+    };
+    const shared = { input_ids: sessions.int64(tokens, [1, rows]), past_lengths: lengths, cache_capacity: capacity };
     const inputs = {
-      input_ids: sessions.int64(tokens, [1, rows]),
-      past_lengths: sessions.int32(new Array(rows).fill(length)),
-      cache_capacity: sessions.int32([held.capacity]),
+      ...(this.facts.task === "causal" ? own : shared),
       k: sessions.int64([0], [1]), // all logits; the best are found here
       ...held.source,
       ...held.caches,

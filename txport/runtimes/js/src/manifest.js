@@ -5,7 +5,7 @@ import { BundleError, UnsupportedError, quoted } from "./errors.js";
 import { parse } from "./files.js";
 import { contract } from "./ports.js";
 
-export const FORMAT = 7;
+export const FORMAT = 8;
 const TASKS = ["seq2seq", "causal", "encode"];
 const FUNCTIONS = ["softmax", "sigmoid", "none"]; // of labels
 /** @type {Record<string, "float32" | "float16">} */

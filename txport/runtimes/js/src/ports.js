@@ -86,25 +86,21 @@ const CPU = {
     const cross = owned(facts, "source").map((each) => each.past);
     return {
       encoder: { inputs: [sourceName(facts), "source_lengths"], outputs: cross },
-      step: step(facts, ["source_lengths", ...cross]),
+      step: step(facts, ["input_ids", "past_lengths", "cache_capacity", "source_lengths", ...cross]),
     };
   },
-  causal(facts) {
-    const own = owned(facts, "row");
-    const inputs = ["input_ids", "last_places", "prompt_size", ...own.map((each) => each.past)];
-    return { prefill: { inputs, outputs: own.map((each) => each.present) }, step: step(facts, []) };
-  },
+  causal: (facts) => ({ step: step(facts, ["input_ids", "last_places", "total_sequence_length", "logits_at"]) }),
   encode: (facts) => ({
     model: { inputs: ["input_ids", "source_lengths"], outputs: facts.outputs.map((each) => each.name) },
   }),
 };
 
-/** @param {import("./index.js").Facts} facts @param {string[]} source @returns {Ports} */
-function step(facts, source) {
+/** @param {import("./index.js").Facts} facts @param {string[]} first @returns {Ports} */
+function step(facts, first) {
   const own = owned(facts, "row");
   const align = facts.attention === null ? [] : ["align"];
   return {
-    inputs: ["input_ids", "past_lengths", "cache_capacity", ...source, ...own.map((each) => each.past), ...align, "k"],
+    inputs: [...first, ...own.map((each) => each.past), ...align, "k"],
     outputs: ["logits", ...own.map((each) => each.present), ...given(attentionName("cpu", facts)), "log_probs", "ids"],
   };
 }
