@@ -270,6 +270,16 @@ def test_openvino_reads_caches_and_attention_as_one(made: Bundle) -> None:
     assert kinds["ScaledDotProductAttention"] == len(rows) // 2
 
 
+@pytest.mark.parametrize(("preset", "layers"), [("llama-tiny", 2), ("modernbert-tiny", 3)])
+def test_openvino_rotates_by_one_operator(preset: str, layers: int, tmp_path: Path) -> None:
+    loaded: Any = runtimes.load(
+        "openvino", bundle_of(load_checkpoint(f"preset:{preset}"), tmp_path / "out", "portable")
+    )
+    parts = [each for parts in loaded._engine._parts.values() for each in parts.values()]
+    kinds = Counter(_kind(node) for each in parts for node in each._model.get_runtime_model().get_ops())
+    assert kinds["RoPE"] == 2 * layers  # queries and keys
+
+
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
 def test_openvino_computes_the_logits_of_wanted_places_only(precision: str, tmp_path: Path) -> None:
     """A prompt needs the last one only; the projection of all took a fifth of its time."""

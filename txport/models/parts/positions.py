@@ -86,10 +86,9 @@ class Rotary(nn.Module):
         return self._rotated(x, places)
 
     def _rotated(self, x: Tensor, places: Tensor) -> Tensor:
-        cos, sin = (F.embedding(places, table) for table in (self.cos, self.sin))
-        if places.dim() == 2:
-            cos = cos[:, None]
-            sin = sin[:, None]  # (B, 1, T, H / 2)
+        rows = places if places.dim() == 2 else places[None]
+        # (B or 1, 1, T, H / 2): OpenVINO fuses rotations by 4 dims only
+        cos, sin = (F.embedding(rows, table)[:, None] for table in (self.cos, self.sin))
         if self.pairing == "halves":
             first, second = x.chunk(2, -1)
             return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
