@@ -18,7 +18,7 @@ from txport.proof.parity.tolerances import Tolerance
 from txport.runtimes.base import GraphRuntime
 from txport.system.arrays import Array
 from txport.system.machine import is_out_of_memory
-from txport.targets.ports import IDS, INPUT_FEATURES, LOG_PROBS, LOGITS
+from txport.targets.ports import ATTENTION_MASK, DECODER, IDS, INPUT_FEATURES, LOG_PROBS, LOGITS
 
 
 def compare_graphs(
@@ -63,6 +63,8 @@ def compare_call(
 ) -> Iterator[Comparison]:
     """Compare every output and, if the graph selects tokens, their scores with the exact scores of these tokens.
 
+    What padding gives has no meaning, and runtimes may leave it out; it is not compared.
+
     In a cache, the error is relative to the new values only: the old ones are copied and would hide it. The error of
     the best tokens' scores, which may all be nearly 0, is relative to the logits.
     """
@@ -77,12 +79,23 @@ def compare_call(
         allowed = tolerance.allowed(largest)
         rms = tolerance.allowed_rms
         hold = partial(compare, *about, tolerance=allowed, rms=rms, over=new)
-        found = hold(actual=actual[tensor], least=size if is_score else 0.0)
+        found = hold(actual=_unpadded(call, tensor, actual[tensor]), least=size if is_score else 0.0)
         own = own_scores if is_score else partial(_own, hold, reference, call, tensor)
         yield tolerance.judge(found, largest, own)
     if call.choices is not None:
         found = _compare_choice(case, label, call, call.choices, size, tolerance.allowed(top), actual, tolerance)
         yield tolerance.judge(found, top, own_scores)
+
+
+def _unpadded(call: Call, tensor: str, actual: Array) -> Array:
+    """Return logits (R, T, V) or a cache (R, G, S, H) of a causal decoder with the expected values at padding."""
+    mask = call.inputs.get(ATTENTION_MASK)
+    expected = call.expected[tensor]
+    if call.role != DECODER or mask is None or mask.all() or actual.shape != expected.shape:
+        return actual
+    size = expected.shape[1 if tensor == LOGITS else 2]
+    seen = mask[:, -size:, None] if tensor == LOGITS else mask[:, None, -size:, None]
+    return np.where(seen > 0, actual, expected)
 
 
 def _sizes(call: Call) -> tuple[float, float]:

@@ -18,9 +18,11 @@ Model = Any  # openvino has no types
 Node = Any
 Value = Any  # an output of a node
 
-BEAM_IDX, LOGIT_PLACES = "beam_idx", "logit_places"
+LOGIT_PLACES = "logit_places"
 # operators whose result at one place depends on their input at that place only, if their other input is constant
 POINTWISE = {"MatMul", "Add", "Subtract", "Multiply", "Divide", "Tanh", "Convert"}
+# operators that the plugin computes at the end of a product
+FUSED = {"Add", "Multiply", "Sigmoid", "Swish", "Gelu", "Tanh", "Relu"}
 # operators that make a constant of constants: those of layouts and of weights in few bits
 FOLDED = {"Convert", "Transpose", "Reshape", "Unsqueeze", "ShapeOf", "Subtract", "Multiply"}
 
@@ -32,14 +34,16 @@ def part(model: Model, outputs: Sequence[str], known: Mapping[str, str]) -> Mode
     """
     copied = model.clone()
     inputs = {name: each for each in copied.inputs for name in each.get_names()}
-    results = _results(copied)
+    results = results_of(copied)
     for name, same in known.items():
-        _value(results[name]).replace(inputs[same])
-    return _model([results[name] for name in outputs], copied.get_parameters())
+        value_of(results[name]).replace(inputs[same])
+    return graph_of([results[name] for name in outputs], copied.get_parameters())
 
 
-def _fuse(softmax: Node) -> None:
+def _fuse(softmax: Node) -> Value | None:
     """Replace softmax(scale q k + mask) v by one operator: q is (B, N, T, H), k and v are caches (B, N, S, H).
+
+    Return the mask.
 
     With caches of fewer heads (B, G, S, H), the products are (B, G, N / G, T, S): nodes reshape all their operands.
     Attention with a soft cap, relative keys or values, or additive scores keeps its nodes. So does attention over a
@@ -49,27 +53,28 @@ def _fuse(softmax: Node) -> None:
     masks = []
     node = _up(softmax)
     while node.get_type_name() == "Add":
-        masks.append(_value(node, 1))
+        masks.append(value_of(node, 1))
         node = _up(node)
     scale: Value = op.constant(1, softmax.get_element_type())
     if node.get_type_name() == "Multiply" and _is_constant(_up(node, 1)):
-        scale, node = _value(node, 1), _up(node)
+        scale, node = value_of(node, 1), _up(node)
     grouped = node.get_type_name() == "Reshape"
     product = _up(node) if grouped else node
     if product.get_type_name() != "MatMul" or not masks or len(softmax.output(0).get_target_inputs()) != 1:
-        return
+        return None
     query, turned = (_operand(product, at, grouped) for at in (0, 1))
     mixed = _user(_user(softmax)) if grouped else _user(softmax)
     if turned.get_node().get_type_name() != "Transpose" or mixed.get_type_name() != "MatMul":
-        return
-    key, value = _value(turned.get_node()), _operand(mixed, 1, grouped)
+        return None
+    key, value = value_of(turned.get_node()), _operand(mixed, 1, grouped)
     if {key.get_node().get_type_name(), value.get_node().get_type_name()} != {"Concat"}:  # with the new tokens'
-        return
+        return None
     if grouped:
         key, value = (_repeated(each, query.get_partial_shape()[1].get_length()) for each in (key, value))
     mask = _of_rows(functools.reduce(lambda one, other: op.add(one, other).output(0), masks), query)
     whole = op.scaled_dot_product_attention(query, key, value, mask, scale)
     (_user(mixed) if grouped else mixed).output(0).replace(whole.output(0))
+    return mask
 
 
 def _scale_queries(softmax: Node) -> None:
@@ -84,8 +89,8 @@ def _scale_queries(softmax: Node) -> None:
     turned = _up(product, 1)
     is_plain = scale.get_type_name() == "Constant" and not scale.get_data().ndim
     if is_plain and _swaps_the_last(turned) and not any(product.get_attributes().values()):
-        query = op.multiply(_value(product), scale)
-        node.output(0).replace(op.matmul(query, _value(turned), False, True).output(0))
+        query = op.multiply(value_of(product), scale)
+        node.output(0).replace(op.matmul(query, value_of(turned), False, True).output(0))
 
 
 def _swaps_the_last(node: Node) -> bool:
@@ -102,63 +107,100 @@ def _of_rows(mask: Value, query: Value) -> Value:
     dims = mask.get_partial_shape()
     if len(dims) == 4 and dims[0].is_dynamic:
         return mask
-    rows = op.gather(op.shape_of(query), _numbers([0]), _numbers(0))
-    return op.broadcast(mask, op.concat([rows, _numbers([1, 1, 1])], 0), broadcast_spec="BIDIRECTIONAL")
+    rows = op.gather(op.shape_of(query), numbers([0]), numbers(0))
+    return op.broadcast(mask, op.concat([rows, numbers([1, 1, 1])], 0), broadcast_spec="BIDIRECTIONAL")
 
 
 def _operand(product: Node, at: int, grouped: bool) -> Value:
-    value = _value(product, at)
-    return _value(value.get_node()) if grouped and value.get_node().get_input_size() else value
+    value = value_of(product, at)
+    return value_of(value.get_node()) if grouped and value.get_node().get_input_size() else value
 
 
 def _repeated(heads: Value, count: int) -> Value:
     """Return keys or values (B, G, S, H) as (B, N, S, H); the plugin's attention then reads those of G heads."""
     op = openvino.opset13
     groups, size = (heads.get_partial_shape()[at].get_length() for at in (1, 3))
-    alone = op.unsqueeze(heads, _numbers(2))
-    spread = op.broadcast(alone, _numbers([1, 1, count // groups, 1, 1]), broadcast_spec="BIDIRECTIONAL")
-    return op.reshape(spread, _numbers([0, count, -1, size]), special_zero=True).output(0)
+    alone = op.unsqueeze(heads, numbers(2))
+    spread = op.broadcast(alone, numbers([1, 1, count // groups, 1, 1]), broadcast_spec="BIDIRECTIONAL")
+    return op.reshape(spread, numbers([0, count, -1, size]), special_zero=True).output(0)
 
 
-def with_variables(model: Model, caches: Mapping[str, str], logits: str) -> Model:
-    """Return a decoder whose caches, outputs by input, are variables with the names of the inputs.
-
-    Its attention over them is fused. Its input `BEAM_IDX` (R,) selects rows of the caches before the run, and
-    `LOGIT_PLACES` (L,) the tokens whose logits the run computes: (R, L, V) in place of (R, T, V).
-    """
-    op = openvino.opset13
+def fuse(model: Model) -> list[Value]:
+    """Fuse the attention over caches, and return the additive mask of each layer that was fused, in their order."""
+    masks = []
     for each in model.get_ordered_ops():
         if each.get_type_name() == "Softmax":
-            _fuse(each)
+            if (mask := _fuse(each)) is not None:
+                masks.append(mask)
             _scale_queries(each)
-    parameters = {name: each for each in model.get_parameters() for name in each.output(0).get_names()}
-    results = _results(model)
-    rows, places = op.parameter([-1], np.int32, name=BEAM_IDX), op.parameter([-1], np.int64, name=LOGIT_PLACES)
-    tokens = next(each for each in model.get_parameters() if len(each.get_partial_shape()) == 2)
-    batch = op.gather(op.shape_of(tokens), _numbers([0]), _numbers(0))
-    kept = []
-    for past, present in caches.items():
-        cache = parameters.pop(past)
-        kind, dims = cache.get_element_type(), cache.get_partial_shape()
-        inner = [0 if dim.is_dynamic else dim.get_length() for dim in [*dims][1:]]
-        empty = op.broadcast(op.constant(0, kind), op.concat([batch, _numbers(inner)], 0))
-        read = op.read_value(empty, past, kind, dims)
-        cache.output(0).replace(op.gather(read, rows, _numbers(0)).output(0))
-        kept.append(op.assign(_value(results.pop(present)).get_node(), past))
-    _gather_places(results[logits], places)
-    return _model([*dict.fromkeys(results.values())], [*parameters.values(), rows, places], kept)
+    return masks
+
+
+def with_places(model: Model, logits: str, axis: int) -> Model:
+    """Return a graph with an input `LOGIT_PLACES` (L,): the places on an axis whose logits the run computes."""
+    places = openvino.opset13.parameter([-1], np.int64, name=LOGIT_PLACES)
+    _gather_places(results_of(model)[logits], places, axis)
+    model.add_parameters([places])
+    return model
 
 
 def fold(model: Model) -> Model:
-    """Return the graph with its weights in few bits as numbers, so that not each run computes them anew.
+    """Return the graph with its weights in few bits as numbers in bf16, so that not each run computes them anew.
 
-    For many tokens in bf16 that takes 0.8 to 0.9 of the time, and twice the memory; for one token, reading the numbers
-    takes longer than making them.
+    For many tokens that takes 0.8 to 0.9 of the time; for one token, reading the numbers takes longer than making them.
+    So the matrix of the logits, which a prompt wants for one token, stays in few bits. One weight at a time becomes
+    numbers, since in between they are in fp32. Products, and the biases and activations after them, are typed bf16:
+    compiled for fp32, weights would be kept in fp32 as well.
     """
-    passes = openvino.passes.Manager()
-    passes.register_pass(openvino.passes.ConstantFolding())
-    passes.run_passes(model)
+    op = openvino.opset13
+    folding = openvino.passes.Manager()
+    folding.register_pass(openvino.passes.ConstantFolding())
+    for node in [each for each in model.get_ordered_ops() if each.get_type_name() == "MatMul"]:
+        if _is_constant(_up(node, 1)) and _up(node, 1).get_input_size() and not _is_of_places(_up(node)):
+            halves = graph_of([op.result(op.convert(value_of(node, 1), "bf16"))], [])
+            folding.run_passes(halves)
+            _type(node, [op.convert(value_of(node), "bf16"), _up(halves.output(0).get_node())])
+    for node in model.get_ordered_ops():
+        if node.get_type_name() in FUSED:
+            inputs = [value_of(node, at).get_node() for at in range(node.get_input_size())]
+            converted = [each for each in inputs if each.get_type_name() == "Convert"]
+            if converted and all(_is_half(each) or each.get_type_name() == "Constant" for each in inputs):
+                _type(node, [_up(each) if each in converted else op.convert(each, "bf16") for each in inputs])
     return model
+
+
+def _is_of_places(node: Node) -> bool:
+    """Return whether a value is of the places whose logits are wanted."""
+    while node.get_type_name() in POINTWISE and len(varying := _varying(node)) == 1:
+        node = _up(node, varying[0])
+    return bool(node.get_type_name() == "Gather" and _up(node, 1).get_friendly_name() == LOGIT_PLACES)
+
+
+def _varying(node: Node) -> list[int]:
+    """Return the inputs that are not constant."""
+    return [at for at in range(node.get_input_size()) if not _is_constant(_up(node, at))]
+
+
+def _type(node: Node, inputs: Sequence[Node]) -> None:
+    """Give a node inputs in bf16, and its result in fp32 to those that read it."""
+    readers = [*node.output(0).get_target_inputs()]
+    kind = node.get_output_element_type(0)
+    for at, each in enumerate(inputs):
+        node.input(at).replace_source_output(each.output(0))
+    node.validate_and_infer_types()
+    whole = openvino.opset13.convert(node, kind)
+    for reader in readers:
+        reader.replace_source_output(whole.output(0))
+
+
+def _is_half(node: Node) -> bool:
+    return bool(node.get_type_name() == "Convert" and value_of(node).get_element_type() == openvino.Type.bf16)
+
+
+def has_empty_parts(model: Model) -> bool:
+    """Return whether parts of a split may be empty: its lengths are computed."""
+    splits = (each for each in model.get_ordered_ops() if each.get_type_name() == "VariadicSplit")
+    return any(not _is_constant(_up(each, 2)) for each in splits)
 
 
 def with_half(model: Model, names: Collection[str]) -> Model:
@@ -170,36 +212,38 @@ def with_half(model: Model, names: Collection[str]) -> Model:
     return typed.build()
 
 
-def _gather_places(logits: Node, places: Node) -> None:
+def _gather_places(logits: Node, places: Node, axis: int) -> None:
     """Gather places of what the layers after the last norm compute, before they do."""
     node, at = logits, 0
     while (below := _up(node, at)).get_type_name() in POINTWISE:
-        varying = [each for each in range(below.get_input_size()) if not _is_constant(_up(below, each))]
-        if len(varying) != 1:
+        if len(varying := _varying(below)) != 1:
             break
         node, at = below, varying[0]
-    value = _value(node, at)
-    gathered = openvino.opset13.gather(value, places, _numbers(1)).output(0)
+    value = value_of(node, at)
+    gathered = openvino.opset13.gather(value, places, numbers(axis)).output(0)
     node.input(at).replace_source_output(gathered)
     if node is logits:
         gathered.set_names(value.get_names())
         value.set_names(set())
 
 
-def _numbers(values: object) -> Node:
+def numbers(values: object) -> Node:
+    """Return a constant of whole numbers."""
     return openvino.opset13.constant(np.array(values, np.int64))
 
 
-def _results(model: Model) -> dict[str, Node]:
+def results_of(model: Model) -> dict[str, Node]:
+    """Return the nodes of the outputs by name."""
     return {name: each.get_node() for each in model.outputs for name in each.get_names()}
 
 
-def _value(node: Node, at: int = 0) -> Value:
+def value_of(node: Node, at: int = 0) -> Value:
+    """Return what is an input of a node."""
     return node.input(at).get_source_output()
 
 
 def _up(node: Node, at: int = 0) -> Node:
-    return _value(node, at).get_node()
+    return value_of(node, at).get_node()
 
 
 def _user(node: Node) -> Node:
@@ -214,7 +258,7 @@ def _is_constant(node: Node) -> bool:
     )
 
 
-def _model(results: Sequence[Node], parameters: Sequence[Node], sinks: Sequence[Node] = ()) -> Model:
+def graph_of(results: Sequence[Node], parameters: Sequence[Node], sinks: Sequence[Node] = ()) -> Model:
     """Return the graph of the results and sinks with those of the parameters that they need."""
     pending = [*results, *sinks]
     seen = set[str]()
