@@ -255,7 +255,7 @@ class FileTokenizer:
         assert id_ is not None
         return id_
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The largest id plus one."""
         return 1 + max(self._tokenizer.get_vocab().values(), default=-1)

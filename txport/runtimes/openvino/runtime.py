@@ -32,8 +32,8 @@ DEVICE, HINT = "CPU", "INFERENCE_PRECISION_HINT"
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}  # inference precision
 LACKS = ("not support", "unsupported", "not implemented", "no conversion rule")  # in its messages about operators
 ROUNDED = 32  # inputs that share a scale of activations in products of few bits, as on ONNX Runtime
+NO_EXPERTS = "can't run experts, because OpenVINO 2026.4 ends the process at a product of no rows on some processors"
 INNER = re.compile(r"Exception from \S+:\s*|Check '.*?' failed at \S+:\s*")  # positions in its source code
-
 
 Parts = dict[tuple[str, ...], Compiled]  # by their outputs
 
@@ -70,17 +70,14 @@ class OpenVinoEngine:
     def _compiled_part(self, graph: Graph, cut: Model, facts: Facts) -> Compiled:
         """Compile a part of a graph; that with the caches of rows becomes the decoder."""
         if self._is_half and has_empty_parts(cut):
-            raise UnsupportedError(
-                "openvino-bf16 ends the process at products of no rows, as experts have; take openvino"
-            )
+            raise UnsupportedError(f"openvino-bf16 {NO_EXPERTS}; take openvino")
         outputs = {name for each in cut.outputs for name in each.get_names()}
         caches = {graph.becomes[name]: name for name in graph.present("row").values() if name in outputs}
         of_source = {*graph.present("source").values(), *graph.past("source").values()}
         if caches:
             masks = fuse(cut)
-            windows = (
-                windows_of(cut, masks, facts.windows) if facts.is_causal and 2 * len(masks) == len(caches) else None
-            )
+            is_fused = 2 * len(masks) == len(caches)  # the attention of all layers
+            windows = windows_of(cut, masks, facts.windows) if is_fused and facts.is_causal else None
             cut = with_variables(cut, caches)
             paged = None if windows is None else self._paged(with_places(cut.clone(), LOGITS, 0), windows, [*caches])
             if paged is not None:
