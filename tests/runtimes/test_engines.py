@@ -343,12 +343,13 @@ def test_where_openvino_can_not_page_caches_are_variables(paged: Bundle, monkeyp
         np.testing.assert_allclose(found, right, atol=1e-5)
 
 
-def test_a_mask_of_padding_elsewhere_is_refused(paged: Bundle) -> None:
+@pytest.mark.parametrize("mask", [[1, 0, 1], [1, 1, 0], [0, 0, 0]])
+def test_a_mask_of_padding_elsewhere_is_refused(mask: list[int], paged: Bundle) -> None:
     loaded: Any = runtimes.load("openvino", paged, threads=1)
     lengths = {BATCH: 1, PAST: 0, TOKENS: 3}
     inputs = {each.name: np.zeros(each.shape(lengths), each.dtype) for each in paged.manifest.graphs[DECODER].inputs}
     with pytest.raises(RunError, match="attention_mask must hide the same first tokens of each row"):
-        loaded.run_graph(DECODER, inputs | {ATTENTION_MASK: np.array([[1, 0, 1]])})
+        loaded.run_graph(DECODER, inputs | {ATTENTION_MASK: np.array([mask])})
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
@@ -394,9 +395,8 @@ def test_folded_weights_are_the_same_numbers_in_bf16(precision: str, tmp_path: P
     folded = rewrite.fold(model)
     read = [each.input_value(1).get_node() for each in folded.get_ordered_ops() if each.get_type_name() == "MatMul"]
     weights = [each for each in read if rewrite._is_constant(each)]
-    assert {each.get_element_type() for each in weights if each.get_type_name() == "Constant"} == {
-        library.openvino.Type.bf16
-    }
+    constants = [each for each in weights if each.get_type_name() == "Constant"]
+    assert {each.get_element_type() for each in constants} == {library.openvino.Type.bf16}
     assert error(outputs(folded, inputs), before) < CLOSE["bf16"]
 
 

@@ -149,7 +149,8 @@ class Pages(Store):
     ) -> dict[str, Tensor]:
         """See `Store.run`; the logits of padding are 0."""
         mask = inputs[ATTENTION_MASK].array
-        if (mask[:, 1:] < mask[:, :-1]).any() or (mask[:, : self.length].sum(1) != self._lengths).any():
+        hides_others = (mask[:, 1:] < mask[:, :-1]).any() or not mask[:, -1].all()
+        if hides_others or (mask[:, : self.length].sum(1) != self._lengths).any():
             raise ValueError("attention_mask must hide the same first tokens of each row in all runs, and no others")
         new = mask[:, self.length :] > 0
         counts = new.sum(1)
@@ -165,19 +166,18 @@ class Pages(Store):
         return {LOGITS: Held(every)}
 
     def add(self, ids: Array, positions: Array, counts: Array, places: Array) -> Array:
-        """Run new tokens, `counts` (R,) of each row side by side; return the logits at some places of them (L, V)."""
+        """Run new tokens side by side, `counts` (R,) > 0 of each row; return the logits at some places (L, V)."""
         self._reserve(counts)
-        rows = np.flatnonzero(counts)
-        used = -(-(self._lengths + counts)[rows] // self._size)
-        table = self._table[rows]
+        lengths = self._lengths + counts
+        used = -(-lengths // self._size)
         given = {
             INPUT_IDS: ids,
             POSITION_IDS: positions,
-            PAST_LENS: self._lengths[rows].astype(np.int32),
-            BEGINS: np.concatenate([[0], counts[rows].cumsum()]).astype(np.int32),
-            BLOCKS: table[np.arange(table.shape[1]) < used[:, None]],
+            PAST_LENS: self._lengths.astype(np.int32),
+            BEGINS: np.concatenate([[0], counts.cumsum()]).astype(np.int32),
+            BLOCKS: self._table[np.arange(self._table.shape[1]) < used[:, None]],
             BLOCK_BEGINS: np.concatenate([[0], used.cumsum()]).astype(np.int32),
-            LONGEST: np.array((self._lengths + counts).max(), np.int32),
+            LONGEST: np.array(lengths.max(), np.int32),
             LOGIT_PLACES: places,
         }
         at = len(self._requests) - 1 if len(ids) > FEW else 0
@@ -187,7 +187,7 @@ class Pages(Store):
         logits = np.empty((len(places), 1, port.partial_shape[-1].get_length()), port.element_type.to_dtype())
         held = {name: Held(each) for name, each in given.items()}
         request.run({**held, **self._tensors}, {LOGITS: Held(logits)})
-        self._lengths = self._lengths + counts
+        self._lengths = lengths
         return logits[:, 0]
 
     def select(self, rows: Array) -> None:

@@ -1,7 +1,6 @@
-"""Portable graphs as OpenVINO's fastest kernels read them: attention as one operator, caches as variables.
+"""Portable graphs as OpenVINO's fastest kernels read them; only the graph in memory changes.
 
-The CPU plugin fuses ScaledDotProductAttention with the variables of its keys and values, which then grow in place. Only
-the graph in memory changes.
+Attention is one operator, logits are computed where they are wanted, and weights in few bits may become numbers.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class OpenVinoEngine:
     def run(self, role: str, inputs: dict[str, Tensor], outputs: list[str], *, last: bool = False) -> dict[str, Tensor]:
         """See `Engine.run`."""
         graph = self._graphs[role]
-        caches = [name for name, each in inputs.items() if isinstance(each, Cache)]  # all in one request
+        caches = [name for name, each in inputs.items() if isinstance(each, Cache)]  # all in one store
         shapes = {name: each.shape for name, each in inputs.items() if name not in caches[1:]}
         lengths = graph.lengths(shapes)
         with running(role, "OpenVINO"):  # whose fused kernels do not check shapes
@@ -225,7 +225,7 @@ def _made(
 
 
 def _selected(inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Tensor]:
-    """Select rows of a decoder's state; the next run selects those of its caches."""
+    """Select rows of a decoder's state, of which the caches are one."""
     rows = inputs[ROWS].array
     first = next(each for each in inputs.values() if isinstance(each, Cache))
     if not first.is_current:

@@ -1,4 +1,4 @@
-"""Decoders whose caches are variables of a request, which the plugin's fused attention reads and extends."""
+"""Decoders whose caches are variables of a request, which grow in place: the CPU plugin fuses attention with them."""
 
 from __future__ import annotations
 
