@@ -37,19 +37,24 @@ from pathlib import Path
 from benchmarks.peers.engines import Search
 engine = importlib.import_module(sys.argv[1]).Engine(Path(sys.argv[2]), Search(max_new_tokens=1), {options})
 assert len(engine.decode(engine.generate(engine.encode([{source}])))) == 1
+print("done", flush=True)
 """
 
 
-def seconds(candidate: Candidate, place: Place) -> float:
-    """Start a process, and return the seconds until it has ended after its first token."""
+def seconds(candidate: Candidate, place: Place) -> float | None:
+    """Start a process, and return the seconds until it says that it has its first token; None if it ends before."""
     own = candidate.engine in OWN
     python = Path(sys.executable) if own else place.pythons[environment_of(candidate.engine)]
     program = PROGRAM.format(options=OPTIONS, source=SOURCE)
     command = [str(python.absolute()), "-c", program, candidate.engine, str(place.prepare(candidate))]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": ""}
     begun = time.perf_counter()
-    subprocess.run(command, check=True, env=environment, cwd=ROOT, capture_output=True)
-    return time.perf_counter() - begun
+    null = subprocess.DEVNULL
+    with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=null) as made:
+        assert made.stdout is not None
+        is_done = any(line == b"done\n" for line in made.stdout)
+        taken = time.perf_counter() - begun
+    return taken if is_done else None
 
 
 @click.command(help=__doc__)
@@ -67,12 +72,20 @@ def main(rounds: int, only: str, work: Path) -> None:
         taken: dict[str, list[float]] = {each.engine: [] for each in sides}
         for number in range(1 + rounds):
             for each in sides[:: 1 if number % 2 else -1]:
-                found = seconds(each, place)
-                if number:
+                if each.engine not in taken:
+                    continue
+                if (found := seconds(each, place)) is None:
+                    if each.engine == OURS:
+                        raise click.ClickException(f"{name} does not start")
+                    del taken[each.engine]  # as one that was built for another processor
+                elif number:
                     taken[each.engine].append(found)
         for engine, values in taken.items():
             ratio = np.median(np.divide(taken[OURS], values))
             click.echo(f"| {name} | {engine.removeprefix(ENGINES)} | {np.median(values):.2f} | {ratio:.2f} |")
+        for each in sides:
+            if each.engine not in taken:
+                click.echo(f"| {name} | {each.engine.removeprefix(ENGINES)} | does not run here | |")
 
 
 if __name__ == "__main__":

@@ -136,16 +136,16 @@ def test_select_is_the_same_rows_as_in_pytorch(made: Driven, data: st.DataObject
     both = made[1:]
     ids = np.array([[5, 9, 2], [6, 2, 0], [4, 8, 2]])
     states = [runtime.start(ids, np.array([3, 2, 3]), max_length=30) for runtime in both]
-    rows = 3
+    given = ids[np.arange(3), [2, 1, 2]]  # of a causal model, the last tokens of its prompts
     for _ in range(data.draw(st.integers(1, 4))):
+        chosen = np.array(data.draw(st.lists(st.integers(0, len(given) - 1), min_size=1, max_size=7)))
+        states = [runtime.select(state, chosen) for runtime, state in zip(both, states, strict=True)]
+        given = given[chosen]
         for _ in range(data.draw(st.integers(1, 2))):
-            given = np.array(data.draw(st.lists(st.integers(3, 12), min_size=rows, max_size=rows)))
             results = [runtime.step(given, state) for runtime, state in zip(both, states, strict=True)]
             states = [state for _, state in results]
             np.testing.assert_allclose(results[0][0].values, results[1][0].values, atol=1e-4)
-        chosen = np.array(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=7)))
-        states = [runtime.select(state, chosen) for runtime, state in zip(both, states, strict=True)]
-        rows = len(chosen)
+            given = np.array(data.draw(st.lists(st.integers(3, 12), min_size=len(given), max_size=len(given))))
 
 
 @settings(max_examples=20)

@@ -232,7 +232,7 @@ def test_where_a_bundle_runs_is_said_before_what_is_missing_here(
 ) -> None:
     """No driver would help a bundle that does not run on the GPU."""
     only_cpu = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, target="cpu"))
-    monkeypatch.setattr("txport.api.model.find_bundle", lambda *_, **__: only_cpu)
+    monkeypatch.setattr("txport.api.loading.find_bundle", lambda *_, **__: only_cpu)
     for load in (lambda: runtimes.load("ort", only_cpu, provider="cuda"), lambda: txport.load("it", provider="cuda")):
         with pytest.raises(
             UnsupportedError, match="a bundle of the cpu target runs on provider cpu, got provider 'cuda'"

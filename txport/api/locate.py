@@ -14,7 +14,6 @@ from txport.api.release import export
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.foreign.files import recognises
 from txport.bundles.foreign.manifest import ForeignManifest
-from txport.bundles.foreign.read import read_foreign
 from txport.checkpoints.folder import SHIPPED, digest, graphs_alone, is_shipped, preset_name, shipped
 from txport.errors import BundleError, OutputError, UnsupportedError
 from txport.models.names import INDEX, MANIFEST, WEIGHTS
@@ -42,30 +41,36 @@ def find_bundle(
     precision: str | None = None,
     variant: str | None = None,
     target: str = "portable",
+    wait: bool = True,
     progress: Progress = logged,
 ) -> Bundle:
     """Return a bundle by path, or by the name of an included checkpoint or of a preset.
 
     `precision` and `target` are those of the export for a name (default: portable fp32); an existing bundle must have
-    this precision. `variant` selects the graphs of a folder that was exported by other tools. Raises `BundleError` if
-    there is no bundle, or its files differ from its manifest, `UnsupportedError` for another precision or a variant of
-    a txport bundle.
+    this precision. `variant` selects the graphs of a folder that was exported by other tools. Without `wait`, the files
+    of an existing bundle may still be hashed (`load_bundle`). Raises `BundleError` if there is no bundle, or its files
+    differ from its manifest, `UnsupportedError` for another precision or a variant of a txport bundle.
     """
     if is_on_demand(name):
         require_no_variant(name, variant)
         return _from_cache(name, target, precision or "fp32", progress)
-    bundle = open_bundle(_folder(name, progress), variant)
+    bundle = open_bundle(_folder(name, progress), variant, wait=wait)
     if precision not in (None, bundle.manifest.precision):
         raise UnsupportedError(f"{name} was exported in {bundle.manifest.precision}; export it again for {precision}")
     return bundle
 
 
-def open_bundle(path: Path, variant: str | None = None) -> Bundle:
-    """Open a folder: a txport bundle, or a `variant` of the graphs that were exported by other tools."""
+def open_bundle(path: Path, variant: str | None = None, *, wait: bool = True) -> Bundle:
+    """Open a folder: a txport bundle, or a `variant` of the graphs that were exported by other tools.
+
+    Without `wait`, the files of a bundle may still be hashed (`load_bundle`).
+    """
     if recognises(path):
+        from txport.bundles.foreign.read import read_foreign  # many modules, which a txport bundle does not need
+
         return read_foreign(path, variant)
     require_no_variant(str(path), variant)
-    return load_bundle(path)
+    return load_bundle(path, wait=wait)
 
 
 def require_no_variant(name: str, variant: str | None) -> None:

@@ -15,25 +15,21 @@ import inspect
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from txport import runtimes
 from txport.api.answers import Answer
 from txport.api.arguments import checked_features, listed, many, paired, require_many, require_unknown, sizes, token_ids
 from txport.api.encoding import BATCH_SIZE, Encoder, Fill, Label, Ranked, Tag, require_ability
 from txport.api.generated import Generated, Hypothesis, Prepared, finish_of, grown, hypothesis
-from txport.api.locate import checkpoint_of, find_bundle, is_on_demand
+from txport.api.loading import load
 from txport.api.pairs import Pair, PairEncoder
-from txport.api.release import export, load_checkpoint, load_source, parity
+from txport.api.release import export, load_checkpoint, parity
 from txport.api.transcription import WINDOWS, Audio, Find, Segment, Told, Transcriber, Transcribing, Transcript
-from txport.api.tuned import find as find_tuned
 from txport.api.warming import lengths_from, warm
-from txport.bundles.bundle import Bundle, steady
-from txport.errors import BundleError, LongTextError, NoRoomError, TextError, UnsupportedError, quoted
+from txport.errors import LongTextError, NoRoomError, TextError, UnsupportedError, quoted
 from txport.models.audio import Features
 from txport.models.facts import Facts
 from txport.runtimes.base import ContinuousRuntime, Runtime, log_softmax
@@ -51,7 +47,6 @@ from txport.search.options import (
     Searching,
     SearchOptions,
     chosen_options,
-    require_defaults,
     require_length_penalty,
 )
 from txport.search.scoring import logits, score
@@ -59,11 +54,9 @@ from txport.search.single import generate_at_once
 from txport.search.stops import Stops
 from txport.serving.engine import BUDGET, QUEUE, SLOTS, Engine, Handle
 from txport.system.numbers import switch, whole
-from txport.system.progress import Progress, logged
 from txport.text.base import Tokenizer, TokenizerPair, Unknown
 from txport.text.chat import ChatReader, chat_line, require_options
 from txport.text.languages import LanguageReader
-from txport.text.load import chat_of, tokenizer_of
 from txport.text.token_bytes import UNFINISHED, without_last_bytes
 
 __all__ = [
@@ -663,112 +656,3 @@ class Model(Encoder):
             hypotheses.append(hypothesis(one, output, finish_of(one.tokens, ends, most, is_stopped)))
         best = hypotheses[0] if hypotheses else Hypothesis("", 0.0, [], [])
         return Generated(text, best.output, best.score, hypotheses, error)
-
-
-def _defaults_of(bundle: Bundle) -> Mapping[str, Any]:
-    """Return the bundle's default options of search or pooling; raise `BundleError` if they are invalid."""
-    facts = bundle.manifest.facts
-    defaults = bundle.manifest.generation
-    try:
-        require_defaults(defaults, facts)
-    except UnsupportedError as error:
-        what = f"the {facts.ability or 'generation'} options of {bundle.path} are not valid"
-        raise BundleError(f"{what}: {error}; export it again") from error
-    return defaults
-
-
-@steady
-def load(
-    name: str | Path,
-    *,
-    runtime: str | None = None,
-    provider: str = "cpu",
-    threads: int | None = None,
-    workers: int | None = None,
-    checkpoint: str | Path | None = None,
-    variant: str | None = None,
-    trust_code: bool = False,
-    single: bool = False,
-    tuned: bool = True,
-    user_compute_stream: int | None = None,
-    progress: Progress = logged,
-) -> Model:
-    """Load a bundle: a folder written by `export`, or the name of an included checkpoint.
-
-    It can also be a folder of graphs exported by Optimum or the converter of transformers.js
-    (docs/foreign-bundles.md); `variant` selects the graphs ("quantized"), by default those without a suffix.
-
-    `threads` is the number of threads per operator, by default one per core. For bulk work, use one of `workers` per
-    core: each processes its own batch with one thread. If none of `runtime` (default: ort), `threads` and `workers`
-    (default: 1) is given, a bundle runs with what `txport tune` found for it on this machine, unless `tuned` is False.
-
-    There is no fallback to another provider: `UnavailableError` gives the reason. The `torch` runtime needs the
-    `checkpoint` of the bundle, unless it is included in txport; with `trust_code` it can be a Python file and the name
-    of an adapter, `model.py:NAME`. `single` runs the graph that contains the search. A cuda bundle uses the
-    `user_compute_stream`, the address of a CUDA stream (`torch.cuda.Stream().cuda_stream`), otherwise two streams of
-    its own, one for the encoder.
-    """
-    is_placed = any(each is not None for each in (runtime, threads, workers))
-    runtime, threads, workers = _placed(runtime, provider, threads, workers)
-    if runtime != "torch":
-        _require_no_source(runtime, checkpoint, trust_code)
-    if is_on_demand(str(name)) or runtime == "torch":  # otherwise the bundle first checks where it can run
-        runtimes.require(runtime, provider)
-    bundle = find_bundle(str(name), variant=variant, progress=progress)
-    bundle.require_weights()
-    is_tuned = switch("tuned", tuned) and provider == "cpu" and not (is_placed or single)
-    if (found := find_tuned(bundle.path) if is_tuned else None) is not None:
-        progress(f"as `txport tune` found on this machine: {found.describe()}")
-        runtime, threads, workers = found.runtime, found.threads, found.workers
-    how: dict[str, Any] = {"provider": provider, "threads": threads}
-    engine: Runtime
-    if user_compute_stream is not None and (single or runtime == "torch"):
-        raise UnsupportedError("user_compute_stream needs the ort runtime on cuda; it can't be combined with single")
-    if switch("single", single):
-        engine = runtimes.load_single(runtime, bundle, **how)
-    elif runtime == "torch":
-        engine = _load_torch(bundle, checkpoint, trust_code, how)
-    else:
-        more: dict[str, Any] = {"workers": workers, "user_compute_stream": user_compute_stream}
-        engine = runtimes.load(runtime, bundle, **how, **more)
-    model = _model(bundle, engine, workers, f"{runtime} on {provider}")
-    model.tuned = found
-    return model
-
-
-def _placed(
-    runtime: str | None, provider: str, threads: int | None, workers: int | None
-) -> tuple[str, int | None, int]:
-    """Return runtime, threads and workers, by default ort and one worker; raise `UnsupportedError` for invalid ones."""
-    runtime = "ort" if runtime is None else runtime
-    runtimes.require_known(runtime, provider)
-    workers = 1 if workers is None else whole("workers", workers, 1)
-    runtimes.require_threads("workers", workers)
-    runtimes.require_threads("threads", threads)
-    return runtime, 1 if threads is None and workers > 1 else threads, workers
-
-
-def _require_no_source(runtime: str, checkpoint: str | Path | None, trust_code: bool) -> None:
-    """Raise `UnsupportedError` for options of the torch runtime."""
-    if trust_code:
-        raise UnsupportedError(f"trust_code needs the torch runtime; {runtime} does not run user code")
-    if checkpoint is not None:
-        raise UnsupportedError(f"checkpoint needs the torch runtime; {runtime} runs the bundle without a checkpoint")
-
-
-def _load_torch(bundle: Bundle, checkpoint: str | Path | None, trust_code: bool, how: Mapping[str, Any]) -> Runtime:
-    source = load_source(bundle, checkpoint_of(bundle) if checkpoint is None else checkpoint, trust_code=trust_code)
-    bundle.require_source(source.name, source.sha256)
-    bundle.require_model(source.described)
-    return runtimes.load_torch(source, **how)
-
-
-def _model(bundle: Bundle, engine: Runtime, workers: int, where: str) -> Model:
-    manifest = bundle.manifest
-    facts = manifest.facts
-    tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
-    chat = chat_of(bundle.texts, bundle.path, tokenizer) if facts.is_causal else None
-    model = Model(engine, tokenizer, facts, workers, _defaults_of(bundle), chat, manifest.not_followed)
-    made = f"{manifest.architecture} ({facts.task}), {manifest.target} {manifest.precision}"
-    model.described = f"{bundle.path}, {made}, {where}"
-    return model

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, ParamSpec, TypeVar
@@ -43,16 +46,34 @@ class Bundle:
     """A folder on disk and its manifest.
 
     `measured`: the differences from PyTorch, if the bundle was exported by this process. They depend on the machine,
-    and are therefore not stored in the folder.
+    and are therefore not stored in the folder. `hashing`: the problems of its files, while a thread hashes them.
     """
 
     path: Path
     manifest: Manifest
     measured: Mapping[str, object] = field(default_factory=dict, compare=False)
+    hashing: Future[list[str]] | None = field(default=None, compare=False)
 
     def file(self, role: str) -> Path:
         """Return the path of the graph with this role."""
         return self.path / self.manifest.graphs[role].file
+
+    @contextlib.contextmanager
+    def verified(self) -> Iterator[None]:
+        """Run a block that reads the files, and wait until they are hashed.
+
+        Raises `BundleError` for altered files, also in place of an error of the block, which they may have caused.
+        """
+        try:
+            yield
+        except Exception:
+            self._require_unaltered()
+            raise
+        self._require_unaltered()
+
+    def _require_unaltered(self) -> None:
+        if self.hashing is not None:
+            _refuse(self.path, self.hashing.result())
 
     def require_source(self, name: str, sha256: str) -> None:
         """Raise `UnsupportedError` unless the bundle was made from the checkpoint with this hash."""
@@ -140,12 +161,40 @@ def steady(read: Callable[Arguments, Item]) -> Callable[Arguments, Item]:
 
 
 @steady
-def load_bundle(path: Path) -> Bundle:
-    """Read a bundle and check every file against its hash; raise `BundleError` with the files that do not match."""
+def load_bundle(path: Path, *, wait: bool = True) -> Bundle:
+    """Read a bundle and check every file against its hash; raise `BundleError` with the files that do not match.
+
+    Without `wait`, a thread hashes all files but graphs, which can end the process if they are damaged; what reads the
+    others does so in a block of `Bundle.verified`.
+    """
     bundle = Bundle(path, read_manifest(path))
-    if problems := damage(bundle):
-        raise BundleError(f"{path}: {'; '.join(problems)}; export it again")
-    return bundle
+    if wait:
+        _refuse(path, damage(bundle))
+        return bundle
+    graphs = {graph.file for graph in bundle.manifest.graphs.values()}
+    _refuse(path, damage(bundle, graphs))
+    rest = bundle.manifest.files.keys() - graphs
+    return dataclasses.replace(bundle, hashing=_in_a_thread(lambda: _problems(bundle, sorted(rest))))
+
+
+def _refuse(path: Path, problems: Iterable[str]) -> None:
+    """Raise `BundleError` if there are problems."""
+    if told := "; ".join(problems):
+        raise BundleError(f"{path}: {told}; export it again")
+
+
+def _in_a_thread(work: Callable[[], Item]) -> Future[Item]:
+    """Return the result of a function that runs in a thread, which does not keep the process from its end."""
+    future = Future[Item]()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # raised where the result is read
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def _stamp(path: Any) -> tuple[int, ...]:
@@ -157,16 +206,24 @@ def _stamp(path: Any) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def damage(bundle: Bundle) -> list[str]:
-    """List the problems of the files of a bundle (missing, altered, added, unsafe graphs); empty if there are none."""
-    problems = [problem for name in bundle.manifest.files if (problem := _problem(bundle, name))]
+def damage(bundle: Bundle, hashed: Collection[str] | None = None) -> list[str]:
+    """List the problems of the files of a bundle (missing, altered, added, unsafe graphs); empty if there are none.
+
+    `hashed`: the names of the files whose content is compared with their hash; None for all.
+    """
+    problems = _problems(bundle, bundle.manifest.files, hashed)
     read = [name for name in COMPANIONS if (bundle.path / name).exists()]
     added = [name for name in read if name not in bundle.manifest.files]
     problems += [f"{name} was added (the manifest has no hash for it)" for name in added]
     return problems or [problem for role in bundle.manifest.graphs for problem in _strange(bundle, role)]
 
 
-def _problem(bundle: Bundle, name: str) -> str | None:
+def _problems(bundle: Bundle, names: Iterable[str], hashed: Collection[str] | None = None) -> list[str]:
+    found = (_problem(bundle, name, is_hashed=hashed is None or name in hashed) for name in names)
+    return [problem for problem in found if problem]
+
+
+def _problem(bundle: Bundle, name: str, *, is_hashed: bool) -> str | None:
     path = bundle.path / name
     entry = bundle.manifest.files[name]
     try:
@@ -174,7 +231,8 @@ def _problem(bundle: Bundle, name: str) -> str | None:
             return f"{name} is {'not a file' if path.exists() else 'missing'}"
         if path.stat().st_size != entry["bytes"]:
             return f"{name} has {path.stat().st_size} bytes, expected {entry['bytes']}"
-        return None if sha256(path) == entry["sha256"] else f"{name} was altered (its SHA-256 does not match)"
+        is_same = not is_hashed or sha256(path) == entry["sha256"]
+        return None if is_same else f"{name} was altered (its SHA-256 does not match)"
     except OSError as error:
         return f"{name} can't be read ({error.strerror})"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -122,6 +121,8 @@ def require_token(name: str, value: int, side: str, vocabulary: int) -> Iterator
 
 
 def _describe_unknown(key: str, known: Mapping[str, object]) -> str:
+    import difflib
+
     close = difflib.get_close_matches(key, known, n=1)
     return f"unknown key {quoted(key)}" + (f" (did you mean {close[0]!r}?)" if close else "")
 

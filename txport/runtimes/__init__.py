@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Iterable, Mapping
@@ -136,6 +135,12 @@ def require_target(name: str, target: str, provider: str) -> None:
         raise UnsupportedError(f"{what}; {made_for.otherwise}")
 
 
+def require_for(name: str, bundle: Bundle, provider: str) -> None:
+    """Check, and import, what a runtime needs to run a bundle on a provider here; raise the errors of `load`."""
+    require_target(name, bundle.manifest.target, provider)  # before `require`: its fix would not help
+    require(name, provider)
+
+
 def home(target: str) -> tuple[str, str]:
     """Return the runtime and the provider on which bundles of a target are compared with PyTorch here.
 
@@ -200,8 +205,7 @@ def load(
     """
     require_known(name, provider)
     require_threads("threads", threads)
-    require_target(name, bundle.manifest.target, provider)  # before `require`: its fix would not help
-    require(name, provider)
+    require_for(name, bundle, provider)
     bundle.require_weights()
     more = {"workers": workers} if RUNTIMES[name].streams else {}
     if user_compute_stream is not None:
@@ -263,6 +267,8 @@ def _module(name: str) -> Any:
 
 def versions_of(names: Iterable[str]) -> dict[str, str]:
     """Return the installed versions of all ONNX Runtime wheels, and of the packages that the named runtimes need."""
+    import importlib.metadata  # many modules, which a bundle that is only run does not need
+
     found = dict(versions())
     for package in sorted({RUNTIMES[name].needs for name in names} - {"onnxruntime"}):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -276,6 +282,8 @@ def versions() -> Mapping[str, str]:
 
     The result is cached for the process, because it requires reading the metadata of all packages.
     """
+    import importlib.metadata
+
     found = {}
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"] or ""

@@ -68,8 +68,8 @@ class Runtime(Protocol):
         """Right-padded sources (B, S) and their lengths (B,) -> a state of B rows for up to `max_length` tokens.
 
         For a model that reads features, sources are (B, M, F), and the lengths are those of the encoder's output. For
-        a causal model, sources are prompts. The state contains all tokens of a prompt but the last one, which is the
-        first token to pass to `step`. `max_length` includes the prompt.
+        a causal model, sources are prompts. The last token of a prompt is the first to pass to `step`, which may return
+        what the run of the prompt has computed. `max_length` includes the prompt.
         """
         ...
 

@@ -7,7 +7,6 @@ with model.engine(slots=32) as engine:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import threading
@@ -95,6 +94,8 @@ class Handle:
         return self._wait().__await__()
 
     async def _wait(self) -> Generated:
+        import asyncio  # many modules, which is why it is imported in coroutines alone
+
         return self._result(await asyncio.wrap_future(self._ticket.future))
 
     def __aiter__(self) -> AsyncIterator[str]:
@@ -103,6 +104,8 @@ class Handle:
         return self._stream_async()
 
     async def _stream_async(self) -> AsyncIterator[str]:
+        import asyncio
+
         loop = asyncio.get_running_loop()
         grown = asyncio.Event()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -88,6 +87,8 @@ def read_toml(path: Path, largest: int = LARGEST_TOML) -> dict[str, object]:
 
 def parse_toml(text: str, path: Path) -> dict[str, object]:
     """Parse the text of a TOML file; raise `DocumentError`, which names `path`, for anything else."""
+    import tomllib
+
     try:
         return tomllib.loads(text)
     except RecursionError as error:

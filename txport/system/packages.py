@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,8 @@ from txport.system.machine import is_out_of_memory
 @functools.cache
 def version_of(package: str) -> str:
     """Return the version of an installed package; cached per process."""
+    import importlib.metadata  # many modules, which a bundle that is only run does not need
+
     return importlib.metadata.version(package)
 
 
@@ -65,6 +66,8 @@ def reason(error: BaseException) -> str:
 
 def fix(package: str) -> str:
     """Return the pip command or instruction that reinstalls a package."""
+    import importlib.metadata
+
     wheels = sorted(set(importlib.metadata.packages_distributions().get(package, [package])))
     if len(wheels) > 1:
         return f"pip uninstall all of {', '.join(wheels)}, then install one: they overwrite each other's files"

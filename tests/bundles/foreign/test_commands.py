@@ -166,7 +166,7 @@ def test_speech_is_written_down(tmp_path: Path) -> None:
 def test_text_goes_through_its_tokenizer(tmp_path: Path) -> None:
     texted = makes.texted(tmp_path)
     calls: dict[str, tuple[str, Callable[[Model], Any]]] = {
-        "translates": ("merged", lambda model: model.generate("w7 w9", max_new_tokens=4)),
+        "translates": ("merged", lambda model: model.generate("w7 w9", max_new_tokens=4)[0].hypotheses[0].tokens),
         "fills": ("typed", lambda model: [each.token for each in model.fill("w7 [MASK]")[0][0]]),
         "classifies": ("typed", lambda model: [each.label for each in model.classify("w8 w9")[0]]),
     }

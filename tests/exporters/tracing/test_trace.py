@@ -89,6 +89,25 @@ def traced(odd: Odd) -> dict[int, ir.Model]:
     return {opset: trace(odd, graph(*OUTPUTS), opset) for opset in (18, 20, 25)}
 
 
+@given(batch=st.integers(1, 3), past=st.integers(1, 4), more=st.integers(1, 3))
+def test_dims_of_one_name_have_one_length(odd: Odd, batch: int, past: int, more: int) -> None:
+    """ONNX Runtime gives a value the memory of another one whose dims have the same names."""
+    model = trace(odd, graph(*OUTPUTS), 20)
+    values = [value for node in model.graph for value in node.outputs if value.shape is not None]
+    model.graph.outputs.extend(value for value in values if value not in model.graph.outputs)
+    x, y = (np.ones((batch, length, 6), np.float32) for length in (past + more, past))
+    found = dict(zip(model.graph.outputs, run(model, x=x, y=y), strict=True))
+    lengths: dict[object, set[int]] = {}
+    for value in values:
+        assert value.shape is not None
+        for dim, length in zip(value.shape, found[value].shape, strict=True):
+            assert dim is not None
+            lengths.setdefault(dim if isinstance(dim, int) else dim.value, set()).add(length)
+    assert {name: each for name, each in lengths.items() if len(each) > 1} == {}
+    assert lengths[BATCH] == {batch}
+    assert {past + more, more, batch * (past + more)} <= set.union(*lengths.values())
+
+
 def test_weights_have_the_checkpoint_s_names_and_lie_once(traced: dict[int, ir.Model]) -> None:
     assert set(traced[18].graph.initializers) == {"linear.weight", "linear.bias", "norm.weight", "norm.bias"}
 

@@ -55,7 +55,15 @@ def _is_constant(node: ir.Node | None) -> bool:
 
 
 def name_dims(model: ir.Model, graph: Graph) -> int:
-    """Set the dims of the ports on the outputs."""
+    """Set the dims of the ports on the outputs; of the dims inside, only those with names of ports keep them.
+
+    tract infers others as expressions of these, and refuses a name for them.
+    """
+    known = {dim for port in (*graph.inputs, *graph.outputs) for dim in port.dims}
+    for value in (value for node in model.graph for value in node.outputs):
+        if value.shape is not None:
+            dims = (dim if isinstance(dim, int) else dim.value for dim in value.shape)
+            value.shape = ir.Shape([dim if isinstance(dim, int) or dim in known else None for dim in dims])
     for value, port in zip(model.graph.outputs, graph.outputs, strict=True):
         value.shape = ir.Shape(port.dims)
     return len(graph.outputs)

@@ -151,6 +151,7 @@ class Tracer(TorchFunctionMode):
         self._forms = forms
         self._weights = weights
         self._read = read
+        self.dims = dict[Pair, str | None]()  # the names of dims; None: what tensors hold decides such a length
         self._sizes = dict[Pair, Size]()
         self._names = dict[str, int]()
 
@@ -211,11 +212,18 @@ class Tracer(TorchFunctionMode):
         return self.given(value, (one, other))
 
     def given(self, value: ir.Value, examples: tuple[Tensor, Tensor]) -> Symbol:
-        """Return a symbol with these two examples, and set the type and shape of its value."""
+        """Return a symbol with these two examples, and set the type and shape of its value.
+
+        Equal dims have equal names, by which ONNX Runtime knows whose memory fits another value.
+        """
         value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(str(examples[0].dtype).removeprefix("torch."))))
         dims = zip(*(each.shape for each in examples), strict=True)
-        value.shape = ir.Shape([one if one == other else None for one, other in dims])
+        value.shape = ir.Shape([one if one == other else self._dim((one, other)) for one, other in dims])
         return Symbol(self, value, examples)
+
+    def _dim(self, pair: Pair) -> str | None:
+        """Return the name of a dim with these two examples, if it has one."""
+        return self.dims.setdefault(pair, f"dim_{len(self.dims)}")
 
     def size(self, pair: Pair, make: Callable[[], ir.Value]) -> Size:
         """Return the length with these two examples; `make` is called only for a new pair."""

@@ -69,6 +69,7 @@ def trace(
     tracer = Tracer(forms, weight_names(module), opset, read)
     values = [value_of(port) for port in graph.inputs]
     sizes = lengths_for(module)
+    tracer.dims.update((sizes[dim], dim) for port in graph.inputs for dim in port.dims if isinstance(dim, str))
     inputs = [Symbol(tracer, value, examples(port, sizes)) for value, port in zip(values, graph.inputs, strict=True)]
     with tracer:
         found = module.eval()(*inputs)

@@ -11,7 +11,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,13 @@ class Rows:
     origin: Ints
 
 
+class Ready(NamedTuple):
+    """The last token of a prompt, and the logits (V,) that the prompt's run has computed after it."""
+
+    token: int
+    logits: NDArray[np.float32]
+
+
 class FusedState:
     """State of a running batch: its memory, and the binding of the step graph to it."""
 
@@ -64,6 +71,7 @@ class FusedState:
         self.place(np.arange(len(source.lengths)))
         self.lengths = np.zeros(len(source.lengths), np.int32)  # tokens in each slot (R,)
         self.writes = 0
+        self.ready: dict[int, Ready] = {}  # what the first step returns, by slot
         self.binding: Binding | None = None
 
     @property

@@ -18,7 +18,7 @@ from txport.bundles.bundle import Bundle
 from txport.models.facts import Owner
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, running, scores
 from txport.runtimes.inputs import PROMPT_PART, SEVERAL, outputs_of, parts_of_prompt
-from txport.runtimes.ort.caches import FusedState, Hold, Pool, Rows, Source, move, pick_sources, put_rows
+from txport.runtimes.ort.caches import FusedState, Hold, Pool, Ready, Rows, Source, move, pick_sources, put_rows
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.parts import LONGEST, TOGETHER, Parts
 from txport.runtimes.ort.placement import placement
@@ -53,6 +53,7 @@ ENCODED_TOGETHER = 1024  # tokens per run; the activations of more tokens do not
 
 WASTE = 8  # tokens of padding that take as long as one more run
 NOBODY = -1  # the token of an unused slot
+UNWRITTEN = -1  # the number of the write of a position without one
 
 
 class Binding:
@@ -155,38 +156,45 @@ class FusedRuntime:
         return FusedState(held, partial(self._make_rows, batch, min(FIRST_CAPACITY, max_length)), max_length)
 
     def _prefill(self, prompts: Inputs, lengths: Ints, max_length: int) -> FusedState:
-        """Fill the rows' caches with all but the last token of each prompt."""
+        """Fill the rows' caches with the prompts; the first step returns the logits that are computed here."""
         batch, size = prompts.shape
         capacity = min(max(FIRST_CAPACITY, 2 * size), max(max_length, size))
         nothing = self._make_source(batch, 0, np.zeros(batch, np.int64))
         state = FusedState(nothing, partial(self._make_rows, batch, capacity), max_length)
-        if size > 1:
-            kept = lengths - 1
-            for rows in parts_of(lengths, PROMPT_PART):  # long prompts run one by one, in parts
-                for part in parts_of_prompt(int(kept[rows].max()), PROMPT_PART) if kept[rows].any() else ():
-                    self._fill(prompts[rows, part], state.rows.caches[:, rows], part)
-            places = np.arange(size - 1)[None, :]
-            state.rows.origin[:, : size - 1] = np.arange(batch)[:, None] + places * batch
-            state.writes = batch * size
-            state.lengths[:] = kept
+        for rows in parts_of(lengths, PROMPT_PART):  # long prompts run one by one, in parts
+            longest = int(lengths[rows].max())
+            for part in parts_of_prompt(longest, PROMPT_PART):
+                asked = lengths[rows] - 1 - part.start if part.stop == longest else lengths[:0]
+                logits = self._fill(prompts[rows, part], state.rows.caches[:, rows], part, asked)
+            last = prompts[np.arange(batch)[rows], lengths[rows] - 1].tolist()
+            state.ready.update(enumerate(map(Ready, last, logits), rows.start))
+        state.rows.origin[:, :size] = np.arange(batch * size).reshape(size, batch).T
+        state.writes = batch * size
+        state.lengths[:] = lengths
         return state
 
-    def _fill(self, prompts: Inputs, caches: NDArray[np.float32], places: slice) -> None:
-        """Run prompt tokens (B, S) into these positions of caches (2 L, B, G, M, H), which are the last filled ones."""
+    def _fill(self, prompts: Inputs, caches: NDArray[np.float32], places: slice, asked: Ints) -> NDArray[np.float32]:
+        """Run prompt tokens (B, S) into these positions of caches (2 L, B, G, M, H), which are the last filled ones.
+
+        Returns the logits (B, V) of a token of each row, `asked` (B,); (0, V) if none are.
+        """
         graph = self.graphs[STEP]
         last = np.full(len(prompts), places.stop - 1, np.int32)
         lengths = {LAST_PLACES: last, TOTAL: np.array([places.stop], np.int32)}
-        nothing = {LOGITS_AT: np.empty(0, np.int64), COUNT: np.zeros(1, np.int64)}
-        inputs: dict[str, Array] = {INPUT_IDS: np.ascontiguousarray(prompts), **lengths, **nothing}
+        wanted = {LOGITS_AT: np.arange(len(asked)) * prompts.shape[1] + asked, COUNT: np.zeros(1, np.int64)}
+        logits = np.empty((len(asked), self.facts.writes.size), np.float32)
+        inputs: dict[str, Array] = {INPUT_IDS: np.ascontiguousarray(prompts), **lengths, **wanted}
         values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
         own = [ort.OrtValue.ortvalue_from_numpy(array) for array in caches]
         io = self.sessions[STEP].io_binding()
         for name, value in (*values.items(), *zip(graph.past("row").values(), own, strict=True)):
             io.bind_ortvalue_input(name, value)
-        for name, value in zip(graph.present("row").values(), own, strict=True):
+        made = ort.OrtValue.ortvalue_from_numpy(logits)
+        for name, value in (*zip(graph.present("row").values(), own, strict=True), (LOGITS, made)):
             io.bind_ortvalue_output(name, value)
         with running(STEP, "ONNX Runtime"):
             self.sessions[STEP].run_with_iobinding(io)
+        return logits
 
     def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
         """See `EncoderRuntime.infer`."""
@@ -237,11 +245,42 @@ class FusedRuntime:
         self, tokens: Ints, state: FusedState, *, top: int | None = None, normalise: bool = True, align: bool = False
     ) -> tuple[Scores, FusedState]:
         """See `Runtime.step` and `ContinuousRuntime`."""
+        if state.ready:
+            return self._first_step(tokens, state, top, normalise), state
         if state.is_full:
             return self._step(tokens, state, top, normalise, align), state
         seated = np.full(state.size, NOBODY)
         seated[state.slots] = tokens
         return self._step(seated, state, top, normalise, align).of(state.slots), state
+
+    def _first_step(self, tokens: Ints, state: FusedState, top: int | None, normalise: bool) -> Scores:
+        """Step where the runs of some rows' prompts have computed their scores; of the others, if any, in a run.
+
+        That run writes to the caches of all slots. What it writes for the rows of the prompts is after their ends, and
+        their next steps replace it; the last of all positions is read no more.
+        """
+        is_used = tokens >= 0
+        is_first = np.array([slot in state.ready for slot in state.slots.tolist()]) & is_used
+        filled = state.slots[is_first]
+        ready = [state.ready[slot] for slot in filled.tolist()]
+        state.ready = {}
+        assert tokens[is_first].tolist() == [each.token for each in ready], "a first step takes a prompt's last token"
+        known = scores(np.array([each.logits for each in ready]).reshape(len(ready), -1), top, normalise)
+        if is_first.all():
+            return known
+        if is_used[~is_first].any():
+            lengths = state.lengths[filled]
+            state.lengths[filled] = np.minimum(lengths, state.max_length - 1)
+            seated = np.full(state.size, NOBODY)
+            seated[state.slots] = tokens
+            found = self._step(seated, state, top, normalise, align=False).of(state.slots)
+            state.lengths[filled] = lengths
+        else:
+            found = scores(np.zeros((len(tokens), self.facts.writes.size), np.float32), top, normalise)
+        found.values[is_first] = known.values
+        if found.ids is not None and known.ids is not None:
+            found.ids[is_first] = known.ids
+        return found
 
     def _step(self, tokens: Ints, state: FusedState, top: int | None, normalise: bool, align: bool) -> Scores:
         """Run a step of all slots; tokens (R,) are negative for unused slots."""
@@ -277,6 +316,8 @@ class FusedRuntime:
             state.binding = None
         lengths = np.zeros(len(seated.sources) * seated.width, np.int32)
         lengths[seated.slots] = state.lengths[seated.old]
+        pairs = zip(seated.slots.tolist(), seated.old.tolist(), strict=True)
+        state.ready = {new: state.ready[old] for new, old in pairs if old in state.ready}
         if seated.width == state.beams and len(lengths) == len(state.lengths):
             state.lengths[:] = lengths
         else:
@@ -317,6 +358,8 @@ class FusedRuntime:
         state.rows.origin[rows, :longest] = state.writes + np.arange(len(rows) * longest).reshape(len(rows), longest)
         state.writes += len(rows) * longest
         state.lengths[rows] = lengths
+        pairs = zip(rows.tolist(), chosen.tolist(), strict=True)
+        state.ready.update({new: others.ready[old] for new, old in pairs if old in others.ready})
 
     def extend(self, state: FusedState, sources: int) -> FusedState:
         """See `ContinuousRuntime.extend`; new slots have old content or zeros, and sources of one position."""
@@ -374,7 +417,7 @@ class FusedRuntime:
     def _make_rows(self, size: int, capacity: int) -> Rows:
         hold = Hold()
         caches = self.pool.zeros(hold, self._shape("row", size, capacity))
-        return Rows(hold, caches, np.zeros((size, capacity), np.int64))
+        return Rows(hold, caches, np.full((size, capacity), UNWRITTEN))
 
     def _shape(self, owner: Owner, rows: int, length: int) -> tuple[int, ...]:
         """Return the shape of all cache tensors of rows or of sources together; they have the same dims."""

@@ -60,7 +60,12 @@ def split(tracer: Tracer, x: Symbol, sizes: int | Sequence[int], dim: int = 0) -
 
 @form("by_expert")
 def by_expert(tracer: Tracer, rows: Symbol, counts: Symbol) -> tuple[Symbol, ...]:
-    """Return a Split whose sizes are known only when the graph runs; the examples have all rows."""
+    """Return a Split whose sizes are known only when the graph runs; the examples have all rows.
+
+    A dim with such examples has no name, since it may have fewer rows.
+    """
+    one, other = (len(each) for each in rows.examples)
+    tracer.dims[one, other] = None
     values = tracer.ops("by_expert", "Split", [rows.value, counts.value], int(counts.shape[0]), axis=0)
     return tuple(tracer.given(each, rows.examples) for each in values)
 
