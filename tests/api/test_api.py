@@ -20,7 +20,7 @@ import pytest
 import txport
 from tests.tiny import SAMPLES, tiny_config, tiny_model
 from txport import runtimes
-from txport.api import locate
+from txport.api import loading, locate
 from txport.api import model as api
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.checkpoints import folder as checkpoint_folder
@@ -207,7 +207,7 @@ def test_export_refuses_a_place_that_is_taken(checkpoint: Path, copied: Path, tm
 
 
 def test_load_asks_for_the_runtime_before_any_costly_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "find_bundle", lambda *arguments, **options: pytest.fail("looked for the bundle first"))
+    monkeypatch.setattr(loading, "find_bundle", lambda *_, **__: pytest.fail("looked for the bundle first"))
     with pytest.raises(UnsupportedError, match="unknown runtime"):
         txport.load("preset:big", runtime="tvm")
     with pytest.raises(UnsupportedError, match="unknown provider"):
