@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -41,20 +42,27 @@ print("done", flush=True)
 """
 
 
-def seconds(candidate: Candidate, place: Place) -> float | None:
-    """Start a process, and return the seconds until it says that it has its first token; None if it ends before."""
+def seconds(candidate: Candidate, place: Place) -> float:
+    """Start a process, and return the seconds until it says that it has its first token.
+
+    Raises `ClickException`, with the end of what it wrote, if it ends before.
+    """
     own = candidate.engine in OWN
     python = Path(sys.executable) if own else place.pythons[environment_of(candidate.engine)]
     program = PROGRAM.format(options=OPTIONS, source=SOURCE)
     command = [str(python.absolute()), "-c", program, candidate.engine, str(place.prepare(candidate))]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": ""}
     begun = time.perf_counter()
-    null = subprocess.DEVNULL
-    with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=null) as made:
-        assert made.stdout is not None
-        is_done = any(line == b"done\n" for line in made.stdout)
-        taken = time.perf_counter() - begun
-    return taken if is_done else None
+    with tempfile.TemporaryFile() as told:
+        with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=told) as made:
+            assert made.stdout is not None
+            is_done = any(line == b"done\n" for line in made.stdout)
+            taken = time.perf_counter() - begun
+        told.seek(0)
+        last = told.read().decode(errors="replace").strip().rpartition("\n")[2]
+    if not is_done:
+        raise click.ClickException(f"{candidate.engine} ended with {made.returncode} before its first token: {last}")
+    return taken
 
 
 @click.command(help=__doc__)
@@ -74,18 +82,19 @@ def main(rounds: int, only: str, work: Path) -> None:
             for each in sides[:: 1 if number % 2 else -1]:
                 if each.engine not in taken:
                     continue
-                if (found := seconds(each, place)) is None:
-                    if each.engine == OURS:
-                        raise click.ClickException(f"{name} does not start")
-                    del taken[each.engine]  # as one that was built for another processor
-                elif number:
+                try:
+                    found = seconds(each, place)
+                except click.ClickException as error:
+                    if each.engine == OURS or number:
+                        raise
+                    click.echo(f"left out: {error.message}", err=True)  # one that was built for another processor
+                    del taken[each.engine]
+                    continue
+                if number:
                     taken[each.engine].append(found)
         for engine, values in taken.items():
             ratio = np.median(np.divide(taken[OURS], values))
             click.echo(f"| {name} | {engine.removeprefix(ENGINES)} | {np.median(values):.2f} | {ratio:.2f} |")
-        for each in sides:
-            if each.engine not in taken:
-                click.echo(f"| {name} | {each.engine.removeprefix(ENGINES)} | does not run here | |")
 
 
 if __name__ == "__main__":

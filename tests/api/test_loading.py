@@ -12,6 +12,8 @@ import pytest
 import txport
 from tests.tiny import unproven
 from txport.api import loading
+from txport.bundles import bundle
+from txport.bundles.bundle import LARGE
 from txport.errors import BundleError, UnavailableError
 
 MANY = ("asyncio", "email", "importlib.metadata", "onnx", "tomllib", "torch", "txport.bundles.foreign.read")
@@ -34,19 +36,28 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.parametrize("large", [LARGE, 1])
 @pytest.mark.parametrize("name", ["onnx/encoder_model.onnx_data", "tokenizer.json", "samples.txt"])
-def test_an_altered_file_is_refused_by_name(copy: Path, name: str) -> None:
+def test_an_altered_file_is_refused_by_name(copy: Path, name: str, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "LARGE", large)
     flip(copy / name)
     with pytest.raises(BundleError, match=rf"{name} was altered \(its SHA-256 does not match\); export it again"):
         txport.load(copy)
 
 
-def test_a_tokenizer_that_is_none_is_an_altered_file_first(copy: Path) -> None:
-    file = copy / "tokenizer.json"
-    file.write_bytes(b"?" * len(file.read_bytes()))
-    with pytest.raises(BundleError, match=r"tokenizer\.json was altered") as caught:
+def fail(*_: object, **__: object) -> None:
+    raise UnavailableError("no room")
+
+
+def test_an_error_while_an_altered_file_is_hashed_is_that_of_the_file(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "LARGE", 1)
+    monkeypatch.setattr(loading.runtimes, "load", fail)
+    flip(copy / "onnx/encoder_model.onnx_data")
+    with pytest.raises(BundleError, match=r"encoder_model\.onnx_data was altered") as caught:
         txport.load(copy)
-    assert "is not a tokenizer" in str(caught.value.__context__)
+    assert isinstance(caught.value.__context__, UnavailableError)
 
 
 def test_an_altered_graph_is_refused_before_a_runtime_reads_it(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,9 +68,6 @@ def test_an_altered_graph_is_refused_before_a_runtime_reads_it(copy: Path, monke
 
 
 def test_an_error_of_a_runtime_stays_that_of_a_sound_bundle(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise UnavailableError("no room")
-
     monkeypatch.setattr(loading.runtimes, "load", fail)
     with pytest.raises(UnavailableError, match="no room"):
         txport.load(written)

@@ -92,6 +92,44 @@ def test_the_run_of_a_prompt_gives_the_scores_of_its_last_token(tmp_path: Path) 
         assert step.call_count == 1
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("preset", ["gpt2-tiny", "llama-tiny"])
+def test_a_prompt_beside_a_longer_one_has_the_bits_that_it_has_alone(
+    preset: str, precision: str, tmp_path: Path
+) -> None:
+    """Attention computes blocks of 16 tokens, whose last one may have a single token."""
+    runtime = load("ort", written(tmp_path / "bundle", preset, precision)[0])
+    prompts = np.random.default_rng(1).integers(2, 60, (2, 60))
+    for size in (1, 2, 3, 15, 16, 17, 18, 31, 32, 33, 34, 48, 49, 50):
+        alone = np.array(after(runtime, prompts[:1, :size], [size]))
+        for more in (1, 2, 3, 8):
+            beside = after(runtime, prompts[:, : size + more], [size, size + more])
+            assert np.array_equal(alone[:, 0], np.array(beside)[:, 0]), (size, more)
+
+
+def after(runtime: Runtime, prompts: np.ndarray, lengths: list[int]) -> list[np.ndarray]:
+    """The logits after prompts, and after two tokens more."""
+    state = runtime.start(prompts, np.array(lengths), max_length=64)
+    found = []
+    tokens = prompts[np.arange(len(lengths)), np.array(lengths) - 1]
+    for more in (7, 9, 0):
+        scores, state = runtime.step(tokens, state)
+        found.append(np.array(scores.values))
+        tokens = np.full(len(lengths), more)
+    return found
+
+
+def test_rows_may_rest_at_their_first_step(tmp_path: Path) -> None:
+    """As the slot of a request that is cancelled."""
+    runtime = load("ort", written(tmp_path / "bundle", "llama-tiny")[0])
+    last = PROMPTS[np.arange(3), LENGTHS - 1]
+    for rests in ([True, False, True], [True, True, True]):
+        state = runtime.start(PROMPTS, LENGTHS, max_length=40)
+        found, state = runtime.step(np.where(rests, -1, last), state)
+        for row in np.flatnonzero(np.logical_not(rests)).tolist():
+            assert np.array_equal(found.values[row], first_logits(runtime, [row])[0])
+
+
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_a_prompt_of_a_portable_bundle_runs_in_parts(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,7 +1,7 @@
-"""Loading a bundle: its weights are packed by a runtime while the rest of what a model needs is read.
+"""Loading a bundle: a runtime packs its weights while the rest of what a model needs is read.
 
-A runtime spends most of its time outside Python. Modules of the API and the tokenizer are therefore read meanwhile, on
-another core, and imported here in functions.
+A runtime spends most of its time outside Python. Meanwhile, another core imports the modules of the API, which is why
+functions import them here, reads the tokenizer, and hashes large files.
 """
 
 from __future__ import annotations

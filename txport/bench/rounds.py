@@ -118,8 +118,8 @@ UNITS = {
 }
 CAUSAL_UNITS = {
     "load": "ms",
-    "prefill": "ms",  # each prompt, on the portable target with its last token
-    "first token": "ms",  # the step that reads the last token of the prompts
+    "prefill": "ms",  # each prompt, on the portable and the cpu target with its last token
+    "first token": "ms",  # the step after the prompts, which reads their last tokens if prefill has not
     "further token": "ms",
     "prompt tokens": "1/s",  # of all rows, until the first new token is known
     "new tokens": "1/s",  # of all rows, from the second on

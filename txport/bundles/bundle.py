@@ -26,6 +26,7 @@ from txport.targets.ports import GENERATE
 Item = TypeVar("Item")
 Arguments = ParamSpec("Arguments")
 
+LARGE = 8 << 20  # bytes of a file that is hashed while others are read
 TRIES = 3  # of reading a bundle that other processes replace
 LOOPS = frozenset({"Loop", "Scan"})  # only the single graph has one: its search loop
 # Operators with optional inputs; ONNX Runtime 1.31 crashes if a required input of an operator is missing.
@@ -46,7 +47,7 @@ class Bundle:
     """A folder on disk and its manifest.
 
     `measured`: the differences from PyTorch, if the bundle was exported by this process. They depend on the machine,
-    and are therefore not stored in the folder. `hashing`: the problems of its files, while a thread hashes them.
+    and are therefore not stored in the folder. `hashing`: the problems of its large files, while a thread hashes them.
     """
 
     path: Path
@@ -164,17 +165,18 @@ def steady(read: Callable[Arguments, Item]) -> Callable[Arguments, Item]:
 def load_bundle(path: Path, *, wait: bool = True) -> Bundle:
     """Read a bundle and check every file against its hash; raise `BundleError` with the files that do not match.
 
-    Without `wait`, a thread hashes all files but graphs, which can end the process if they are damaged; what reads the
-    others does so in a block of `Bundle.verified`.
+    Without `wait`, a thread hashes large weights, and the caller must read them in a block of `Bundle.verified`, in a
+    function that is `steady`. All other files are hashed before; a damaged graph could end the process.
     """
     bundle = Bundle(path, read_manifest(path))
     if wait:
         _refuse(path, damage(bundle))
         return bundle
-    graphs = {graph.file for graph in bundle.manifest.graphs.values()}
-    _refuse(path, damage(bundle, graphs))
-    rest = bundle.manifest.files.keys() - graphs
-    return dataclasses.replace(bundle, hashing=_in_a_thread(lambda: _problems(bundle, sorted(rest))))
+    files = bundle.manifest.files
+    large = {name for name, entry in files.items() if entry["bytes"] >= LARGE} - {*COMPANIONS}
+    large -= {graph.file for graph in bundle.manifest.graphs.values()}
+    _refuse(path, damage(bundle, files.keys() - large))
+    return dataclasses.replace(bundle, hashing=_in_a_thread(lambda: _problems(bundle, sorted(large))))
 
 
 def _refuse(path: Path, problems: Iterable[str]) -> None:

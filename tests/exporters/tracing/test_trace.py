@@ -6,9 +6,11 @@ import math
 import operator
 from collections.abc import Callable
 from itertools import combinations_with_replacement, permutations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.tiny import unproven
 from txport.errors import UnsupportedError
 from txport.exporters.tracing.trace import SIZES, trace
 from txport.targets.ports import BATCH, BEAMS, PAST, PAST_SOURCE, SOURCE, TOKENS, Graph, Port
@@ -106,6 +109,20 @@ def test_dims_of_one_name_have_one_length(odd: Odd, batch: int, past: int, more:
     assert {name: each for name, each in lengths.items() if len(each) > 1} == {}
     assert lengths[BATCH] == {batch}
     assert {past + more, more, batch * (past + more)} <= set.union(*lengths.values())
+
+
+@pytest.mark.parametrize(("target", "others"), [("cpu", True), ("portable", False)])
+def test_files_keep_names_of_dims(target: str, others: bool, tmp_path: Path) -> None:
+    """Of a portable graph, those of its ports."""
+    bundle = unproven("preset:gpt2-tiny", tmp_path / "out", target=target)
+    graph = onnx.load(bundle.file("step" if target == "cpu" else "decoder")).graph
+    ports, inside = (
+        {dim.dim_param for value in values for dim in value.type.tensor_type.shape.dim if not dim.dim_value}
+        for values in ([*graph.input, *graph.output], graph.value_info)
+    )
+    assert inside & ports
+    assert bool(inside - ports) == others
+    assert "" not in inside
 
 
 def test_weights_have_the_checkpoint_s_names_and_lie_once(traced: dict[int, ir.Model]) -> None:

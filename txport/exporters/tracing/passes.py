@@ -55,18 +55,22 @@ def _is_constant(node: ir.Node | None) -> bool:
 
 
 def name_dims(model: ir.Model, graph: Graph) -> int:
-    """Set the dims of the ports on the outputs; of the dims inside, only those with names of ports keep them.
-
-    tract infers others as expressions of these, and refuses a name for them.
-    """
-    known = {dim for port in (*graph.inputs, *graph.outputs) for dim in port.dims}
-    for value in (value for node in model.graph for value in node.outputs):
-        if value.shape is not None:
-            dims = (dim if isinstance(dim, int) else dim.value for dim in value.shape)
-            value.shape = ir.Shape([dim if isinstance(dim, int) or dim in known else None for dim in dims])
+    """Set the dims of the ports on the outputs."""
     for value, port in zip(model.graph.outputs, graph.outputs, strict=True):
         value.shape = ir.Shape(port.dims)
     return len(graph.outputs)
+
+
+def drop_names_of_dims(model: ir.Model, graph: Graph) -> int:
+    """Remove names of dims that are no port's: tract infers them as expressions of those, and refuses another name."""
+    known = {dim for port in (*graph.inputs, *graph.outputs) for dim in port.dims}
+    dropped = 0
+    for value in (value for node in model.graph for value in node.outputs if value.shape is not None):
+        dims = [dim if isinstance(dim, int) else dim.value for dim in value.shape or ()]
+        kept = [dim if isinstance(dim, int) or dim in known else None for dim in dims]
+        value.shape = ir.Shape(kept)
+        dropped += kept != dims
+    return dropped
 
 
 PACK = "pack projections"
@@ -80,7 +84,7 @@ FINISHING: dict[str, Pass] = {
     "lift constants": library(lambda: passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)),
     "name dims": name_dims,
 }
-PORTABLE: dict[str, Pass] = {**CLEANING, **FINISHING}
+PORTABLE: dict[str, Pass] = {**CLEANING, **FINISHING, "drop names of dims": drop_names_of_dims}
 CPU: dict[str, Pass] = {
     **CLEANING,
     PACK: pack_projections,

@@ -53,6 +53,9 @@ ENCODED_TOGETHER = 1024  # tokens per run; the activations of more tokens do not
 
 WASTE = 8  # tokens of padding that take as long as one more run
 NOBODY = -1  # the token of an unused slot
+# Attention computes blocks of so many tokens, or of multiples, and a block of one token sums in another order: alone, a
+# prompt that ends with such a block would have other last bits than beside a longer one. It gets a token of padding.
+ROUNDED = 16
 UNWRITTEN = -1  # the number of the write of a position without one
 
 
@@ -158,11 +161,14 @@ class FusedRuntime:
     def _prefill(self, prompts: Inputs, lengths: Ints, max_length: int) -> FusedState:
         """Fill the rows' caches with the prompts; the first step returns the logits that are computed here."""
         batch, size = prompts.shape
-        capacity = min(max(FIRST_CAPACITY, 2 * size), max(max_length, size))
+        capacity = max(size + 1, min(max(FIRST_CAPACITY, 2 * size), max_length))
         nothing = self._make_source(batch, 0, np.zeros(batch, np.int64))
         state = FusedState(nothing, partial(self._make_rows, batch, capacity), max_length)
+        prompts = np.pad(prompts, ((0, 0), (0, 1)))
         for rows in parts_of(lengths, PROMPT_PART):  # long prompts run one by one, in parts
             longest = int(lengths[rows].max())
+            if 1 < longest < PROMPT_PART and longest % ROUNDED == 1:
+                longest += 1
             for part in parts_of_prompt(longest, PROMPT_PART):
                 asked = lengths[rows] - 1 - part.start if part.stop == longest else lengths[:0]
                 logits = self._fill(prompts[rows, part], state.rows.caches[:, rows], part, asked)
@@ -254,18 +260,20 @@ class FusedRuntime:
         return self._step(seated, state, top, normalise, align).of(state.slots), state
 
     def _first_step(self, tokens: Ints, state: FusedState, top: int | None, normalise: bool) -> Scores:
-        """Step where the runs of some rows' prompts have computed their scores; of the others, if any, in a run.
+        """Step where some rows are at their first one: the run of their prompt has computed their scores.
 
-        That run writes to the caches of all slots. What it writes for the rows of the prompts is after their ends, and
-        their next steps replace it; the last of all positions is read no more.
+        Other rows, if there are any, run. That run writes to the caches of all slots. What it writes for the rows of
+        the prompts is after their ends, and their next steps replace it; the last of all positions is read no more.
         """
         is_used = tokens >= 0
         is_first = np.array([slot in state.ready for slot in state.slots.tolist()]) & is_used
         filled = state.slots[is_first]
         ready = [state.ready[slot] for slot in filled.tolist()]
         state.ready = {}
+        if not ready:
+            return self.step(tokens, state, top=top, normalise=normalise)[0]
         assert tokens[is_first].tolist() == [each.token for each in ready], "a first step takes a prompt's last token"
-        known = scores(np.array([each.logits for each in ready]).reshape(len(ready), -1), top, normalise)
+        known = scores(np.array([each.logits for each in ready]), top, normalise)
         if is_first.all():
             return known
         if is_used[~is_first].any():
