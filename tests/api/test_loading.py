@@ -73,6 +73,14 @@ def test_an_error_of_a_runtime_stays_that_of_a_sound_bundle(written: Path, monke
         txport.load(written)
 
 
+def test_a_limited_address_space_starts_no_thread(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "LARGE", 1)
+    monkeypatch.setattr(bundle, "_in_a_thread", None)
+    monkeypatch.setattr(loading, "ThreadPoolExecutor", None)
+    monkeypatch.setattr(loading, "address_limit", lambda: 1 << 40)
+    assert txport.load(written).generate("cat")[0].output
+
+
 def test_a_process_that_only_runs_a_bundle_imports_little(written: Path) -> None:
     code = f"import sys, txport; txport.load({str(written)!r}).generate('cat'); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

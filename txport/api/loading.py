@@ -1,11 +1,13 @@
 """Loading a bundle: a runtime packs its weights while the rest of what a model needs is read.
 
 A runtime spends most of its time outside Python. Meanwhile, another core imports the modules of the API, which is why
-functions import them here, reads the tokenizer, and hashes large files.
+functions import them here, reads the tokenizer, and hashes large files. In a process whose address space is limited,
+all this comes in turn: a thread that finds no memory may end the process, or never end.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -18,6 +20,7 @@ from txport.api.locate import checkpoint_of, find_bundle, is_on_demand
 from txport.api.tuned import find as find_tuned
 from txport.bundles.bundle import Bundle, steady
 from txport.errors import BundleError, UnsupportedError
+from txport.system.memory import address_limit
 from txport.system.numbers import switch, whole
 from txport.system.progress import Progress, logged
 
@@ -63,7 +66,7 @@ def load(
         _require_no_source(runtime, checkpoint, trust_code)
     if is_on_demand(str(name)) or runtime == "torch":  # otherwise the bundle first checks where it can run
         runtimes.require(runtime, provider)
-    bundle = find_bundle(str(name), variant=variant, wait=False, progress=progress)
+    bundle = find_bundle(str(name), variant=variant, wait=_comes_in_turn(), progress=progress)
     bundle.require_weights()
     is_tuned = switch("tuned", tuned) and provider == "cpu" and not (is_placed or single)
     if (found := find_tuned(bundle.path) if is_tuned else None) is not None:
@@ -129,13 +132,21 @@ def _model(bundle: Bundle, start: Callable[[], Runtime], workers: int, where: st
         defaults = _defaults_of(bundle)
         return lambda engine: Model(engine, tokenizer, facts, workers, defaults, chat, manifest.not_followed)
 
-    with bundle.verified(), ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(copy_context().run, read)
-        engine = start()
-        model = reading.result()(engine)
+    with bundle.verified(), contextlib.ExitStack() as stack:
+        if _comes_in_turn():
+            engine = start()
+            model = read()(engine)
+        else:
+            reading = stack.enter_context(ThreadPoolExecutor(1)).submit(copy_context().run, read)
+            engine = start()
+            model = reading.result()(engine)
     made = f"{manifest.architecture} ({manifest.facts.task}), {manifest.target} {manifest.precision}"
     model.described = f"{bundle.path}, {made}, {where}"
     return model
+
+
+def _comes_in_turn() -> bool:
+    return address_limit() is not None
 
 
 def _defaults_of(bundle: Bundle) -> Mapping[str, Any]:

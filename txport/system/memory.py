@@ -51,12 +51,18 @@ def _limits() -> Iterator[int]:
         most, used = (_number(Path(file)) for file in files)
         if most is not None and used is not None:
             yield max(0, most - max(0, used - _cached(Path(statistics), names)))
-    if sys.platform != "win32":
-        import resource
+    if (limit := address_limit()) is not None:
+        yield max(0, limit - _mapped())
 
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit != resource.RLIM_INFINITY:
-            yield max(0, limit - _mapped())
+
+def address_limit() -> int | None:
+    """Return the bytes of address space that this process may use at most (`ulimit -v`); None without a limit."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _free_in_machine() -> Iterator[int]:
