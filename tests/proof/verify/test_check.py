@@ -48,7 +48,8 @@ from txport.proof.verify.check import (
     compare_batches,
     verify,
 )
-from txport.proof.verify.golden import BEAM, GREEDY, GRID, SUMS, Golden, fold, load_golden, record, save_golden
+from txport.proof.verify.gaps import gap_of
+from txport.proof.verify.golden import BEAM, GREEDY, GRID, SUMS, Golden, fold, load_golden, record, save_golden, shorten
 from txport.runtimes.base import Ints, Runtime, State
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.scoring import logits
@@ -394,6 +395,16 @@ def test_every_logit_counts(size: int, data: st.DataObject) -> None:
     count = 1 if size <= SUMS else -(-size // SUMS)
     assert difference[1, place % SUMS] == pytest.approx(count**-0.5, abs=1e-5)
     assert np.count_nonzero(difference) == 1
+
+
+@pytest.mark.parametrize(("share", "passes"), [(0.03, True), (0.1, True), (0.2, False)])
+def test_in_few_bits_large_numbers_of_a_hidden_state_have_larger_errors(share: float, passes: bool) -> None:
+    """As those of RoBERTa: two numbers of each token are 60 times as large as the others."""
+    rng = np.random.default_rng(0)
+    right = rng.standard_normal((9, 256)).astype(np.float32)
+    right[:, [7, 90]] *= 60
+    found = right * (1 + share * rng.standard_normal(right.shape)).astype(np.float32)
+    assert (gap_of(shorten(right, 0.1), found, "int8")[0] <= 1) == passes
 
 
 def test_what_all_logits_have_in_common_goes() -> None:
