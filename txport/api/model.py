@@ -519,7 +519,8 @@ class Model(Encoder):
         self._require_text()
         require_unknown(unknown)
         source = self._encode_known(text, unknown, switch("special", special))
-        (values,) = logits(self._numbers, [source], [token_ids("an output", tokens)], self.facts)
+        output = token_ids("an output", tokens)
+        (values,) = logits(self._numbers, [source], [output], self.facts, by_step=True)  # the log-probs of `generate`
         best = np.argsort(-values, axis=1, kind="stable")[:, : whole("top", top, 1)]  # -> (T, top)
         log_probs = log_softmax(values, np.take_along_axis(values, best, axis=1))
         return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -126,6 +126,20 @@ class ContinuousRuntime(Runtime, Protocol):
         """Return the same state with room for `rows` rows per source from the first step on.
 
         Continuous batches have the same shapes. Results of a row are therefore bitwise equal in both.
+        """
+        ...
+
+
+@runtime_checkable
+class OnePassRuntime(ContinuousRuntime, Protocol):
+    """Runtime that computes the logits at many places of a text in one pass, if the model is causal."""
+
+    def forward(self, texts: Ints, lengths: Ints, first: Ints) -> Iterator[tuple[Ints, Ints, Floats]]:
+        """Right-padded texts (B, S), their lengths (B,) and a place of each (B,) -> the logits from that place on.
+
+        Texts are shorter than the model's longest sequence. Yield parts of the logits: rows of the texts (N,), places
+        in them (N,), and the logits of the tokens after these places (N, V). The places of a row come in order; the
+        last one is that of its last token.
         """
         ...
 

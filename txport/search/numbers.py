@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from txport.errors import RunError
-from txport.runtimes.base import ContinuousRuntime, Inputs, Ints, QueuedRuntime, Runtime, Scores, Sizes, State
+from txport.runtimes.base import (
+    ContinuousRuntime,
+    Floats,
+    Inputs,
+    Ints,
+    OnePassRuntime,
+    QueuedRuntime,
+    Runtime,
+    Scores,
+    Sizes,
+    State,
+)
 
 FIX = "look for NaN or infinity in its weights, and at the size of its activations in this precision"
 
 
 def numbers_only(runtime: Runtime) -> Runtime:
-    """Wrap a runtime: `step` raises `RunError` if scores are NaN. The wrapper supports the same interface."""
+    """Wrap a runtime: it raises `RunError` if scores are NaN. The wrapper supports the same interface."""
     if isinstance(runtime, QueuedRuntime):
         return QueuedNumbers(runtime)
+    if isinstance(runtime, OnePassRuntime):
+        return OnePassNumbers(runtime)
     return ContinuousNumbers(runtime) if isinstance(runtime, ContinuousRuntime) else Numbers(runtime)
 
 
@@ -32,8 +46,8 @@ class Numbers:
     def step(self, tokens: Ints, state: State, **how: Any) -> tuple[Scores, State]:
         """See `Runtime.step`; scores of unused rows are not checked."""
         found, state = self._runtime.step(tokens, state, **how)
-        if np.isnan(found.values).any() and np.isnan(found.values[tokens >= 0]).any():
-            raise RunError(f"the model's scores are NaN; {FIX}")
+        if np.isnan(found.values).any():
+            _require_numbers(found.values[tokens >= 0])
         return found, state
 
     def select(self, state: State, rows: Ints) -> State:
@@ -61,6 +75,20 @@ class ContinuousNumbers(Numbers):
         return self._continuous.reserve(state, rows)
 
 
+class OnePassNumbers(ContinuousNumbers):
+    """A wrapper of a `OnePassRuntime`."""
+
+    def __init__(self, runtime: OnePassRuntime) -> None:
+        super().__init__(runtime)
+        self._one_pass = runtime
+
+    def forward(self, texts: Ints, lengths: Ints, first: Ints) -> Iterator[tuple[Ints, Ints, Floats]]:
+        """See `OnePassRuntime.forward`."""
+        for rows, places, logits in self._one_pass.forward(texts, lengths, first):
+            _require_numbers(logits)
+            yield rows, places, logits
+
+
 class QueuedNumbers(ContinuousNumbers):
     """A wrapper of a `QueuedRuntime`."""
 
@@ -75,3 +103,8 @@ class QueuedNumbers(ContinuousNumbers):
     def synchronize(self) -> None:
         """See `QueuedRuntime.synchronize`."""
         self._queued.synchronize()
+
+
+def _require_numbers(values: Floats) -> None:
+    if np.isnan(values).any():
+        raise RunError(f"the model's scores are NaN; {FIX}")

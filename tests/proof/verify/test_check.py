@@ -404,7 +404,16 @@ def test_in_few_bits_large_numbers_of_a_hidden_state_have_larger_errors(share: f
     right = rng.standard_normal((9, 256)).astype(np.float32)
     right[:, [7, 90]] *= 60
     found = right * (1 + share * rng.standard_normal(right.shape)).astype(np.float32)
-    assert (gap_of(shorten(right, 0.1), found, "int8")[0] <= 1) == passes
+    assert (gap_of(shorten(right, 0.1), found, "int8", hidden=True)[0] <= 1) == passes
+
+
+def test_in_few_bits_the_likeliest_tokens_have_errors_of_all_logits() -> None:
+    rng = np.random.default_rng(0)
+    right = rng.standard_normal((5, 50_000)).astype(np.float32)
+    found = right.copy()
+    np.put_along_axis(found, right.argsort(axis=1)[:, -8:], np.sort(right, axis=1)[:, -8:] - 0.3, axis=1)
+    stored = shorten(right, 0.1)
+    assert gap_of(stored, found, "int8")[0] > 1 > gap_of(stored, found, "int8", hidden=True)[0]
 
 
 def test_what_all_logits_have_in_common_goes() -> None:

@@ -15,8 +15,9 @@ from txport.system.arrays import Array
 from txport.system.terminal import percent
 from txport.targets.ports import IDS, LOG_PROBS, LOGITS
 
-WEIGHTS, GRAPH, FORCED, INFERRED = "weights", "graph", "teacher-forced", "whole texts"  # kinds of comparison
-RUNS = (FORCED, INFERRED)  # kinds that compare whole runs
+# kinds of comparison
+WEIGHTS, GRAPH, FORCED, ONE_PASS, INFERRED = "weights", "graph", "teacher-forced", "one pass", "whole texts"
+RUNS = (FORCED, ONE_PASS, INFERRED)  # kinds that compare whole runs
 WHOLE = -1  # the step of a comparison over all positions of the targets
 TOP = 10
 WORDS = {LOG_PROBS: "log-probs of the best tokens", IDS: "log-probs of the tokens that the graph chose"}
@@ -76,9 +77,10 @@ class Comparison:
         """The call of a graph, or the position in a target, in words."""
         if self.kind == INFERRED:
             return INFERRED
-        if self.kind != FORCED:
+        if self.kind not in (FORCED, ONE_PASS):
             return f"step {self.step}"
-        return "whole targets" if self.step == WHOLE else f"target position {self.step}"
+        where = "whole targets" if self.step == WHOLE else f"target position {self.step}"
+        return f"{where}, {ONE_PASS}" if self.kind == ONE_PASS else where
 
     def describe(self) -> str:
         """Describe the case, the position and both values in one line."""

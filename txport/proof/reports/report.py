@@ -14,6 +14,7 @@ from txport.proof.parity.measures import (
     FORMAT,
     GRAPH,
     INFERRED,
+    ONE_PASS,
     WEIGHTS,
     Comparison,
     badness,
@@ -174,7 +175,7 @@ def _urgency(each: Comparison) -> tuple[int, bool, float]:
     Failing weights and graphs come first, because they explain other failures. Passing weights come last, because the
     rounding of quantised weights uses the whole tolerance.
     """
-    explains = {WEIGHTS: 3, GRAPH: 2, FORCED: 1, INFERRED: 1}
+    explains = {WEIGHTS: 3, GRAPH: 2, FORCED: 1, ONE_PASS: 1, INFERRED: 1}
     passing = -1 if each.kind == WEIGHTS else 0
     return passing if each.passed else explains[each.kind], bool(np.isnan(each.badness)), each.badness
 

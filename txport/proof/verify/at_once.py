@@ -92,7 +92,7 @@ def _wrong(
         if not all(pair):  # an empty target has no score
             yield row
             continue
-        one, two = score(runtime, [sources[row]] * 2, pair, facts, options.length_penalty)
+        one, two = score(runtime, [sources[row]] * 2, pair, facts, options.length_penalty, by_step=True)
         gap = _parting(one, two) / 2 if options.beams == 1 else abs(one.score - two.score)
         if not gap <= _limit(one, limits[row]):
             yield row

@@ -41,6 +41,7 @@ from txport.runtimes.inputs import infer
 from txport.system.arrays import Array, read_arrays
 from txport.system.documents import DocumentError
 from txport.system.terminal import percent
+from txport.targets.ports import LOGITS
 
 OUTPUTS, BATCH = "outputs", "batch"
 NAMES = (OUTPUTS, BATCH)
@@ -145,7 +146,8 @@ def compare_outputs(golden: EncoderGolden, found: Sequence[Outputs], manifest: M
     where = ""
     for each in manifest.facts.outputs:
         for row, (stored, one) in enumerate(zip(golden.outputs[each.name], found, strict=True)):
-            share, place = gap_of(stored, table(each, one), manifest.arithmetic)
+            hidden = not each.name.endswith(LOGITS)
+            share, place = gap_of(stored, table(each, one), manifest.arithmetic, hidden=hidden)
             if not share <= worst:  # NaN is worse than any
                 worst = share
                 where = f"source {row}, {each.name}, {place}"

@@ -62,12 +62,12 @@ def differences(ones: Floats, others: Floats, stored: GoldenLogits) -> Floats:
     return found
 
 
-def gap_of(stored: GoldenLogits, values: Floats, precision: str) -> tuple[float, str]:
+def gap_of(stored: GoldenLogits, values: Floats, precision: str, *, hidden: bool = False) -> tuple[float, str]:
     """Return the largest difference of one target's logits from PyTorch's, in units of the allowed one.
 
-    Also return its position, in words. In int8 and int4, compare the RMS of the error, of the likeliest tokens and of
-    the sums, with their own RMS or with that of all logits, whichever is larger: the few large numbers of a hidden
-    state have larger errors than the others. The difference is NaN if a logit is NaN.
+    Also return its position, in words. In int8 and int4, compare the RMS of the error with that of all logits. The
+    largest numbers of a `hidden` state have larger errors than the others, so their error is compared with their own
+    RMS. The difference is NaN if a logit is NaN.
     """
     values = cut_off(values, ROOM * stored.largest)
     count = stored.ids.shape[1]
@@ -79,7 +79,8 @@ def gap_of(stored: GoldenLogits, values: Floats, precision: str) -> tuple[float,
     tolerance = tolerance_of(precision)
     if tolerance.rms is not None:
         pairs = [(error[:, part], expected[:, part]) for part in (slice(count), slice(count, None))]
-        shares = [_rms(errors) / max(stored.rms, _rms(right), TINY) for errors, right in pairs]
+        sizes = [max(stored.rms, _rms(right) if hidden else 0.0, TINY) for _, right in pairs]
+        shares = [_rms(errors) / size for (errors, _), size in zip(pairs, sizes, strict=True)]
         return float(np.max(shares) / tolerance.rms), where
     return float(error[step, place] / max(stored.noise, TINY)), where
 

@@ -8,6 +8,7 @@ Letters: B sources, K beams, R = B x K rows, L layers, G key/value heads, M capa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
 from txport.models.facts import Owner
-from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, running, scores
+from txport.runtimes.base import Floats, GraphPorts, Inputs, Ints, Outputs, Scores, running, scores
 from txport.runtimes.inputs import PROMPT_PART, SEVERAL, outputs_of, parts_of_prompt
 from txport.runtimes.ort.caches import FusedState, Hold, Pool, Ready, Rows, Source, move, pick_sources, put_rows
 from txport.runtimes.ort.onnx_runtime import ort
@@ -51,6 +52,7 @@ EVERY = slice(None)
 SLACK = 1.25  # room for sources relative to their number, where a running state is extended
 ENCODED_TOGETHER = 1024  # tokens per run; the activations of more tokens do not fit the processor's caches
 
+LOGITS_TOGETHER = 1 << 24  # numbers (64 MB) that the logits of one run of several texts may have
 WASTE = 8  # tokens of padding that take as long as one more run
 NOBODY = -1  # the token of an unused slot
 # Attention computes blocks of so many tokens, or of multiples, and a block of one token sums in another order: alone, a
@@ -164,30 +166,50 @@ class FusedRuntime:
         capacity = max(size + 1, min(max(FIRST_CAPACITY, 2 * size), max_length))
         nothing = self._make_source(batch, 0, np.zeros(batch, np.int64))
         state = FusedState(nothing, partial(self._make_rows, batch, capacity), max_length)
-        prompts = np.pad(prompts, ((0, 0), (0, 1)))
-        for rows in parts_of(lengths, PROMPT_PART):  # long prompts run one by one, in parts
-            longest = int(lengths[rows].max())
-            if 1 < longest < PROMPT_PART and longest % ROUNDED == 1:
-                longest += 1
-            for part in parts_of_prompt(longest, PROMPT_PART):
-                asked = lengths[rows] - 1 - part.start if part.stop == longest else lengths[:0]
-                logits = self._fill(prompts[rows, part], state.rows.caches[:, rows], part, asked)
-            last = prompts[np.arange(batch)[rows], lengths[rows] - 1].tolist()
-            state.ready.update(enumerate(map(Ready, last, logits), rows.start))
+        last = lengths - 1
+        for rows in parts_of(lengths, PROMPT_PART):
+            for row, place, logits in self._run(prompts, lengths, last, rows, state.rows.caches[:, rows]):
+                state.ready.update(zip(row.tolist(), map(Ready, prompts[row, place].tolist(), logits), strict=True))
         state.rows.origin[:, :size] = np.arange(batch * size).reshape(size, batch).T
         state.writes = batch * size
         state.lengths[:] = lengths
         return state
 
-    def _fill(self, prompts: Inputs, caches: NDArray[np.float32], places: slice, asked: Ints) -> NDArray[np.float32]:
+    def forward(self, texts: Ints, lengths: Ints, first: Ints) -> Iterator[tuple[Ints, Ints, Floats]]:
+        """See `OnePassRuntime.forward`."""
+        most = LOGITS_TOGETHER // self.facts.writes.size
+        for rows in parts_of(lengths, PROMPT_PART, lengths - first, most):
+            held = self._make_rows(rows.stop - rows.start, int(lengths[rows].max()) + 1)
+            yield from self._run(texts, lengths, first, rows, held.caches)
+
+    def _run(
+        self, texts: Inputs, lengths: Ints, first: Ints, rows: slice, caches: NDArray[np.float32]
+    ) -> Iterator[tuple[Ints, Ints, Floats]]:
+        """Run some rows of texts (B, S) together, long ones in parts, into their caches (2 L, N, G, M, H).
+
+        Yield the logits from the places `first` (B,) on, as `forward` does.
+        """
+        longest = int(lengths[rows].max())
+        if 1 < longest < PROMPT_PART and longest % ROUNDED == 1:
+            longest += 1
+        tokens = texts[rows, :longest]
+        tokens = np.pad(tokens, ((0, 0), (0, longest - tokens.shape[1])))
+        for part in parts_of_prompt(longest, PROMPT_PART):
+            places = np.arange(part.start, part.stop)
+            row, at = np.nonzero((first[rows, None] <= places) & (places < lengths[rows, None]))
+            logits = self._fill(tokens[:, part], caches, part, row * len(places) + at)
+            if len(row):
+                yield rows.start + row, part.start + at, logits
+
+    def _fill(self, prompts: Inputs, caches: NDArray[np.float32], places: slice, asked: Ints) -> Floats:
         """Run prompt tokens (B, S) into these positions of caches (2 L, B, G, M, H), which are the last filled ones.
 
-        Returns the logits (B, V) of a token of each row, `asked` (B,); (0, V) if none are.
+        Returns the logits (N, V) of the tokens `asked` (N,), indices into the flattened B x S tokens.
         """
         graph = self.graphs[STEP]
         last = np.full(len(prompts), places.stop - 1, np.int32)
         lengths = {LAST_PLACES: last, TOTAL: np.array([places.stop], np.int32)}
-        wanted = {LOGITS_AT: np.arange(len(asked)) * prompts.shape[1] + asked, COUNT: np.zeros(1, np.int64)}
+        wanted = {LOGITS_AT: asked, COUNT: np.zeros(1, np.int64)}
         logits = np.empty((len(asked), self.facts.writes.size), np.float32)
         inputs: dict[str, Array] = {INPUT_IDS: np.ascontiguousarray(prompts), **lengths, **wanted}
         values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
@@ -464,20 +486,23 @@ def run_session(sessions: Sessions, role: str, names: list[str], inputs: dict[st
         return dict(zip(names, sessions[role].run(names, inputs), strict=True))
 
 
-def parts_of(lengths: Ints, longest: int | None = None) -> list[slice]:
+def parts_of(lengths: Ints, longest: int | None = None, asked: Ints | None = None, most: int = 0) -> list[slice]:
     """Split sources (B,) into parts that run together: with few tokens in all, and with little padding.
 
-    A source of more than `longest` tokens runs alone.
+    A source of more than `longest` tokens runs alone. With the numbers of places of each that are `asked` (B,), those
+    of several sources are at most `most` in all.
     """
+    counts = np.zeros_like(lengths) if asked is None else asked
     parts = []
-    first = most = total = 0
-    for number, length in enumerate(lengths.tolist()):
-        largest = max(most, length)
+    first = wide = total = places = 0
+    for number, (length, count) in enumerate(zip(lengths.tolist(), counts.tolist(), strict=True)):
+        largest = max(wide, length)
         tokens = largest * (number + 1 - first)
-        is_alone = longest is not None and largest > longest
-        if number > first and (is_alone or tokens > ENCODED_TOGETHER or tokens - total - length > WASTE):
+        is_full = tokens > ENCODED_TOGETHER or tokens - total - length > WASTE or places + count > most
+        if number > first and (is_full or (longest is not None and largest > longest)):
             parts.append(slice(first, number))
-            first, total, largest = number, 0, length
-        most = largest
+            first, total, places, largest = number, 0, 0, length
+        wide = largest
         total += length
+        places += count
     return [*parts, slice(first, len(lengths))]

@@ -20,16 +20,16 @@ from txport.proof.metrics import Metric
 from txport.proof.parity.calls import no_crash
 from txport.proof.parity.cases import Case, brief
 from txport.proof.parity.exact import Exact
-from txport.proof.parity.measures import FORCED, WHOLE, Comparison, compare
+from txport.proof.parity.measures import FORCED, ONE_PASS, WHOLE, Comparison, compare
 from txport.proof.parity.quality import Texts, compare_quality, generated
 from txport.proof.parity.tokens import TokenComparison, compare_search, search_together
 from txport.proof.parity.tolerances import Tolerance
 from txport.proof.reports.report import Report
-from txport.runtimes.base import GraphRuntime, Ints, Runtime
+from txport.runtimes.base import Floats, GraphRuntime, Ints, Runtime
 from txport.runtimes.pytorch import TorchRuntime
 from txport.runtimes.single import SingleRuntime
 from txport.search.options import Found
-from txport.search.scoring import teacher_forced_logits
+from txport.search.scoring import has_one_pass, logits, teacher_forced_logits
 from txport.search.single import built_in
 from txport.targets.ports import LOGITS
 
@@ -85,6 +85,8 @@ class GeneratorTruth:
         for case in (case for case in self.cases if case.targets):
             with no_crash(f"{label}, case {case.name}: a search"):
                 forced = list(compare_forced(case, label, runtime, self._exact, tolerance))
+                if has_one_pass(runtime, self._exact.model.facts):
+                    forced += compare_forced(case, label, runtime, self._exact, tolerance, ONE_PASS)
                 report.tensors.extend(forced)
                 may_tie = all(each.passed for each in forced)
                 report.tokens.extend(self._compare_search(case, label, runtime, tolerance, may_tie=may_tie))
@@ -119,26 +121,27 @@ Hold = Callable[..., Comparison]
 
 
 def compare_forced(
-    case: Case, label: str, runtime: Runtime, exact: Exact, tolerance: Tolerance
+    case: Case, label: str, runtime: Runtime, exact: Exact, tolerance: Tolerance, kind: str = FORCED
 ) -> Iterator[Comparison]:
-    """Compare the logits at each position of the targets, over all rows that are long enough, with the runtime's cache.
+    """Compare the logits at each position of the targets, over all rows that are long enough.
 
-    If the tolerance bounds the RMS error, it bounds that of whole targets: at one position, few numbers carry all
-    earlier errors. The worst row of a position may then have a larger error, but a smaller one than a fault causes,
-    whose error is as large as the logits.
+    The runtime computes them by steps, with its own cache, or in one pass if `kind` is `ONE_PASS`. If
+    the tolerance bounds the RMS error, it bounds that of whole targets: at one position, few numbers carry all earlier
+    errors. The worst row of a position may then have a larger error, but a smaller one than a fault causes, whose error
+    is as large as the logits.
     """
     expected = exact.logits(case.sources, case.targets)
     pairs = []
     whole = cache(partial(_whole, exact, case))
-    for place, (rows, _, actual) in enumerate(
-        teacher_forced_logits(runtime, case.sources, case.targets, exact.model.facts)
-    ):
+    facts = exact.model.facts
+    found = _passed(runtime, case, facts) if kind == ONE_PASS else _stepped(runtime, case, facts)
+    for place, (rows, actual) in enumerate(found):
         wanted = np.stack([expected[row][place] for row in rows])
         largest = largest_of(wanted)
         allowed = tolerance.allowed(largest)
         rms = tolerance.allowed_place
         about = (case.name, label, place, LOGITS, wanted)
-        hold = partial(compare, *about, tolerance=allowed, rms=rms, by_row=True, kind=FORCED)
+        hold = partial(compare, *about, tolerance=allowed, rms=rms, by_row=True, kind=kind)
         own = whole if tolerance.rms is None else partial(_at, hold, exact, case, rows, place)
         yield tolerance.judge(hold(actual=actual), largest, own)
         if tolerance.rms is not None:
@@ -148,8 +151,22 @@ def compare_forced(
         largest = largest_of(wanted)
         allowed = tolerance.allowed(largest)
         rms = tolerance.allowed_rms
-        found = compare(case.name, label, WHOLE, LOGITS, wanted, actual, allowed, rms=rms, kind=FORCED)
-        yield tolerance.judge(found, largest, whole)
+        of_all = compare(case.name, label, WHOLE, LOGITS, wanted, actual, allowed, rms=rms, kind=kind)
+        yield tolerance.judge(of_all, largest, whole)
+
+
+def _stepped(runtime: Runtime, case: Case, facts: Facts) -> Iterator[tuple[Ints, Floats]]:
+    """Yield for each position the targets that have one there (R,), and the logits (R, V), by steps."""
+    for rows, _, values in teacher_forced_logits(runtime, case.sources, case.targets, facts):
+        yield rows, values
+
+
+def _passed(runtime: Runtime, case: Case, facts: Facts) -> Iterator[tuple[Ints, Floats]]:
+    """Yield the same as `_stepped`, computed in one pass."""
+    found = logits(runtime, case.sources, case.targets, facts)
+    for place in range(max(map(len, found))):
+        rows = np.array([row for row, values in enumerate(found) if place < len(values)])
+        yield rows, np.stack([found[row][place] for row in rows])
 
 
 def _at(hold: Hold, exact: Exact, case: Case, rows: Ints, place: int, draw: int) -> Comparison:
