@@ -33,6 +33,7 @@ from txport.proof.verify.check import verify
 from txport.runtimes.base import Runtime
 from txport.runtimes.openvino import library, rewrite
 from txport.runtimes.openvino import runtime as openvino
+from txport.runtimes.openvino.caches import Cache
 from txport.runtimes.openvino.library import TELEMETRY
 from txport.runtimes.openvino.paged import PagedDecoder
 from txport.runtimes.pytorch import TorchRuntime
@@ -331,6 +332,40 @@ def test_an_older_state_of_blocks_still_has_its_values(paged: Bundle) -> None:
         np.testing.assert_allclose(found.values, loaded.step(np.array([7, 7]), other)[0].values, atol=1e-5)
     with pytest.raises(RunError, match="rows can be selected from the newest state only"):
         loaded.select(after, np.array([1]))
+
+
+def test_in_bf16_one_thread_runs_no_gated_feed_forwards(tmp_path: Path) -> None:
+    """OpenVINO 2026.4 would end the process on processors with AMX."""
+    if reason := here("openvino-bf16"):
+        pytest.skip(reason)
+    bundle = bundle_of(load_checkpoint("preset:llama-tiny"), tmp_path / "out", "portable")
+    with pytest.raises(UnsupportedError, match=r"can't run gated feed-forwards with one thread, .* take openvino"):
+        runtimes.load("openvino-bf16", bundle, threads=1)
+
+
+@pytest.mark.parametrize("name", ["openvino", "openvino-bf16"])
+def test_what_one_request_leaves_in_blocks_is_in_no_other(name: str, paged: Bundle) -> None:
+    """In bf16 the operator multiplies numbers of places without tokens by 0."""
+    try:
+        loaded: Any = runtimes.load(name, paged, threads=1)
+    except (UnavailableError, UnsupportedError) as error:
+        pytest.skip(str(error))
+    prompts, lengths = np.array([[5, 6, 7, 8], [9, 4, 0, 0]]), np.array([4, 2])
+
+    def begun() -> tuple[Any, np.ndarray, set[int]]:
+        state = loaded.start(prompts, lengths, max_length=9)
+        found, state = loaded.step(np.array([8, 4]), state)
+        found, state = loaded.step(np.array([5, 6]), state)
+        (store,) = {each.store for each in state.tensors.values() if isinstance(each, Cache)}
+        return store, found.values.copy(), {each.ctypes.data for each in store._memory.values()}
+
+    store, right, before = begun()
+    for array in store._memory.values():
+        array[:] = 0x7FC0 if array.dtype == np.uint16 else np.nan
+    del store, array
+    _, found, after = begun()
+    assert before & after, "memory is used again"
+    np.testing.assert_array_equal(found, right)
 
 
 def test_where_openvino_can_not_page_caches_are_variables(paged: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
-"""Arrays: untrusted .npz files of NumPy, of which only expected members are read, and numbers in bfloat16."""
+"""Arrays: .npz files that are not trusted, numbers in bfloat16, and memory that is used again."""
 
 from __future__ import annotations
 
 import math
+import weakref
 import zipfile
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +21,7 @@ Array = NDArray[Any]  # of any dtype
 
 LARGEST = 16 << 20  # bytes of a file
 LONGEST_HEADER = 1000  # characters
+SMALLEST, MOST = 1 << 12, 1 << 44  # bytes of a pooled buffer
 
 
 def to_bf16(array: Array) -> NDArray[np.uint16]:
@@ -76,3 +79,42 @@ def _read(file: zipfile.ZipFile, member: zipfile.ZipInfo, expected: Expected) ->
     if dtype.kind == "f" and expected.finite and not np.isfinite(values).all():
         raise ValueError(f"{member.filename} holds NaN or infinity")
     return values
+
+
+class Pool:
+    """Buffers that return to the pool when their owners are collected, so that new requests need no new memory."""
+
+    def __init__(self) -> None:
+        # No lock: the garbage collector may return a buffer during `_take`, and each operation is atomic.
+        self._free: defaultdict[int, deque[NDArray[np.uint8]]] = defaultdict(deque)
+
+    def zeros(self, owner: object, shape: tuple[int, ...], dtype: object = np.float32) -> Array:
+        """Return an array of zeros, valid while `owner` exists. Old content may have NaN, and NaN times zero is NaN."""
+        return self._take(owner, shape, dtype, clear=True)
+
+    def empty(self, owner: object, shape: tuple[int, ...], dtype: object = np.float32) -> Array:
+        """Return an array with arbitrary content, valid while `owner` exists."""
+        return self._take(owner, shape, dtype, clear=False)
+
+    def _take(self, owner: object, shape: tuple[int, ...], dtype: Any, *, clear: bool) -> Array:
+        """Return an array from the pool; raise `MemoryError` for more than `MOST` bytes."""
+        count = math.prod(map(int, shape)) * np.dtype(dtype).itemsize
+        if count > MOST:
+            raise MemoryError(f"an array of the shape {shape} needs {count} bytes")
+        size = max(SMALLEST, 1 << (count - 1).bit_length()) if count else SMALLEST
+        try:
+            buffer = self._free[size].pop()
+            if clear:
+                buffer[:count] = 0
+        except IndexError:
+            buffer = np.zeros(size, np.uint8)
+        weakref.finalize(owner, self._give_back, buffer).atexit = False
+        array: Array = buffer[:count].view(dtype).reshape(shape)
+        return array
+
+    def _give_back(self, buffer: NDArray[np.uint8]) -> None:
+        self._free[buffer.size].append(buffer)
+
+
+class Hold:
+    """Owner of buffers: they return to the pool when it is collected."""

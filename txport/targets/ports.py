@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from txport.models.audio import Features
 from txport.models.facts import LENGTH, Facts, Owner, StateTensor
@@ -92,18 +93,28 @@ class Graph:
 
     def port(self, name: str) -> Port:
         """Return the input or output with this name; names are unique."""
-        return next(port for port in (*self.inputs, *self.outputs) if port.name == name)
+        return self._ports[name]
 
-    def past(self, owner: Owner | None = None) -> dict[StateTensor, str]:
+    @cached_property
+    def _ports(self) -> dict[str, Port]:
+        return {port.name: port for port in (*self.inputs, *self.outputs)}
+
+    def past(self, owner: Owner | None = None) -> Mapping[StateTensor, str]:
         """Return the names of the inputs that hold the state, by its tensors, in order; only of `owner` if given."""
-        return _held(self.inputs, owner)
+        return self._states["past", owner]
 
-    def present(self, owner: Owner | None = None) -> dict[StateTensor, str]:
+    def present(self, owner: Owner | None = None) -> Mapping[StateTensor, str]:
         """Return the names of the outputs that hold the new state, by its tensors; only of `owner` if it is given."""
-        return _held(self.outputs, owner)
+        return self._states["present", owner]
 
-    @property
-    def becomes(self) -> dict[str, str]:
+    @cached_property
+    def _states(self) -> dict[tuple[str, Owner | None], Mapping[StateTensor, str]]:
+        sides = {"past": self.inputs, "present": self.outputs}
+        owners: tuple[Owner | None, ...] = (None, "row", "source")
+        return {(side, owner): _held(sides[side], owner) for side in sides for owner in owners}
+
+    @cached_property
+    def becomes(self) -> Mapping[str, str]:
         """Map each output that holds a new state to the input that it becomes in the next run."""
         past = self.past()
         return {name: past[each] for each, name in self.present().items() if each in past}
@@ -128,9 +139,8 @@ class Graph:
         """Return the values of the dynamic dims, given the shapes of inputs by name."""
         return {
             dim: length
-            for port in self.inputs
-            if port.name in shapes
-            for dim, length in zip(port.dims, shapes[port.name], strict=True)
+            for name, shape in shapes.items()
+            for dim, length in zip(self._ports[name].dims, shape, strict=True)
             if isinstance(dim, str)
         }
 

@@ -32,11 +32,12 @@ from txport.proof.parity.cases import Case
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.replay import Reference
 from txport.runtimes.ort import fused, providers, sessions
-from txport.runtimes.ort.caches import Hold, Rows, move
+from txport.runtimes.ort.caches import Rows, move
 from txport.runtimes.slots import seat
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
 from txport.system import machine
+from txport.system.arrays import Hold
 from txport.targets.cpu import LARGE_VOCABULARY
 from txport.targets.ports import COUNT, ENCODER, IDS, LOG_PROBS, LOGITS, PAST_LENGTHS, STEP
 

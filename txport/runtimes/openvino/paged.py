@@ -14,7 +14,7 @@ from txport.runtimes.openvino.caches import Store
 from txport.runtimes.openvino.library import openvino
 from txport.runtimes.openvino.requests import Compiled, Held, Request, Tensor
 from txport.runtimes.openvino.rewrite import LOGIT_PLACES, Model, Value, graph_of, numbers, value_of
-from txport.system.arrays import Array, from_bf16, to_bf16
+from txport.system.arrays import Array, Hold, Pool, from_bf16, to_bf16
 from txport.targets.ports import ATTENTION_MASK, INPUT_IDS, LOGITS, POSITION_IDS, Graph, Port
 
 OPERATOR, WINDOW = "PagedAttentionExtension", 10  # and the number of its input for a window
@@ -97,6 +97,7 @@ class PagedDecoder:
 
     def __init__(self, forms: Sequence[Compiled], caches: Sequence[str]) -> None:
         self.forms = forms
+        self.pool = Pool()
         self.compiled = forms[0]
         layers = range(len(caches) // 2)
         names = [f"{kind}_cache.{layer}" for layer in layers for kind in ("key", "value")]
@@ -126,8 +127,10 @@ class Pages(Store):
         self._lengths = np.zeros(rows, np.int64)  # of each row, without padding
         self._table = np.zeros((rows, 0), np.int32)
         self._free = np.zeros(0, np.int32)
-        self._memory: dict[str, Array] = {}
+        self._hold = Hold()
+        self._memory: dict[str, Array] = {}  # valid while `_hold` exists
         self._tensors: dict[str, Tensor] = {}
+        self._logits = Held(np.empty(0, np.float32))
         (_, self._size, _), _ = next(iter(decoder.kinds.values()))  # tokens of a block
 
     def fill(self, inputs: Mapping[str, Tensor], length: int) -> None:
@@ -159,14 +162,17 @@ class Pages(Store):
         ids, positions = (inputs[each].array[new] for each in (INPUT_IDS, POSITION_IDS))
         logits = self.add(ids, positions, counts, places if wanted else places[:0])
         self.length += new.shape[1]
-        if last or not wanted:
+        if last or not wanted or new.all():
             return {LOGITS: Held(logits.reshape(len(new), -1, logits.shape[-1]))}
         every = np.zeros((*new.shape, logits.shape[-1]), logits.dtype)
         every[new] = logits
         return {LOGITS: Held(every)}
 
     def add(self, ids: Array, positions: Array, counts: Array, places: Array) -> Array:
-        """Run new tokens side by side, `counts` (R,) > 0 of each row; return the logits at some places (L, V)."""
+        """Run new tokens side by side, `counts` (R,) > 0 of each row; return the logits at some places (L, V).
+
+        The next run overwrites them.
+        """
         self._reserve(counts)
         lengths = self._lengths + counts
         used = -(-lengths // self._size)
@@ -183,12 +189,14 @@ class Pages(Store):
         at = len(self._requests) - 1 if len(ids) > FEW else 0
         compiled = self._decoder.forms[at]
         request = self._requests[at] = self._requests[at] or compiled.request()
-        port = compiled.model.outputs[compiled.outputs[LOGITS]]
-        logits = np.empty((len(places), 1, port.partial_shape[-1].get_length()), port.element_type.to_dtype())
+        if len(self._logits.shape) != 3 or self._logits.shape[0] != len(places):  # new memory in each run takes long
+            port = compiled.model.outputs[compiled.outputs[LOGITS]]
+            shape = (len(places), 1, port.partial_shape[-1].get_length())
+            self._logits = Held(np.empty(shape, port.element_type.to_dtype()))
         held = {name: Held(each) for name, each in given.items()}
-        request.run({**held, **self._tensors}, {LOGITS: Held(logits)})
+        request.run({**held, **self._tensors}, {LOGITS: self._logits})
         self._lengths = lengths
-        return logits[:, 0]
+        return self._logits.array[:, 0]
 
     def select(self, rows: Array) -> None:
         """See `Store.select`: rows share the blocks that are full, and have the last one for themselves."""
@@ -224,6 +232,8 @@ class Pages(Store):
     def _reserve(self, counts: Array) -> None:
         """Give each row the blocks that `counts` (R,) more tokens need."""
         held, needed = (-(-each // self._size) for each in (self._lengths, self._lengths + counts))
+        if (held == needed).all():
+            return
         self._extend(int((needed - held).sum()))
         wider = max(int(needed.max()) - self._table.shape[1], 0)
         self._table = np.pad(self._table, ((0, 0), (0, wider)), constant_values=NONE)
@@ -236,10 +246,12 @@ class Pages(Store):
         before = self._blocks
         if count <= len(self._free):
             return
-        blocks = max(before + count - len(self._free), int(MORE * before))
+        blocks = max(before + count - len(self._free), int(MORE * before) or count + self.count)
+        hold = Hold()
         for name, (dims, kind) in self._decoder.kinds.items():
-            memory = np.zeros((blocks, *dims), np.uint16 if kind == openvino.Type.bf16 else kind.to_dtype())
-            if before:
-                memory[:before] = self._memory[name]
+            dtype = np.uint16 if kind == openvino.Type.bf16 else kind.to_dtype()
+            memory = self._decoder.pool.empty(hold, (blocks, *dims), dtype)
+            memory[:before], memory[before:] = self._memory.get(name, 0), 0
             self._memory[name], self._tensors[name] = memory, Held(memory)
+        self._hold = hold
         self._free = np.concatenate([self._free, np.arange(before, blocks, dtype=np.int32)])

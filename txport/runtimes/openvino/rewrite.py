@@ -202,6 +202,11 @@ def has_empty_parts(model: Model) -> bool:
     return any(not _is_constant(_up(each, 2)) for each in splits)
 
 
+def has_gates(model: Model) -> bool:
+    """Return whether feed-forwards in fp32 have gates."""
+    return any(each.get_friendly_name().endswith(".gate.weight") for each in model.get_ordered_ops())
+
+
 def with_half(model: Model, names: Collection[str]) -> Model:
     """Return a graph whose inputs and outputs with these names are in bf16."""
     typed = openvino.preprocess.PrePostProcessor(model)

@@ -20,7 +20,17 @@ from txport.runtimes.openvino.caches import Cache, Decoder, dynamic
 from txport.runtimes.openvino.library import openvino
 from txport.runtimes.openvino.paged import PagedDecoder, windows_of, with_pages
 from txport.runtimes.openvino.requests import Compiled, Held, Tensor
-from txport.runtimes.openvino.rewrite import Model, Value, fold, fuse, has_empty_parts, part, with_half, with_places
+from txport.runtimes.openvino.rewrite import (
+    Model,
+    Value,
+    fold,
+    fuse,
+    has_empty_parts,
+    has_gates,
+    part,
+    with_half,
+    with_places,
+)
 from txport.runtimes.openvino.variables import VariableDecoder, with_variables
 from txport.runtimes.portable import PortableRuntime
 from txport.system.arrays import Array
@@ -32,6 +42,7 @@ DEVICE, HINT = "CPU", "INFERENCE_PRECISION_HINT"
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}  # inference precision
 LACKS = ("not support", "unsupported", "not implemented", "no conversion rule")  # in its messages about operators
 ROUNDED = 32  # inputs that share a scale of activations in products of few bits, as on ONNX Runtime
+NO_GATES = "can't run gated feed-forwards with one thread, because OpenVINO 2026.4 ends the process there"
 NO_EXPERTS = "can't run experts, because OpenVINO 2026.4 ends the process at a product of no rows on some processors"
 INNER = re.compile(r"Exception from \S+:\s*|Check '.*?' failed at \S+:\s*")  # positions in its source code
 
@@ -53,6 +64,7 @@ class OpenVinoEngine:
         self._parts: dict[str, Parts] = {}
         self._is_half = precision == "bf16"
         self._folds = self._is_half and manifest.is_quantised
+        self._has_one_thread = min((threads or cores()) * workers, cores()) < 2 * workers  # for each worker
         for role, graph in self._graphs.items():
             file = bundle.file(role)
             model = _read(file)
@@ -71,6 +83,8 @@ class OpenVinoEngine:
         """Compile a part of a graph; that with the caches of rows becomes the decoder."""
         if self._is_half and has_empty_parts(cut):
             raise UnsupportedError(f"openvino-bf16 {NO_EXPERTS}; take openvino")
+        if self._is_half and self._has_one_thread and has_gates(cut):
+            raise UnsupportedError(f"openvino-bf16 {NO_GATES}; take openvino, or two threads for each worker")
         outputs = {name for each in cut.outputs for name in each.get_names()}
         caches = {graph.becomes[name]: name for name in graph.present("row").values() if name in outputs}
         of_source = {*graph.present("source").values(), *graph.past("source").values()}
@@ -118,7 +132,8 @@ class OpenVinoEngine:
         """See `Engine.run`."""
         graph = self._graphs[role]
         caches = [name for name, each in inputs.items() if isinstance(each, Cache)]  # all in one store
-        shapes = {name: each.shape for name, each in inputs.items() if name not in caches[1:]}
+        others = {*caches[1:]}
+        shapes = {name: each.shape for name, each in inputs.items() if name not in others}
         lengths = graph.lengths(shapes)
         with running(role, "OpenVINO"):  # whose fused kernels do not check shapes
             _require_fit(graph, shapes, lengths)
@@ -169,7 +184,7 @@ class OpenVinoEngine:
                 store.fill(inputs, length)
         made = store.run(graph, inputs, lengths, wanted=LOGITS in outputs, last=last)
         caches = store.caches()
-        return made | {name: caches[pasts[each]] for each, name in graph.present("row").items()}
+        return made | {name: caches[graph.becomes[name]] for name in graph.present("row").values()}
 
     def placement(self) -> dict[str, dict[str, int]]:
         """See `GraphRuntime.placement`."""

@@ -19,13 +19,13 @@ from txport.bundles.bundle import Bundle
 from txport.models.facts import Owner
 from txport.runtimes.base import Floats, GraphPorts, Inputs, Ints, Outputs, Scores, running, scores
 from txport.runtimes.inputs import PROMPT_PART, SEVERAL, outputs_of, parts_of_prompt
-from txport.runtimes.ort.caches import FusedState, Hold, Pool, Ready, Rows, Source, move, pick_sources, put_rows
+from txport.runtimes.ort.caches import FusedState, Ready, Rows, Source, move, pick_sources, put_rows
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.parts import LONGEST, TOGETHER, Parts
 from txport.runtimes.ort.placement import placement
 from txport.runtimes.ort.sessions import Sessions, may_saturate, session_ports
 from txport.runtimes.slots import seat
-from txport.system.arrays import Array
+from txport.system.arrays import Array, Hold, Pool
 from txport.targets.cpu import LIKELIEST, screens
 from txport.targets.ports import (
     ALIGN,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from txport.runtimes.ort.caches import Hold, Pool
+from txport.system.arrays import Hold, Pool
 
 
 @pytest.mark.parametrize("shape", [(1 << 31, 1 << 31, 4), (1 << 32, 1 << 32), (1 << 21, 1 << 21, 1 << 21)])
