@@ -327,6 +327,10 @@ def test_an_older_state_of_blocks_still_has_its_values(paged: Bundle) -> None:
     first, after = loaded.step(np.array([5, 6]), before)
     again, other = loaded.step(np.array([5, 6]), before)
     np.testing.assert_allclose(again.values, first.values, atol=1e-5)
+    started = loaded.start(prompts, lengths, max_length=9)
+    right = loaded.step(np.array([8, 4]), started)[0].values.copy()
+    loaded.step(np.array([5, 6]), loaded.step(np.array([8, 4]), started)[1])
+    np.testing.assert_array_equal(loaded.step(np.array([8, 4]), started)[0].values, right)
     for state in (after, other):
         found, _ = loaded.step(np.array([7, 7]), state)
         np.testing.assert_allclose(found.values, loaded.step(np.array([7, 7]), other)[0].values, atol=1e-5)
@@ -334,10 +338,20 @@ def test_an_older_state_of_blocks_still_has_its_values(paged: Bundle) -> None:
         loaded.select(after, np.array([1]))
 
 
-def test_in_bf16_one_thread_runs_no_gated_feed_forwards(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("preset", "gated"), [("llama-tiny", True), ("modernbert-tiny", True), ("gpt2-tiny", False), ("bert-tiny", False)]
+)
+def test_gates_are_found_by_their_products(preset: str, gated: bool, tmp_path: Path) -> None:
+    bundle = bundle_of(load_checkpoint(f"preset:{preset}"), tmp_path / "out", "portable")
+    (file,) = (bundle.file(role) for role, graph in bundle.manifest.graphs.items() if graph.has_weights)
+    assert rewrite.has_gates(library.openvino.Core().read_model(str(file))) == gated
+
+
+def test_in_bf16_one_thread_runs_no_gated_feed_forwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenVINO 2026.4 would end the process on processors with AMX."""
     if reason := here("openvino-bf16"):
         pytest.skip(reason)
+    monkeypatch.setattr(openvino, "flags", frozenset)
     bundle = bundle_of(load_checkpoint("preset:llama-tiny"), tmp_path / "out", "portable")
     with pytest.raises(UnsupportedError, match=r"can't run gated feed-forwards with one thread, .* take openvino"):
         runtimes.load("openvino-bf16", bundle, threads=1)

@@ -141,7 +141,7 @@ class PortableRuntime(Generic[T]):
             wanted = [LOGITS, *self._becomes] if part.stop == size else [*self._becomes]
             results = self._engine.run(DECODER, {**given, **tensors}, wanted, last=True)
             tensors = {name: results[output] for output, name in self._becomes.items()}
-        ready = Ready(ids[:, -1], self._last_logits(results, len(ids)))
+        ready = Ready(ids[:, -1], self._last_logits(results, len(ids)).copy())  # later runs may overwrite them
         longest = max_length + size - int(lengths.min())  # limit of the shortest prompt, including its padding
         tensors = {ATTENTION_MASK: self._engine.from_numpy(mask), **tensors}
         return PortableState(tensors, size, longest, np.arange(len(prompts)), ready)

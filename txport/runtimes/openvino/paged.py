@@ -23,7 +23,7 @@ LONGEST = "max_context_len"
 HIDDEN = -1000.0  # additive masks hide with less
 FEW = 4  # tokens of a run that the form for few tokens takes
 NONE = -1  # no block
-MORE = 1.5  # times the blocks, where they do not suffice
+MORE = 2  # times the blocks, where they do not suffice
 
 
 def with_pages(model: Model, windows: Sequence[int]) -> Model:
@@ -246,12 +246,12 @@ class Pages(Store):
         before = self._blocks
         if count <= len(self._free):
             return
-        blocks = max(before + count - len(self._free), int(MORE * before) or count + self.count)
-        hold = Hold()
+        blocks = max(before + count - len(self._free), MORE * before or count + self.count)
+        hold, memory = Hold(), dict[str, Array]()
         for name, (dims, kind) in self._decoder.kinds.items():
             dtype = np.uint16 if kind == openvino.Type.bf16 else kind.to_dtype()
-            memory = self._decoder.pool.empty(hold, (blocks, *dims), dtype)
-            memory[:before], memory[before:] = self._memory.get(name, 0), 0
-            self._memory[name], self._tensors[name] = memory, Held(memory)
-        self._hold = hold
+            memory[name] = self._decoder.pool.empty(hold, (blocks, *dims), dtype)
+            memory[name][:before], memory[name][before:] = self._memory.get(name, 0), 0
+        self._tensors = {name: Held(each) for name, each in memory.items()}
+        self._hold, self._memory = hold, memory
         self._free = np.concatenate([self._free, np.arange(before, blocks, dtype=np.int32)])

@@ -18,6 +18,8 @@ Node = Any
 Value = Any  # an output of a node
 
 LOGIT_PLACES = "logit_places"
+ACTIVATIONS = {"Sigmoid", "Swish", "Gelu", "Erf", "Tanh"}
+ELEMENTWISE = {"Add", "Subtract", "Multiply", "Divide", "Power", "Convert", "Reshape"}
 # operators whose result at one place depends on their input at that place only, if their other input is constant
 POINTWISE = {"MatMul", "Add", "Subtract", "Multiply", "Divide", "Tanh", "Convert"}
 # operators that the plugin computes at the end of a product
@@ -203,8 +205,44 @@ def has_empty_parts(model: Model) -> bool:
 
 
 def has_gates(model: Model) -> bool:
-    """Return whether feed-forwards in fp32 have gates."""
-    return any(each.get_friendly_name().endswith(".gate.weight") for each in model.get_ordered_ops())
+    """Return whether a product reads two others, element by element, of which one has passed an activation.
+
+    Products with weights in few bits do not count.
+    """
+    return any(_is_gated(each) for each in model.get_ordered_ops() if each.get_type_name() == "Multiply")
+
+
+def _is_gated(node: Node) -> bool:
+    (one, first), (other, second) = (_products(value_of(node, at)) for at in range(2))
+    readers = {each.get_node().get_type_name() for each in node.output(0).get_target_inputs()}
+    apart = one and other and not one & other  # both sides of a decomposed GELU are one product
+    return bool("MatMul" in readers and apart and (ACTIVATIONS & first) ^ (ACTIVATIONS & second))
+
+
+def _products(value: Value) -> tuple[set[tuple[str, int]], set[str]]:
+    """Return the products of numbers, or parts of split ones, in a value, and the types of nodes after them."""
+    products, kinds, seen, pending = set[tuple[str, int]](), set[str](), set[str](), [value]
+    while pending:
+        value = pending.pop()
+        node = value.get_node()
+        name, kind = node.get_friendly_name(), node.get_type_name()
+        if kind == "MatMul" or "Split" in kind:
+            product = _up(node) if "Split" in kind else node
+            if product.get_type_name() != "MatMul" or _has_numbers(product):
+                products.add((name, value.get_index()))
+        elif kind in ELEMENTWISE | ACTIVATIONS and name not in seen:
+            seen.add(name)
+            kinds.add(kind)
+            pending += [value_of(node, at) for at in range(node.get_input_size())]
+    return products, kinds
+
+
+def _has_numbers(product: Node) -> bool:
+    """Return whether the weight of a product is not in few bits."""
+    weight = _up(product, 1)
+    while weight.get_type_name() in ("Convert", "Transpose"):
+        weight = _up(weight)
+    return bool(weight.get_type_name() == "Constant")
 
 
 def with_half(model: Model, names: Collection[str]) -> Model:

@@ -35,10 +35,11 @@ from txport.runtimes.openvino.variables import VariableDecoder, with_variables
 from txport.runtimes.portable import PortableRuntime
 from txport.system.arrays import Array
 from txport.system.cores import cores
-from txport.system.machine import is_out_of_memory
+from txport.system.machine import flags, is_out_of_memory
 from txport.targets.ports import BATCH, DECODER, LOGITS, PAST_SOURCE, ROWS, SELECT, SOURCE, UNNAMED, Graph, Port
 
 DEVICE, HINT = "CPU", "INFERENCE_PRECISION_HINT"
+STREAMS, THREADS = "NUM_STREAMS", "INFERENCE_NUM_THREADS"
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}  # inference precision
 LACKS = ("not support", "unsupported", "not implemented", "no conversion rule")  # in its messages about operators
 ROUNDED = 32  # inputs that share a scale of activations in products of few bits, as on ONNX Runtime
@@ -64,7 +65,7 @@ class OpenVinoEngine:
         self._parts: dict[str, Parts] = {}
         self._is_half = precision == "bf16"
         self._folds = self._is_half and manifest.is_quantised
-        self._has_one_thread = min((threads or cores()) * workers, cores()) < 2 * workers  # for each worker
+        self._has_amx = not flags() or "amx_bf16" in flags()
         for role, graph in self._graphs.items():
             file = bundle.file(role)
             model = _read(file)
@@ -83,7 +84,7 @@ class OpenVinoEngine:
         """Compile a part of a graph; that with the caches of rows becomes the decoder."""
         if self._is_half and has_empty_parts(cut):
             raise UnsupportedError(f"openvino-bf16 {NO_EXPERTS}; take openvino")
-        if self._is_half and self._has_one_thread and has_gates(cut):
+        if self._is_half and self._has_amx and has_gates(cut) and self._threads_of_a_worker() < 2:
             raise UnsupportedError(f"openvino-bf16 {NO_GATES}; take openvino, or two threads for each worker")
         outputs = {name for each in cut.outputs for name in each.get_names()}
         caches = {graph.becomes[name]: name for name in graph.present("row").values() if name in outputs}
@@ -106,6 +107,13 @@ class OpenVinoEngine:
         if caches:
             self._decoder = VariableDecoder(compiled)
         return compiled
+
+    def _threads_of_a_worker(self) -> int:
+        """Return how many threads OpenVINO takes, which may be fewer than the options ask for."""
+        nothing = openvino.opset13.parameter([1], openvino.Type.f32)
+        compiled = _core().compile_model(openvino.Model([nothing], [nothing]), DEVICE, self._options)
+        threads, streams = (int(compiled.get_property(each)) for each in (THREADS, STREAMS))
+        return threads // max(streams, 1)
 
     def _paged(self, model: Model, windows: Sequence[int], caches: Sequence[str]) -> PagedDecoder | None:
         """Return a decoder with paged attention; None if OpenVINO lacks it here."""
@@ -134,8 +142,8 @@ class OpenVinoEngine:
         caches = [name for name, each in inputs.items() if isinstance(each, Cache)]  # all in one store
         others = {*caches[1:]}
         shapes = {name: each.shape for name, each in inputs.items() if name not in others}
-        lengths = graph.lengths(shapes)
         with running(role, "OpenVINO"):  # whose fused kernels do not check shapes
+            lengths = graph.lengths(shapes)
             _require_fit(graph, shapes, lengths)
             if role == SELECT and caches:
                 return _selected(inputs, outputs)
@@ -214,8 +222,8 @@ def options_of(threads: int | None, precision: str, workers: int, rounded: int =
     """
     return {
         "PERFORMANCE_HINT": "LATENCY",
-        "NUM_STREAMS": workers,
-        "INFERENCE_NUM_THREADS": cores() if threads is None else threads * workers,
+        STREAMS: workers,
+        THREADS: cores() if threads is None else threads * workers,
         "ENABLE_CPU_PINNING": False,
         HINT: PRECISIONS[precision],
         "KV_CACHE_PRECISION": PRECISIONS[precision],  # by default 8 bits
