@@ -36,6 +36,7 @@ from txport.runtimes.openvino import runtime as openvino
 from txport.runtimes.openvino.caches import Cache
 from txport.runtimes.openvino.library import TELEMETRY
 from txport.runtimes.openvino.paged import PagedDecoder
+from txport.runtimes.openvino.requests import Held
 from txport.runtimes.pytorch import TorchRuntime
 from txport.targets.ports import ATTENTION_MASK, BATCH, DECODER, ENCODER, PAST, TOKENS, UNNAMED
 
@@ -359,7 +360,7 @@ def test_in_bf16_one_thread_runs_no_gated_feed_forwards(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("name", ["openvino", "openvino-bf16"])
 def test_what_one_request_leaves_in_blocks_is_in_no_other(name: str, paged: Bundle) -> None:
-    """In bf16 the operator multiplies numbers of places without tokens by 0."""
+    """Nor is a NaN in places without tokens, whose numbers attention may multiply by 0."""
     try:
         loaded: Any = runtimes.load(name, paged, threads=1)
     except (UnavailableError, UnsupportedError) as error:
@@ -377,8 +378,9 @@ def test_what_one_request_leaves_in_blocks_is_in_no_other(name: str, paged: Bund
     for array in store._memory.values():
         array[:] = 0x7FC0 if array.dtype == np.uint16 else np.nan
     del store, array
-    _, found, after = begun()
+    store, found, after = begun()
     assert before & after, "memory is used again"
+    assert not any(np.isnan(Held(array).array).any() for array in store._memory.values())
     np.testing.assert_array_equal(found, right)
 
 
