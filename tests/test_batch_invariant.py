@@ -9,19 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 
 import txport
 from tests.covering import in_turn
 from tests.runtimes.driven import seat_mixed
-from tests.tiny import tiny_config, tiny_model
+from tests.seeded import bundle_of, saved
+from tests.tiny import edit_graph, tiny_config, tiny_model
 from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import INVARIANT, PLAIN, blocks_of
 from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.exporters.check import operators
+from txport.models.architectures.llama import LlamaConfig
+from txport.models.architectures.opt import OPTConfig
 from txport.models.names import MANIFEST
 from txport.proof.proven import write
 from txport.proof.verify.check import BATCH, Check, verify
@@ -207,23 +212,78 @@ def test_without_padding_logits_of_portable_bundles_depend_on_the_others(
     assert differing(bundle, 124) > most
 
 
+CAUSAL: dict[str, Any] = {
+    "llama": LlamaConfig(vocab_size=40, d_model=32, heads=2, decoder_layers=2, max_length=60, pad_id=0, eos_ids=(2,)),
+    "opt": OPTConfig(  # what reads the last norm alone is in 4 bits, too
+        vocab_size=40, d_model=32, embedding_width=24, heads=2, decoder_layers=2, max_length=60, pad_id=0, eos_id=2
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [*CAUSAL, "seq2seq"])
+def test_no_row_runs_alone_where_its_sums_would_differ(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ONNX Runtime's kernels for one row of 4-bit blocks of 32 on x86 without AVX-512 VNNI."""
+    config = CAUSAL.get(kind) or tiny_config(max_length=60, d_model=32, feed_forward=64)
+    bundle = bundle_of(saved(config, tmp_path / "model"), tmp_path / "out", "cpu", "int4")
+    for role in bundle.manifest.graphs:
+        bundle = edit_graph(bundle.path, role, sum_one_row_apart)
+    apart = [differing(bundle, by_step=by_step) for by_step in (False, True)]
+    assert any(apart)
+    monkeypatch.setattr(fused, "sums_one_row_apart", lambda: True)
+    assert [differing(bundle, by_step=by_step) for by_step in (False, True)] == [0, 0]
+    texts = sources(bundle)[:9]
+    for options in SEARCHES[:4]:
+        runtime = opened(bundle)
+        together = found(bundle, runtime, texts, **options)
+        assert together == [found(bundle, runtime, [text], **options)[0] for text in texts]
+
+
+def sum_one_row_apart(model: onnx.ModelProto) -> None:
+    """Add a hundredth to each product in 4-bit blocks that has a single row."""
+    nodes = list[onnx.NodeProto]()
+    for node in model.graph.node:
+        values = {each.name: each.i for each in node.attribute}
+        nodes.append(node)
+        if node.op_type != "MatMulNBits" or values["bits"] != 4:
+            continue
+        name = node.output[0]
+        node.output[0] = exact = f"{name}.exact"
+        outputs = numpy_helper.from_array(np.array(values["N"], np.int64), f"{name}.outputs")
+        hundredth = numpy_helper.from_array(np.array(0.01, np.float32), f"{name}.hundredth")
+        model.graph.initializer.extend([outputs, hundredth])
+        nodes += [
+            helper.make_node("Size", [exact], [f"{name}.size"]),
+            helper.make_node("Equal", [f"{name}.size", outputs.name], [f"{name}.alone"]),
+            helper.make_node("Cast", [f"{name}.alone"], [f"{name}.times"], to=TensorProto.FLOAT),
+            helper.make_node("Mul", [f"{name}.times", hundredth.name], [f"{name}.more"]),
+            helper.make_node("Add", [exact, f"{name}.more"], [name]),
+        ]
+    nodes = [onnx.NodeProto.FromString(each.SerializeToString()) for each in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+
 def looked_at(bundle: Bundle) -> Check:
     (check,) = (check for check in verify(bundle.path).checks if check.name == BATCH)
     return check
 
 
-def differing(bundle: Bundle, count: int = 31) -> int:
+def differing(bundle: Bundle, count: int = 31, *, by_step: bool = False) -> int:
     """How many texts have other logits before given targets in some batch than alone."""
     runtime = opened(bundle)
     facts = bundle.manifest.facts
     texts = sources(bundle, count)
     targets = [[4 + len(text) % 8, 7, 9, 5, 2] for text in texts]
-    alone = [logits(runtime, [text], [target], facts)[0] for text, target in zip(texts, targets, strict=True)]
+    pairs = zip(texts, targets, strict=True)
+    alone = [logits(runtime, [text], [target], facts, by_step=by_step)[0] for text, target in pairs]
     other = set()
     for size in (each + 1 for each in OTHERS):
         for start in range(0, len(texts), size):
             part = slice(start, start + size)
-            for at, values in enumerate(logits(runtime, texts[part], targets[part], facts), start):
+            together = logits(runtime, texts[part], targets[part], facts, by_step=by_step)
+            for at, values in enumerate(together, start):
                 if not np.array_equal(values, alone[at]):
                     other.add(at)
     return len(other)
@@ -235,7 +295,7 @@ def test_every_matrix_has_a_form_and_no_operator_quantises_all_rows_at_once(bund
     precision = manifest.precision
     config = manifest.config
     forms = set(manifest.forms.values())
-    blocks = {blocks_of(4, 16), blocks_of(4, 16, zeros=True)}  # tables have no zero points
+    blocks = {blocks_of(4, block, zeros=zeros) for block in (16, 32) for zeros in (False, True)}  # of tables: no zeros
     assert INVARIANT in forms
     assert forms <= {INVARIANT} | (blocks if precision == "int4" else set())
     products = 0

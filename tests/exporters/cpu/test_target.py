@@ -320,6 +320,38 @@ def test_exact_products_are_asked_for_only_where_they_may_overflow(
     assert sessions.may_saturate() is expected
 
 
+@pytest.mark.parametrize(("target", "asked"), [("cpu", "1"), ("portable", "0")])
+def test_weights_are_made_unsigned_only_where_integers_are_multiplied(
+    target: str, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On x86 without VNNI, ONNX Runtime 1.31 would make those of DequantizeLinear unsigned, and then not run them."""
+    bundle = unproven("preset:tiny", tmp_path / "out", target=target, precision="int8")
+    monkeypatch.setattr(sessions, "may_saturate", lambda: True)
+    for session in sessions.start_sessions(bundle, "cpu", 1).values():
+        options = session.get_session_options()
+        assert options.get_session_config_entry("session.x64quantprecision") == asked
+
+
+@pytest.mark.parametrize(
+    ("processor", "flags", "expected"),
+    [
+        ("x86_64", "avx2 avx_vnni", True),
+        ("AMD64", "", True),
+        ("x86_64", "avx512f avx512_vnni", False),
+        ("aarch64", "asimd", True),
+        ("aarch64", "asimd asimddp", False),
+        ("arm64", "", False),
+    ],
+)
+def test_which_processors_have_a_kernel_for_one_row(
+    processor: str, flags: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: processor)
+    for module in (machine, sessions):
+        monkeypatch.setattr(module, "flags", lambda: frozenset(flags.split()))
+    assert sessions.sums_one_row_apart() is expected
+
+
 def test_parity_takes_the_runtimes_that_can_run_it(plain: tuple[Checkpoint, Bundle]) -> None:
     arguments = ["parity", str(plain[1].path), "--checkpoint", str(plain[1].path.parent / "toy")]
     done = CliRunner().invoke(cli, arguments)

@@ -23,13 +23,14 @@ from txport.models.audio import Features
 from txport.targets.ports import ENCODER, STEP
 
 FLOAT = 4  # bytes
-ALIKE = (32, 16)  # block sizes whose sums do not depend on the number of rows; 4 bits on x86 without VNNI: only 16
+# Block sizes whose sums do not depend on the number of rows. 4 bits have exceptions: blocks of 32 on some processors,
+# where the driver runs no row alone; and blocks of 16 on Arm, for matrices whose inputs are no multiple of 32.
+ALIKE = (32, 16)
 FEW_ROWS = 2  # up to this number of rows, the time is that of reading the weights
 # Number of weights of a step that exceeds last-level caches. From memory, dynamic int8 streams as fast as blocks and
 # reads fewer scales; see docs/cpu-target.md.
 STREAMED = 64_000_000
-# Number of weights of a step up to which blocks have 16 inputs, larger ones 32, unless the inputs are `EVEN`. Where
-# weights come from memory, kernels for 4-bit blocks of 16 take three times as long as those for 32.
+# Number of weights of a step up to which 8-bit blocks have 16 inputs, larger ones 32, unless the inputs are `EVEN`.
 FINE = 200_000_000
 NO_COLUMNS: Mapping[str, tuple[int, ...]] = {}
 NO_FORMS: Mapping[str, Form] = {}
@@ -38,7 +39,7 @@ NO_PACKED: Mapping[str, PackedReader] = {}
 # save the most bytes for the time lost.
 FOUR_BITS = frozenset({"ffn_out", "cross_key", "cross_value"})
 # Linear layers of a causal model that int4 stores in 8 bits: those that gain most for their bytes (docs/few-bits.md).
-EIGHT_BITS = frozenset({"query", "key", "value", "projection"})
+EIGHT_BITS = frozenset({"query", "key", "value", "attention_out", "projection"})
 # Linear layers whose inputs are of about the same size, as those are that are smoothed: in 8-bit blocks of 32 they lose
 # about as little as in blocks of 16, which take up to a half more time (docs/few-bits.md).
 EVEN = frozenset({"attention_out", "projection"})
@@ -87,19 +88,19 @@ def choose_form(
 ) -> Form:
     """Return the form for a matrix (out, in) of one graph: the fastest for a step of `rows` rows.
 
-    `rows` None: the fastest form for which no row depends on the others or on their number (4-bit blocks of 32 do on
-    x86 without VNNI), and that keeps the outputs: a few inputs of a `causal` model are much larger than the others, so
-    one scale for all of them would drop digits. A model that `hears` has steps of few rows, and reads its sources' keys
-    and values in each, which takes longer than its products; so these are in blocks, which have no other nodes.
-    `small`: prefer less space to less time. `wide`: in int4, it has 8 bits. `weights`: their number in a step.
-    `columns`: its inputs to keep in fp32. `even`: they are of about the same size.
+    `rows` None: the fastest form for which no row depends on the others or on their number, and that keeps the outputs:
+    a few inputs of a `causal` model are much larger than the others, so one scale for all of them would drop digits. A
+    model that `hears` has steps of few rows, and reads its sources' keys and values in each, which takes longer than
+    its products; so these are in blocks, which have no other nodes. `small`: prefer less space to less time. `wide`: in
+    int4, it has 8 bits. `weights`: their number in a step. `columns`: its inputs to keep in fp32. `even`: they are of
+    about the same size.
     """
     block = next((size for size in (ALIKE if rows is None else BLOCKS) if shape[1] % size == 0), None)
     fine = min(ALIKE) if block and rows is None and weights <= FINE else block
     if block and precision == "int4" and wide:
         return blocks_of(8, block)
-    if fine and precision == "int4" and (role == STEP or small):
-        return blocks_of(4, fine, zeros=True)
+    if block and precision == "int4" and (role == STEP or small):
+        return blocks_of(4, block, zeros=True)
     if rows is None and block and hears and role == STEP:
         return blocks_of(8, block)
     if rows is None:
@@ -149,8 +150,7 @@ def choose_forms(
             if count > 1:
                 form = to_share(form, _shape(weight)[1])
             if is_taken and all(part in packed for part in parts):
-                same = min(ALIKE) if weights <= FINE else max(ALIKE)
-                form = blocks_of(4, same if rows is None else packed[parts[0]].group, zeros=True)
+                form = blocks_of(4, max(ALIKE) if rows is None else packed[parts[0]].group, zeros=True)
             forms[str(weight.name)] = form if all(part in tags for part in parts) else PLAIN
     for value in (each for model in models.values() for each in model.graph.initializers.values()):
         name = str(value.name)

@@ -136,7 +136,8 @@ class Runner:
         options.graph_optimization_level = none if level is None else level
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # PyTorch runs in between
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-        options.add_session_config_entry("session.x64quantprecision", "1" if may_saturate() else "0")
+        is_exact = may_saturate() and any(node.op_type in SIGNED for node in model.graph)
+        options.add_session_config_entry("session.x64quantprecision", "1" if is_exact else "0")
         options.intra_op_num_threads = core_limit() or 0
         if level is None and may_saturate():
             make_unsigned(model)

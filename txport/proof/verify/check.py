@@ -39,11 +39,11 @@ from txport.proof.verify.golden import (
     load_golden,
 )
 from txport.runtimes.base import Floats, GraphRuntime, Runtime
-from txport.runtimes.ort import sessions
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 from txport.search.scoring import has_one_pass, logits, score
 from txport.system.arrays import Array
+from txport.system.machine import is_x86
 from txport.system.progress import Progress, Stage, logged
 from txport.system.terminal import percent
 from txport.text.load import load_tokenizer
@@ -53,7 +53,7 @@ FILES, EXPORT, PORTS, TOKENIZER, LOGITS, BATCH = "files", "export", "ports", "to
 FIRST = (FILES, EXPORT, PORTS, TOKENIZER)
 ROUNDING = 1e-5  # relative rounding error of a score: log-probs are not small even if all logits are
 WIDE, FEW_KEYS = 128, 64  # numbers of a head that are always added at once, and keys up to which more are
-FIXED = 16  # inputs of a 4-bit block whose sums have one order on every processor
+SMALL = 16  # inputs of a 4-bit block whose sums have one order on x86 alone
 SPOKEN = 12  # maximum tokens of a target that is searched both alone and in the batch
 UNEVEN = 4  # one in so many tokens ends a sample, so that samples of one source have unequal lengths
 
@@ -180,8 +180,8 @@ def _unlike(manifest: Manifest, runtime: str, provider: str) -> str | None:
         return f"kernels for {manifest.rows} rows depend on the batch"
     if manifest.is_quantised and manifest.made_for.is_standard:
         return "roundings of activations enlarge the last bits of attention, which depend on the batch"
-    if sessions.may_saturate() and any(form.bits == 4 and form.block != FIXED for form in manifest.forms.values()):
-        return f"kernels for 4-bit blocks of more than {FIXED} depend on the batch on this processor, which has no VNNI"
+    if not is_x86() and any(form.bits == 4 and form.block == SMALL for form in manifest.forms.values()):
+        return f"kernels for 4-bit blocks of {SMALL} depend on the batch on this processor"
     return None
 
 

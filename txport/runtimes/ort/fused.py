@@ -23,7 +23,7 @@ from txport.runtimes.ort.caches import FusedState, Ready, Rows, Source, move, pi
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.parts import LONGEST, TOGETHER, Parts
 from txport.runtimes.ort.placement import placement
-from txport.runtimes.ort.sessions import Sessions, may_saturate, session_ports
+from txport.runtimes.ort.sessions import Sessions, may_saturate, session_ports, sums_one_row_apart
 from txport.runtimes.slots import seat
 from txport.system.arrays import Array, Hold, Pool
 from txport.targets.cpu import LIKELIEST, screens
@@ -48,32 +48,30 @@ from txport.targets.ports import (
 )
 
 FIRST_CAPACITY = 32
-EVERY = slice(None)
 SLACK = 1.25  # room for sources relative to their number, where a running state is extended
 ENCODED_TOGETHER = 1024  # tokens per run; the activations of more tokens do not fit the processor's caches
 
 LOGITS_TOGETHER = 1 << 24  # numbers (64 MB) that the logits of one run of several texts may have
 WASTE = 8  # tokens of padding that take as long as one more run
 NOBODY = -1  # the token of an unused slot
-# Attention computes blocks of so many tokens, or of multiples, and a block of one token sums in another order: alone, a
-# prompt that ends with such a block would have other last bits than beside a longer one. It gets a token of padding.
-ROUNDED = 16
 UNWRITTEN = -1  # the number of the write of a position without one
 
 
 class Binding:
     """The step graph's inputs and outputs bound to the memory of one state, valid until its shapes change.
 
-    There is one session binding for each number of most probable tokens, with and without attention.
+    There is one session binding for each number of most probable tokens, with and without attention. A single row runs
+    beside an unused one if the runtime runs two at least.
     """
 
     def __init__(self, runtime: FusedRuntime, state: FusedState) -> None:
-        size = state.size
+        size = max(state.size, runtime.least_rows)
+        sources = max(len(state.source.lengths), runtime.least_rows // state.beams)
         self.hold = Hold()
-        shape = (len(state.source.lengths), state.beams) if runtime.has_source else (size, 1)
-        self.tokens = np.empty(shape, np.int64)
+        self.tokens = np.zeros((sources, state.beams) if runtime.has_source else (size, 1), np.int64)
         self.flat = self.tokens.ravel()
         self.attention = (size, state.source.caches.shape[3])
+        self._copied: list[tuple[Array, Array]] = []  # to, from: before each run
         self.logits = runtime.pool.empty(self.hold, (size, runtime.facts.writes.size))
         self._session = runtime.sessions[STEP]
         self._aligns = runtime.facts.attention is not None
@@ -82,17 +80,26 @@ class Binding:
         capacity = np.array([state.rows.caches.shape[3]], np.int32)
         inputs: dict[str, Array] = {INPUT_IDS: self.tokens}
         if runtime.has_source:
-            inputs |= {PAST_LENGTHS: state.lengths, CAPACITY: capacity, SOURCE_LENGTHS: state.source.lengths}
+            heard = self._lengths(state.source.lengths, sources, unused=1)
+            inputs |= {PAST_LENGTHS: self._lengths(state.lengths, size), CAPACITY: capacity, SOURCE_LENGTHS: heard}
         else:
-            inputs |= {LAST_PLACES: state.lengths, TOTAL: capacity, LOGITS_AT: np.arange(size)}
+            inputs |= {LAST_PLACES: self._lengths(state.lengths, size), TOTAL: capacity, LOGITS_AT: np.arange(size)}
         graph = runtime.graphs[STEP]
-        inputs.update(zip(graph.past("source").values(), state.source.caches, strict=True))
+        inputs.update(zip(graph.past("source").values(), state.source.room[:, :sources], strict=True))
         self._inputs = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
         self._outputs = {LOGITS: ort.OrtValue.ortvalue_from_numpy(self.logits)}
         pairs = zip(graph.past("row").values(), graph.present("row").values(), strict=True)
         for (past, present), array in zip(pairs, state.rows.caches, strict=True):
             # same memory for input and output: the kernel writes in place
             self._inputs[past] = self._outputs[present] = ort.OrtValue.ortvalue_from_numpy(array[:size])
+
+    def _lengths(self, lengths: NDArray[np.int32], size: int, unused: int = 0) -> NDArray[np.int32]:
+        """Return the lengths (N,), or an array (size,) that has them and those of unused rows."""
+        if len(lengths) == size:
+            return lengths
+        every = np.full(size, unused, np.int32)
+        self._copied.append((every[: len(lengths)], lengths))
+        return every
 
     def run(self, tokens: Ints, count: int, align: bool) -> Scores:
         """Run one step with tokens (R,) and return its scores, which the next step overwrites.
@@ -103,10 +110,12 @@ class Binding:
         if (count, align) not in self._seeking:
             self._seeking[count, align] = self._seek(count, align)
         io, scores = self._seeking[count, align]
-        self.flat[:] = tokens
+        self.flat[: len(tokens)] = tokens
+        for to, lengths in self._copied:
+            to[:] = lengths
         with running(STEP, "ONNX Runtime"):
             self._session.run_with_iobinding(io)
-        return scores
+        return scores if len(tokens) == len(self.flat) else scores.of(np.arange(len(tokens)))
 
     def _seek(self, count: int, align: bool) -> tuple[Any, Scores]:
         asked = {COUNT: np.array([count])}
@@ -144,6 +153,9 @@ class FusedRuntime:
         self.pool = Pool()
         self.graphs = bundle.manifest.graphs
         self.has_source = self.facts.is_encoder_decoder
+        has_four_bits = any(form.bits == 4 for form in bundle.manifest.forms.values())
+        is_free = bundle.manifest.rows is None  # no row depends on the others
+        self.least_rows = SEVERAL if is_free and has_four_bits and sums_one_row_apart() else 1  # of a run
         self.encoded: dict[bytes, NDArray[np.float32]] | None = None  # kept keys and values by features; None: none are
         # its bound requires exact sums, and the session option for these does not apply to subgraphs
         self._screens = screens(self.facts, bundle.manifest.precision) and not may_saturate()
@@ -163,14 +175,14 @@ class FusedRuntime:
     def _prefill(self, prompts: Inputs, lengths: Ints, max_length: int) -> FusedState:
         """Fill the rows' caches with the prompts; the first step returns the logits that are computed here."""
         batch, size = prompts.shape
-        capacity = max(size + 1, min(max(FIRST_CAPACITY, 2 * size), max_length))
+        capacity = max(size + TOGETHER, min(max(FIRST_CAPACITY, 2 * size), max_length))
         nothing = self._make_source(batch, 0, np.zeros(batch, np.int64))
         state = FusedState(nothing, partial(self._make_rows, batch, capacity), max_length)
         last = lengths - 1
         for rows in parts_of(lengths, PROMPT_PART):
             for row, place, logits in self._run(prompts, lengths, last, rows, state.rows.caches[:, rows]):
                 state.ready.update(zip(row.tolist(), map(Ready, prompts[row, place].tolist(), logits), strict=True))
-        state.rows.origin[:, :size] = np.arange(batch * size).reshape(size, batch).T
+        state.rows.origin[:batch, :size] = np.arange(batch * size).reshape(size, batch).T
         state.writes = batch * size
         state.lengths[:] = lengths
         return state
@@ -179,7 +191,7 @@ class FusedRuntime:
         """See `OnePassRuntime.forward`."""
         most = LOGITS_TOGETHER // self.facts.writes.size
         for rows in parts_of(lengths, PROMPT_PART, lengths - first, most):
-            held = self._make_rows(rows.stop - rows.start, int(lengths[rows].max()) + 1)
+            held = self._make_rows(rows.stop - rows.start, int(lengths[rows].max()) + TOGETHER)
             yield from self._run(texts, lengths, first, rows, held.caches)
 
     def _run(
@@ -187,11 +199,10 @@ class FusedRuntime:
     ) -> Iterator[tuple[Ints, Ints, Floats]]:
         """Run some rows of texts (B, S) together, long ones in parts, into their caches (2 L, N, G, M, H).
 
-        Yield the logits from the places `first` (B,) on, as `forward` does.
+        They are padded as sources are. Yield the logits from the places `first` (B,) on, as `forward` does.
         """
         longest = int(lengths[rows].max())
-        if 1 < longest < PROMPT_PART and longest % ROUNDED == 1:
-            longest += 1
+        longest += min(-longest % TOGETHER, min(caches.shape[3], self.facts.writes.longest) - longest)
         tokens = texts[rows, :longest]
         tokens = np.pad(tokens, ((0, 0), (0, longest - tokens.shape[1])))
         for part in parts_of_prompt(longest, PROMPT_PART):
@@ -209,11 +220,12 @@ class FusedRuntime:
         graph = self.graphs[STEP]
         last = np.full(len(prompts), places.stop - 1, np.int32)
         lengths = {LAST_PLACES: last, TOTAL: np.array([places.stop], np.int32)}
-        wanted = {LOGITS_AT: asked, COUNT: np.zeros(1, np.int64)}
-        logits = np.empty((len(asked), self.facts.writes.size), np.float32)
+        every = np.resize(asked, max(len(asked), self.least_rows)) if len(asked) else asked
+        wanted = {LOGITS_AT: every, COUNT: np.zeros(1, np.int64)}
+        logits = np.empty((len(every), self.facts.writes.size), np.float32)
         inputs: dict[str, Array] = {INPUT_IDS: np.ascontiguousarray(prompts), **lengths, **wanted}
         values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
-        own = [ort.OrtValue.ortvalue_from_numpy(array) for array in caches]
+        own = [ort.OrtValue.ortvalue_from_numpy(array[: len(prompts)]) for array in caches]
         io = self.sessions[STEP].io_binding()
         for name, value in (*values.items(), *zip(graph.past("row").values(), own, strict=True)):
             io.bind_ortvalue_input(name, value)
@@ -222,7 +234,7 @@ class FusedRuntime:
             io.bind_ortvalue_output(name, value)
         with running(STEP, "ONNX Runtime"):
             self.sessions[STEP].run_with_iobinding(io)
-        return logits
+        return logits[: len(asked)]
 
     def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
         """See `EncoderRuntime.infer`."""
@@ -231,10 +243,9 @@ class FusedRuntime:
         outputs = {each.name: np.zeros(each.shape(batch, size), np.float32) for each in self.facts.outputs}
 
         def compute(sessions: Sessions, rows: slice, width: int) -> None:
-            ids = np.ascontiguousarray(source[rows, :width])
+            ids = self._padded(source[rows, :width])
             found = run_session(sessions, MODEL, list(outputs), {INPUT_IDS: ids, SOURCE_LENGTHS: lengths[rows]})
-            count, length = ids.shape
-            for name, array in outputs_of(self.facts, found, count, length, length).items():
+            for name, array in outputs_of(self.facts, found, len(ids), min(width, size), ids.shape[1]).items():
                 outputs[name][rows][tuple(map(slice, array.shape))] = array
 
         if self._parts is not None and batch > 1 and size <= LONGEST:
@@ -247,8 +258,11 @@ class FusedRuntime:
 
     def _encode(self, source: Inputs, lengths: NDArray[np.int32], caches: NDArray[np.float32]) -> None:
         """Fill the first positions of the caches (2 L, B, N, S, H) of sources, whose padding may be longer than S."""
-        size = int(lengths.max()) if self.facts.masks_source else self.facts.reads.longest
-        given = np.ascontiguousarray(source[:, :size] if self.facts.masks_source else source)
+        if self.facts.masks_source:
+            given = self._padded(source[:, : lengths.max()])
+            size = given.shape[1]
+        else:
+            given, size = np.ascontiguousarray(source), self.facts.reads.longest
         key = b"" if self.encoded is None else given.tobytes()
         if self.encoded is not None and key in self.encoded:
             caches[..., :size, :] = self.encoded[key]
@@ -428,6 +442,15 @@ class FusedRuntime:
         state.place(np.arange(count) * room)
         return state
 
+    def _padded(self, source: Inputs) -> Inputs:
+        """Return sources (B, S) with padding to a multiple of `TOGETHER` tokens, within the model's limit.
+
+        Alone, a source whose attention sums a rest would have other last bits than beside a longer one.
+        """
+        size = source.shape[1]
+        padding = min(-size % TOGETHER, self.facts.reads.longest - size)
+        return np.pad(source, ((0, 0), (0, padding))) if padding else np.ascontiguousarray(source)
+
     def ports(self, role: str) -> GraphPorts:
         """See `GraphRuntime.ports`."""
         return session_ports(self.sessions[role])
@@ -440,12 +463,14 @@ class FusedRuntime:
         """See `GraphRuntime.placement`."""
         return placement(self.sessions)
 
-    def _make_source(self, batch: int, size: int, lengths: Ints) -> Source:
+    def _make_source(self, batch: int, size: int, lengths: Ints | NDArray[np.int32]) -> Source:
         hold = Hold()
-        return Source(hold, self.pool.zeros(hold, self._shape("source", batch, size)), lengths.astype(np.int32))
+        shape = self._shape("source", max(batch, self.least_rows), size)
+        return Source(hold, self.pool.zeros(hold, shape), lengths.astype(np.int32))
 
     def _make_rows(self, size: int, capacity: int) -> Rows:
         hold = Hold()
+        size = max(size, self.least_rows)
         caches = self.pool.zeros(hold, self._shape("row", size, capacity))
         return Rows(hold, caches, np.full((size, capacity), UNWRITTEN))
 
@@ -457,25 +482,24 @@ class FusedRuntime:
     def _pick_rows(self, state: FusedState, rows: Ints, capacity: int) -> Rows:
         """Return the given rows in new memory."""
         picked = self._make_rows(len(rows), capacity)
-        length = state.length
-        put_rows(picked.caches, EVERY, state.rows.caches, rows, length)
-        picked.origin[:, :length] = state.rows.origin[rows, :length]
+        length, places = state.length, slice(len(rows))
+        put_rows(picked.caches, places, state.rows.caches, rows, length)
+        picked.origin[places, :length] = state.rows.origin[rows, :length]
         return picked
 
     def _widen(self, source: Source, size: int) -> Source:
         """Return the source in new memory with room for `size` positions."""
-        hold = Hold()
         old = source.caches
-        caches = self.pool.zeros(hold, (*old.shape[:3], size, old.shape[4]))
-        caches[:, :, :, : old.shape[3]] = old
-        return Source(hold, caches, source.lengths)
+        wider = self._make_source(old.shape[1], size, source.lengths)
+        wider.caches[:, :, :, : old.shape[3]] = old
+        return wider
 
     def _grow(self, state: FusedState, least: int = 0) -> None:
         old = state.rows
         kept = slice(state.size)
         grown = self._make_rows(state.size, max(least, min(2 * old.caches.shape[3], state.max_length)))
-        put_rows(grown.caches, EVERY, old.caches, kept, state.length)
-        grown.origin[:, : state.length] = old.origin[kept, : state.length]
+        put_rows(grown.caches, kept, old.caches, kept, state.length)
+        grown.origin[kept, : state.length] = old.origin[kept, : state.length]
         state.rows = grown
         state.binding = None
 

@@ -31,7 +31,7 @@ from txport.runtimes.ort.providers import (
     short_name,
 )
 from txport.system.cores import core_limit
-from txport.system.machine import is_out_of_memory, is_x86, multiplies_bytes
+from txport.system.machine import flags, is_out_of_memory, is_x86, multiplies_bytes
 from txport.targets.ports import GENERATE, MODEL, Port
 
 # Microseconds that a thread spins while it waits for work: from one operator to the next, but not from step to step. A
@@ -101,7 +101,8 @@ def start_sessions(
     weights, maps = _map_weights(bundle)
 
     def started(role: str) -> ort.InferenceSession:
-        options = session_options(threads, weights, spin=SPIN_OF.get(role, SPIN), spins=role == spinning)
+        how = {"spins": role == spinning, "has_integers": not bundle.manifest.made_for.is_standard}
+        options = session_options(threads, weights, spin=SPIN_OF.get(role, SPIN), **how)
         options.use_deterministic_compute = name in NVIDIA
         folded = 2 * MOST_FOLDED if role == MODEL else MOST_FOLDED
         # the body of a loop is not fused, and what is dequantised is fused after its Transpose is folded
@@ -164,11 +165,13 @@ def _map_weights(bundle: Bundle) -> tuple[Weights, list[mmap.mmap]]:
 
 
 def session_options(
-    threads: int | None, weights: Weights, *, spin: int = SPIN, spins: bool = False
+    threads: int | None, weights: Weights, *, spin: int = SPIN, spins: bool = False, has_integers: bool = True
 ) -> ort.SessionOptions:
     """Return the options of a session, with the weights that it does not read from a file.
 
-    Its threads spin for `spin` microseconds; without `spins`, not after a run.
+    Its threads spin for `spin` microseconds; without `spins`, not after a run. `has_integers`: it may multiply
+    integers, whose sums are then exact on every processor. ONNX Runtime 1.31 makes the weights of these unsigned, and
+    those of DequantizeLinear, too, which then does not run if they are in blocks.
     """
     options = ort.SessionOptions()
     for weight, value in weights.items():
@@ -182,7 +185,7 @@ def session_options(
     # The sessions run in turn; spinning threads of one would take cores from another.
     options.add_session_config_entry("session.force_spinning_stop", "0" if spins else "1")
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(spin))
-    options.add_session_config_entry("session.x64quantprecision", "1" if may_saturate() else "0")
+    options.add_session_config_entry("session.x64quantprecision", "1" if has_integers and may_saturate() else "0")
     return options
 
 
@@ -238,6 +241,16 @@ def session_ports(session: ort.InferenceSession) -> GraphPorts:
 def _port(value: Any) -> Port:
     kind = value.type.removeprefix("tensor(").removesuffix(")")
     return Port(value.name, KINDS.get(kind, kind), tuple(value.shape))
+
+
+def sums_one_row_apart() -> bool:
+    """Return whether ONNX Runtime may sum one row of 4-bit blocks of 32 in another order than the same row of several.
+
+    It has a kernel for one row on x86 without AVX-512 VNNI, and on Arm without dot products.
+    """
+    if is_x86():
+        return "avx512_vnni" not in flags()
+    return bool(flags()) and "asimddp" not in flags()
 
 
 def may_saturate() -> bool:
