@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 import txport
 from tests.covering import in_turn
 from tests.runtimes.driven import seat_mixed
-from tests.seeded import bundle_of, saved
+from tests.seeded import bundle_of, drawn, saved
 from tests.tiny import edit_graph, tiny_config, tiny_model
 from txport import runtimes
 from txport.bundles.bundle import Bundle
@@ -33,12 +33,13 @@ from txport.proof.verify.check import BATCH, Check, verify
 from txport.runtimes import portable
 from txport.runtimes.base import ContinuousRuntime, GraphRuntime
 from txport.runtimes.ort import fused
+from txport.runtimes.ort.sessions import Sessions
 from txport.search.continuous import Scheduler
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
 from txport.search.scoring import logits
 from txport.system.documents import write_json
-from txport.targets.ports import ENCODER, STEP
+from txport.targets.ports import ENCODER, INPUT_IDS, STEP
 
 LONGEST = 23  # no multiple of what the kernels sum over at a time
 KINDS: dict[str, dict[str, Any]] = {
@@ -238,6 +239,60 @@ def test_no_row_runs_alone_where_its_sums_would_differ(
         runtime = opened(bundle)
         together = found(bundle, runtime, texts, **options)
         assert together == [found(bundle, runtime, [text], **options)[0] for text in texts]
+        chosen = SearchOptions(**{**LENGTHS, **options})
+        for slots in (1, 2):
+            scheduler = Scheduler(runtime, [(text, ()) for text in texts], bundle.manifest.facts, chosen, slots)
+            assert [repr(each) for each in scheduler.run()] == together
+
+
+def test_an_unused_row_leaves_nothing_to_a_row_that_takes_its_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where rows go from two to one, and to two again: the second slot had the same content, and was written since."""
+    monkeypatch.setattr(fused, "sums_one_row_apart", lambda: True)
+    bundle = bundle_of(saved(CAUSAL["llama"], tmp_path / "model"), tmp_path / "out", "cpu", "int4")
+    runtime = opened(bundle)
+    prompts, lengths = np.array([[5, 6, 7], [8, 9, 10]]), np.array([3, 3])
+    state = runtime.start(prompts, lengths, max_length=20)
+    _, state = runtime.step(prompts[:, -1], state)
+    state = runtime.select(state, np.array([1]))
+    _, state = runtime.step(np.array([11]), state)
+    state = runtime.select(state, np.array([0, 0]))
+    scores, state = runtime.step(np.array([12, 12]), state)
+    assert np.array_equal(scores.values[0], scores.values[1])
+
+
+def test_a_source_whose_attention_sums_a_rest_has_padding(tmp_path: Path) -> None:
+    """Attention with relative positions is no fused operator, and sums positions beyond a multiple of 4 apart."""
+    for seed in range(3):
+        bundle = bundle_of(saved(drawn("relative", seed), tmp_path / f"model {seed}"), tmp_path / f"out {seed}")
+        facts = bundle.manifest.facts
+        rng = np.random.default_rng(seed)
+        texts = [
+            rng.integers(0, facts.reads.size, size + 1).tolist() for size in range(min(facts.reads.longest, LONGEST))
+        ]
+        target = rng.integers(0, facts.writes.size, 3).tolist()
+        together = logits(opened(bundle), texts, [target] * len(texts), facts)
+        alone = [logits(opened(bundle), [text], [target], facts)[0] for text in texts]
+        assert all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
+
+
+def test_texts_of_encoders_have_padding_as_sources_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Arm, their attention sums a rest apart, and on x86 that of some models."""
+    runtime = opened(bundle_of(load_checkpoint("preset:bert-tiny"), tmp_path / "out"))
+    longest = runtime.facts.reads.longest
+    run, widths = fused.run_session, set[int]()
+
+    def spied(sessions: Sessions, role: str, names: list[str], inputs: dict[str, Any]) -> dict[str, Any]:
+        widths.add(inputs[INPUT_IDS].shape[1])
+        return run(sessions, role, names, inputs)
+
+    monkeypatch.setattr(fused, "run_session", spied)
+    for size in (1, 2, 5, 8, longest - 1, longest):
+        outputs = runtime.infer(np.full((1, size), 5), np.array([size]))
+        assert {each.shape[1] for each in outputs.values()} == {size}
+    assert widths == {4, 8, longest}
+    assert longest % 4 == 0
 
 
 def sum_one_row_apart(model: onnx.ModelProto) -> None:

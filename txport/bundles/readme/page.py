@@ -133,7 +133,7 @@ def _of_bundle(manifest: Manifest, files: Collection[str]) -> dict[str, bool]:
         "cpu loop": not target.is_standard and facts.generates,
         "types": facts.has_token_types and target.is_standard,
         "second ids": facts.has_token_types and not target.is_standard,
-        "quantised on CPU": manifest.is_quantised and not target.on_gpu,
+        "integers on CPU": manifest.is_quantised and not (target.on_gpu or target.is_standard),
         "quantised on GPU": manifest.is_quantised and target.on_gpu,
         "rows": manifest.rows is not None,
         "text": TOKENIZER in files and (facts.is_causal or facts.masks_source),

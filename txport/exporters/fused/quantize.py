@@ -12,9 +12,10 @@ Forms of a matrix (out, in), all but the last one symmetric (`bundles.forms` rec
   with a last row that removes the zero points.
 - blocks: 8 or 4 bits with a scale per block of inputs (MatMulNBits). They read the fewest bytes per weight and are the
   fastest for one or two rows. The cpu target uses accuracy level 4: activations are quantised row by row. In 4 bits,
-  its kernels for blocks of 32 sum all rows in the same order, but some processors a single row in another one
-  (`runtimes.ort.sessions`); those for 16 do so on x86 alone, and those for larger blocks process two rows at a time and
-  sum a last odd row in a different order. The cuda target has 16-bit scales and does not quantise activations.
+  its kernels for blocks of 32 sum all rows in the same order, except that some processors have another kernel for a
+  single row (`runtimes.ort.sessions`); those for 16 do so on x86 alone, and those for larger blocks process two rows at
+  a time and sum a last odd row in a different order. The cuda target has 16-bit scales and does not quantise
+  activations.
 - qdq: the same numbers as in blocks, each in its place (out, in), which the standard DequantizeLinear turns into fp32
   before a product.
 - 4-bit blocks with zero points: the same, and not symmetric: the 16 values lie where a block's weights do, which takes

@@ -175,7 +175,8 @@ class FusedRuntime:
     def _prefill(self, prompts: Inputs, lengths: Ints, max_length: int) -> FusedState:
         """Fill the rows' caches with the prompts; the first step returns the logits that are computed here."""
         batch, size = prompts.shape
-        capacity = max(size + TOGETHER, min(max(FIRST_CAPACITY, 2 * size), max_length))
+        padded = min(size + TOGETHER, self.facts.writes.longest)
+        capacity = max(padded, min(max(FIRST_CAPACITY, 2 * size), max_length))
         nothing = self._make_source(batch, 0, np.zeros(batch, np.int64))
         state = FusedState(nothing, partial(self._make_rows, batch, capacity), max_length)
         last = lengths - 1
@@ -191,7 +192,8 @@ class FusedRuntime:
         """See `OnePassRuntime.forward`."""
         most = LOGITS_TOGETHER // self.facts.writes.size
         for rows in parts_of(lengths, PROMPT_PART, lengths - first, most):
-            held = self._make_rows(rows.stop - rows.start, int(lengths[rows].max()) + TOGETHER)
+            padded = min(int(lengths[rows].max()) + TOGETHER, self.facts.writes.longest)
+            held = self._make_rows(rows.stop - rows.start, padded)
             yield from self._run(texts, lengths, first, rows, held.caches)
 
     def _run(
@@ -348,6 +350,7 @@ class FusedRuntime:
             found = scores(every.values, top, normalise)._replace(attention=every.attention)
         rows = np.arange(state.size)
         state.rows.origin[rows, state.lengths] = rows + state.writes
+        state.rows.origin[state.size : self.least_rows, 0] = UNWRITTEN  # of a row beside a single one
         state.writes += len(state.rows.origin)
         state.lengths += ~resting if some_rest else 1
         return found
