@@ -80,7 +80,7 @@ def test_weights_are_read_bit_for_bit(layout: dict[str, Any], rows: int | None, 
     for name, weights in truth.items():
         np.testing.assert_array_equal(held[name].numpy(), weights)
     bundle = unproven(tmp_path / "folder", tmp_path / "out", target="cpu", precision="int4", rows=rows)
-    require_equal(bundle, truth, layout["group"] if rows else 16)
+    require_equal(bundle, truth, layout["group"] if rows else 32)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_bundle_is_proven_and_says_where_its_bits_come_from(
         tmp_path / "folder", tmp_path / "out", target=target, precision="int4", rows=rows, against="none"
     )
     assert bundle.manifest.parity["verdict"] == "pass"
-    require_equal(bundle, truth, {"cpu": 16, "cuda": 32, "portable": 32}[target] if rows is None else layout["group"])
+    require_equal(bundle, truth, 32 if rows is None else layout["group"])
     origin = f"{layout['method'].upper()}, 4 bits, groups of {layout['group']}"
     assert bundle.manifest.checkpoint["quantised"] == origin
     assert origin in (bundle.path / "README.md").read_text(encoding="utf-8")
