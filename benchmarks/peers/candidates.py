@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -23,6 +23,7 @@ BULK_BATCHES = (16, 32, 64, 128)
 MANY_ROWS = 32
 # CTranslate2's default; oneDNN; matrices packed for MKL at load
 BACKENDS: list[dict[str, str]] = [{}, {"CT2_USE_MKL": "0"}, {"CT2_USE_EXPERIMENTAL_PACKED_GEMM": "1"}]
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # which a cpu bundle on ONNX Runtime has without it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ def ours(line: Line, cores: int) -> list[Candidate]:
             on_openvino(line),
         )
     ]
-    return portable + [
+    return with_huge_pages(portable) + [
         Candidate(
             engine=VECTORS if line.task.encodes else OURS,
             model=Model(
@@ -96,7 +97,12 @@ def on_openvino(line: Line) -> Iterator[str]:
 
 def theirs(line: Line, cores: int) -> list[Candidate]:
     """Return the peer's candidates."""
-    return PEERS[line.against](line.task, cores)
+    return with_huge_pages(PEERS[line.against](line.task, cores))
+
+
+def with_huge_pages(plain: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates, and each of them with huge pages for what its process allocates."""
+    return [*plain, *(replace(each, environment={**each.environment, **HUGE_PAGES}) for each in plain)]
 
 
 def ctranslate2(precision: str) -> Callable[[Task, int], list[Candidate]]:

@@ -32,6 +32,7 @@ from txport.runtimes.ort.providers import (
 )
 from txport.system.cores import core_limit
 from txport.system.machine import flags, is_out_of_memory, is_x86, multiplies_bytes
+from txport.system.pages import huge_pages
 from txport.targets.ports import GENERATE, MODEL, Port
 
 # Microseconds that a thread spins while it waits for work: from one operator to the next, but not from step to step. A
@@ -111,9 +112,12 @@ def start_sessions(
             options.add_session_config_entry(FOLDING, str(folded))
         return start_session(bundle.file(role), name, options, {**settings[role], **options_of(role)})
 
-    if name == CPU and len(roles) > 1:
-        with ThreadPoolExecutor(len(roles)) as pool:  # each packs its weights on one core
-            sessions = dict(zip(roles, pool.map(started, roles), strict=True))
+    if name == CPU:
+        largest = max(roles, key=lambda role: (role == spinning, bundle.file(role).stat().st_size))
+        with huge_pages(bundle.size * 5 // 4), ThreadPoolExecutor() as pool:  # each packs its weights on one core
+            starting = {role: pool.submit(started, role) for role in roles if role != largest}
+            ended = started(largest)
+            sessions = {role: starting[role].result() if role in starting else ended for role in roles}
     else:
         sessions = {role: started(role) for role in roles}
     for each in maps:  # the kernels have packed what they need; pages of embeddings are read again on access
