@@ -74,7 +74,7 @@ def ours(line: Line, cores: int) -> list[Candidate]:
             on_openvino(line),
         )
     ]
-    return with_huge_pages(portable) + [
+    return with_huge_pages(portable, line) + [
         Candidate(
             engine=VECTORS if line.task.encodes else OURS,
             model=Model(
@@ -97,12 +97,13 @@ def on_openvino(line: Line) -> Iterator[str]:
 
 def theirs(line: Line, cores: int) -> list[Candidate]:
     """Return the peer's candidates."""
-    return with_huge_pages(PEERS[line.against](line.task, cores))
+    return with_huge_pages(PEERS[line.against](line.task, cores), line)
 
 
-def with_huge_pages(plain: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates, and each of them with huge pages for what its process allocates."""
-    return [*plain, *(replace(each, environment={**each.environment, **HUGE_PAGES}) for each in plain)]
+def with_huge_pages(plain: Sequence[Candidate], line: Line) -> list[Candidate]:
+    """Return the candidates, and each of them with huge pages for what its process allocates, unless memory counts."""
+    huge = [replace(each, environment={**each.environment, **HUGE_PAGES}) for each in plain]
+    return [*plain, *(huge if line.unit != "MB" else ())]
 
 
 def ctranslate2(precision: str) -> Callable[[Task, int], list[Candidate]]:

@@ -25,6 +25,7 @@ class Worker:
 
     def __init__(self, python: Path, environment: Mapping[str, str], log: Path) -> None:
         self._log = log
+        plain = {name: value for name, value in os.environ.items() if not name.startswith(("GLIBC_", "MALLOC_"))}
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as stream:
             self._process = subprocess.Popen(
@@ -35,7 +36,7 @@ class Worker:
                 text=True,
                 encoding="utf-8",
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false", **environment},
+                env={**plain, "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false", **environment},
             )
 
     def __enter__(self) -> Worker:

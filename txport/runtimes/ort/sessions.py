@@ -113,7 +113,7 @@ def start_sessions(
         return start_session(bundle.file(role), name, options, {**settings[role], **options_of(role)})
 
     if name == CPU:
-        largest = max(roles, key=lambda role: (role == spinning, bundle.file(role).stat().st_size))
+        largest = max(roles, key=lambda role: (role == spinning, _size(bundle, role)))
         with huge_pages(bundle.size * 5 // 4), ThreadPoolExecutor() as pool:  # each packs its weights on one core
             starting = {role: pool.submit(started, role) for role in roles if role != largest}
             ended = started(largest)
@@ -130,6 +130,12 @@ def start_sessions(
         strict = require_all_nodes if bundle.manifest.made_for.on_gpu else require_compute
         strict(sessions, name, *besides)
     return Sessions(sessions, weights)
+
+
+def _size(bundle: Bundle, role: str) -> int:
+    """Return the bytes of a graph's file and of the files of its weights, whose names begin with that of the graph."""
+    name = bundle.manifest.graphs[role].file
+    return sum(entry["bytes"] for file, entry in bundle.manifest.files.items() if file.startswith(name))
 
 
 def _prepare(bundle: Bundle, roles: list[str], provider: str) -> dict[str, dict[str, str]]:
