@@ -372,7 +372,7 @@ def test_opset_that_the_installed_runtime_does_not_know(copied: Path) -> None:
         onnx.save(model, str(file))
     values = json.loads((copied / MANIFEST).read_text(encoding="utf-8"))
     write_json(copied / MANIFEST, {**values, "opset": 999})
-    with pytest.raises(LoadError, match=r"can't load .*encoder_model\.onnx: .*; update it, or export"):
+    with pytest.raises(LoadError, match=r"can't load .*decoder_model_merged\.onnx: .*; update it, or export"):
         runtimes.load("ort", reseal(copied))
 
 
