@@ -1,7 +1,7 @@
 """Huge pages for the weights of a model, on Linux with glibc.
 
-A step reads all weights. With pages of 4 kB, a processor spends a fifth to a third of a step on looking up where they
-are, and more in a virtual machine (docs/cpu-target.md). Linux has pages of 2 MB for memory that asks for them.
+A step reads all weights. With pages of 4 kB, a processor in a virtual machine spends a quarter of a step of one row on
+looking up where they are (docs/cpu-target.md). Linux has pages of 2 MB for memory that asks for them.
 """
 
 from __future__ import annotations
