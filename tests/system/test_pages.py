@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.tiny import unproven
-from txport.system import pages
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what tells a process's memory is Linux's")
 
 SIZE = 48 << 20
 START = """
@@ -90,15 +91,14 @@ def run(program: str, **settings: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def place() -> str:
-    """Return which memory gets huge pages here: "always", or that which asks for them ("madvise")."""
+def place() -> None:
     if run("print(pages._huge_page() or 0)") == [0]:
         pytest.skip("a process of this system can't have huge pages")
-    return Path(pages.ENABLED).read_text(encoding="ascii").partition("[")[2].partition("]")[0]
 
 
 @pytest.fixture(scope="module")
-def moves(place: str) -> None:
+def moves(place: None) -> None:
+    del place
     if run(COLLAPSE) != [0]:
         pytest.skip("this system moves nothing into huge pages")
 
@@ -115,12 +115,13 @@ def test_what_another_thread_has_allocated_is_moved() -> None:
     assert SIZE * 3 // 4 <= huge <= SIZE * 5 // 4  # its blocks are in several heaps, which have ends
 
 
-def test_more_than_2_gb_can_be_reserved(place: str) -> None:
-    del place
+@pytest.mark.usefixtures("place")
+def test_more_than_2_gb_can_be_reserved() -> None:
     [size] = run("with pages.huge_pages(3 << 30): print(max(len(each) for each in heaps()))")
     assert size > 2 << 30
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(
     "setting",
     [
@@ -128,13 +129,12 @@ def test_more_than_2_gb_can_be_reserved(place: str) -> None:
         {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"},
     ],
 )
-def test_settings_of_malloc_stay(setting: dict[str, str], place: str) -> None:
-    del place
+def test_settings_of_malloc_stay(setting: dict[str, str]) -> None:
     assert run("print(pages._huge_page() or 0)", **setting) == [0]
 
 
-def test_a_process_with_limited_memory_reserves_none(place: str) -> None:
-    del place
+@pytest.mark.usefixtures("place")
+def test_a_process_with_limited_memory_reserves_none() -> None:
     assert run("resource.setrlimit(resource.RLIMIT_AS, (1 << 33, 1 << 33))\nprint(pages._huge_page() or 0)") == [0]
 
 
@@ -151,20 +151,19 @@ def test_an_error_of_the_block_restores_malloc() -> None:
     assert given_back >= 79 << 20
 
 
-def test_the_next_block_gives_back_what_was_freed(place: str) -> None:
-    del place
+@pytest.mark.usefixtures("place")
+def test_the_next_block_gives_back_what_was_freed() -> None:
     before, between, after = run(NEXT)
     assert between - before >= SIZE * 3 // 4  # what was allocated after the blocks keeps malloc from giving them back
     assert after - before <= SIZE // 8
 
 
-def test_blocks_of_several_threads_do_not_disturb_each_other(place: str) -> None:
-    del place
+@pytest.mark.usefixtures("place")
+def test_blocks_of_several_threads_do_not_disturb_each_other() -> None:
     program = "with pages.huge_pages(256 << 20):\n in_thread(take)\n print(max(len(each) for each in heaps()))"
     assert run(program)[0] > 255 << 20  # what the main thread has reserved
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="maps are Linux's")
 def test_names_of_mapped_files_do_not_matter(tmp_path: Path) -> None:
     for name in (b"caf\xe9.bin", "a\u2028b \u0085.bin".encode()):
         (Path(os.fsdecode(bytes(tmp_path) + b"/" + name))).write_bytes(bytes(8192))
