@@ -89,12 +89,15 @@ def earlier(path: Path) -> list[dict[str, Any]]:
 def joined(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return both lists in the order of `LINES`; old ones of no line are dropped.
 
-    A new record replaces an old one, unless the line could not be measured.
+    A new record replaces the one of the same line on the same kind of machine, unless it could not be measured.
     """
-    measured = [record for record in new if not record.keys() & {"failed", "skipped"}]
-    found = {(record["name"], record["against"]): record for record in (*new, *old, *measured)}
+    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for record in (*old, *new):
+        of_line = found.setdefault((record["name"], record["against"]), {})
+        machine = report.in_words(record["machine"])
+        of_line[machine] = of_line.get(machine, record) if record.keys() & {"failed", "skipped"} else record
     order = [(line.name, line.against) for line in LINES] + [(record["name"], record["against"]) for record in new]
-    return [found[key] for key in dict.fromkeys(order) if key in found]
+    return [record for key in dict.fromkeys(order) for record in found.get(key, {}).values()]
 
 
 def result_of(records: Sequence[dict[str, Any]], place: Place, checkpoint: str) -> dict[str, Any]:

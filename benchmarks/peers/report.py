@@ -98,9 +98,9 @@ def overview(records: Sequence[Record], machines: Sequence[str]) -> str:
     groups: dict[str, list[list[float]]] = {}
     for record in lines:
         columns = groups.setdefault(group(record), [[] for _ in machines])
-        columns[machines.index(_in_words(record["machine"]))].append(record["ratio"]["median"])
+        columns[machines.index(in_words(record["machine"]))].append(record["ratio"]["median"])
     table = [[name, *map(span, columns)] for name, columns in groups.items()]
-    names = [short(record) for record in {_in_words(record["machine"]): record for record in records}.values()]
+    names = [short(record) for record in {in_words(record["machine"]): record for record in records}.values()]
     headers = ["model, precision", *(f"{chr(ord('A') + number)}: {name}" for number, name in enumerate(names))]
     return f"""![Ratio of the speed of txport to that of the fastest peer, by model, on a log axis](peers.svg)
 
@@ -117,7 +117,7 @@ def hardest(records: Sequence[Record]) -> list[Record]:
     found: dict[tuple[str, str], Record] = {}
     for record in records:
         if "ratio" in record and record["unit"] != "MB":
-            key = (record["name"], _in_words(record["machine"]))
+            key = (record["name"], in_words(record["machine"]))
             found[key] = min(found.get(key, record), record, key=lambda each: float(each["ratio"]["median"]))
     models = list(dict.fromkeys(record["task"]["checkpoint"] for record in records))
     return sorted(found.values(), key=lambda each: models.index(each["task"]["checkpoint"]))
@@ -129,10 +129,11 @@ def group(record: Record) -> str:
 
 
 def short(record: Record) -> str:
-    """Return the processor of a line, and the newest of its instructions for products of int8."""
+    """Return the processor of a line, and its instructions: the newest of those for products of int8, else of all."""
     machine = record["machine"]
     name = machine["cpu"].replace("(R)", "").removesuffix(" Processor")
-    return " ".join([name, *[each for each in machine.get("instructions", ()) if "vnni" in each][-1:]])
+    known = machine.get("instructions", ())
+    return " ".join([name, *([each for each in known if "vnni" in each] or known)[-1:]])
 
 
 def span(ratios: Sequence[float]) -> str:
@@ -145,17 +146,18 @@ def span(ratios: Sequence[float]) -> str:
 
 def machines_of(records: Sequence[Record]) -> list[str]:
     """Return descriptions of the machines that lines were measured on."""
-    return list(dict.fromkeys(_in_words(record["machine"]) for record in records))
+    return list(dict.fromkeys(in_words(record["machine"]) for record in records))
 
 
-def _in_words(machine: Mapping[str, Any]) -> str:
+def in_words(machine: Mapping[str, Any]) -> str:
+    """Return the processor, its instructions, the number of its cores and the system."""
     kernels = ", ".join(machine.get("instructions", ["whose instructions were not recorded"]))
     return f"{machine['cpu']} ({kernels}), {machine['cores']} cores, {machine['system']}"
 
 
 def letter_of(machines: Sequence[str], record: Record) -> str:
     """Return the letter of a line's machine; "" if there is only one machine."""
-    return chr(ord("A") + machines.index(_in_words(record["machine"]))) if len(machines) > 1 else ""
+    return chr(ord("A") + machines.index(in_words(record["machine"]))) if len(machines) > 1 else ""
 
 
 def introduction(result: Mapping[str, Any], machines: Sequence[str]) -> str:

@@ -283,8 +283,10 @@ def test_lines_of_an_earlier_run_stay_or_are_replaced(tmp_path: Path) -> None:
     again = {**first, "date": "2000-01-02"}
     other = {**first, "name": "a folder of the user's"}
     assert joined(earlier(path), [other, second, again]) == [again, second, third, other]
-    failed = [{**duel.describe(line), "failed": "the process died"} for line in LINES[:2]]
+    failed = [{**RUN, **duel.describe(line), "failed": "the process died"} for line in LINES[:2]]
     assert joined(earlier(path), failed) == [first, failed[1], third]
+    elsewhere = {**again, "machine": {**MACHINE, "instructions": ["avx2", "avx512f"]}}
+    assert joined(earlier(path), [elsewhere]) == [first, elsewhere, third] == joined([third, first, elsewhere], [third])
 
 
 def test_a_quick_run_is_a_toy_and_judges_nothing() -> None:
