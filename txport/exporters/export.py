@@ -112,7 +112,7 @@ def export_graphs(
         tools={"txport": __version__, **{name: version_of(name) for name in ("torch", "onnx", "onnxscript")}},
         generation=dict(checkpoint.generation),
         not_followed=dict(checkpoint.not_followed),
-        rows=rows,
+        rows=made_by.rows_of(checkpoint.facts, precision, rows),
         weightless=not weights,
         single=single,
     )

@@ -26,7 +26,7 @@ from txport.exporters.program import trace_program
 from txport.exporters.tracing import passes
 from txport.exporters.tracing.symbols import Form as OnnxForm
 from txport.exporters.tracing.trace import kinds_of_trace, parts_of_trace, trace
-from txport.models.facts import Task
+from txport.models.facts import Facts, Task
 from txport.models.model import Model
 from txport.system.packages import named
 from txport.targets import target_of
@@ -75,8 +75,9 @@ class Exporter:
     `modules`: graph modules by task and role; their arguments are the ports that `traced` returns. `forms`: ONNX
     conversions of torch functions. `stages`: passes after the trace; `last`: passes after the storage form of each
     weight is chosen. `require`: raise `UnsupportedError` for a model that the target does not support. `prefers`:
-    default opset for a model; `least`: minimum opset; `least_few`: that of few bits. `forms_of`: storage forms of
-    quantised weights, by initializer. `smoothing_of`: the factors by which the checkpoint is smoothed first.
+    default opset for a model; `least`: minimum opset; `least_few`: that of few bits. `rows_of`: the rows of the
+    manifest, from those that are asked for. `forms_of`: storage forms of quantised weights, by initializer.
+    `smoothing_of`: the factors by which the checkpoint is smoothed first.
     """
 
     modules: Mapping[Task, Mapping[str, Callable[[Model], nn.Module]]]
@@ -88,6 +89,7 @@ class Exporter:
     prefers: Callable[[Model], int] = lambda model: 0
     least: int = 0
     least_few: int = 0
+    rows_of: Callable[[Facts, str, int | None], int | None] = lambda facts, precision, rows: rows
     forms_of: FormsOf | None = None
     smoothing_of: SmoothingOf = lambda checkpoint, manifest: ()
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tests.tiny import tiny_config, tiny_model
 from txport.api.release import load_checkpoint
 from txport.bundles.forms import DYNAMIC, INVARIANT, Form, blocks_of, with_columns
+from txport.bundles.manifest import Manifest
 from txport.checkpoints.checkpoint import Checkpoint
 from txport.exporters.cpu import choose
 from txport.exporters.cpu.choose import choose_form
@@ -152,11 +153,29 @@ def test_one_row_takes_blocks_unless_weights_are_streamed_from_memory() -> None:
     assert choose_form((8, 256), **how, weights=choose.STREAMED + 1) == DYNAMIC
 
 
-@pytest.mark.parametrize(("most", "kind"), [(10**9, "blocks"), (1, "dynamic")])
+@pytest.mark.parametrize(("most", "of_step"), [(10**9, "blocks"), (1, "rows")])
 def test_streaming_is_a_matter_of_all_weights_of_a_step(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: int, kind: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: int, of_step: str
 ) -> None:
     monkeypatch.setattr(choose, "STREAMED", most)
-    manifest = export_graphs(load_checkpoint("preset:gpt2-tiny"), tmp_path, target="cpu", precision="int8", rows=1)
+    manifest = export_graphs(load_checkpoint("preset:tiny"), tmp_path, target="cpu", precision="int8", rows=1)
     kinds = {stored.form.kind for stored in manifest.weights.values() if stored.form and stored.is_quantised}
-    assert kinds == ({"blocks"} if kind == "blocks" else {"columns", "dynamic", "rows"})
+    assert kinds == {"dynamic", of_step}  # the encoder's, and those of the step with its table
+
+
+@pytest.mark.parametrize("streamed", [10**9, 1])
+def test_few_rows_of_a_causal_model_have_the_forms_of_any_number(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, streamed: int
+) -> None:
+    monkeypatch.setattr(choose, "STREAMED", streamed)
+    checkpoint = load_checkpoint("preset:llama-tiny")
+
+    def exported(rows: int | None) -> Manifest:
+        folder = tmp_path / str(rows)
+        folder.mkdir()
+        return export_graphs(checkpoint, folder, target="cpu", precision="int8", rows=rows)
+
+    usual, one, two, three = map(exported, (None, 1, 2, 3))
+    assert one == two == usual
+    assert (usual.rows, three.rows) == (None, 3)
+    assert {form.kind for form in one.forms.values()} == {"blocks"}

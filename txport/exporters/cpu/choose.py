@@ -20,6 +20,7 @@ from txport.exporters.cpu.columns import find_columns, has_columns
 from txport.exporters.fused.packs import is_linear, parts_of
 from txport.exporters.fused.rewrite import tables_of, tags_of
 from txport.models.audio import Features
+from txport.models.facts import Facts
 from txport.targets.ports import ENCODER, STEP
 
 FLOAT = 4  # bytes
@@ -27,8 +28,8 @@ FLOAT = 4  # bytes
 # where the driver runs no row alone; and blocks of 16 on Arm, for matrices whose inputs are no multiple of 32.
 ALIKE = (32, 16)
 FEW_ROWS = 2  # up to this number of rows, the time is that of reading the weights
-# Number of weights of a step that exceeds last-level caches. From memory, dynamic int8 streams as fast as blocks and
-# reads fewer scales; see docs/cpu-target.md.
+# Number of weights of a step that exceeds last-level caches. From memory, dynamic int8 of an encoder-decoder streams as
+# fast as blocks and reads fewer scales; see docs/cpu-target.md.
 STREAMED = 64_000_000
 # Number of weights of a step up to which 8-bit blocks have 16 inputs, larger ones 32, unless the inputs are `EVEN`.
 FINE = 200_000_000
@@ -43,6 +44,15 @@ EIGHT_BITS = frozenset({"query", "key", "value", "attention_out", "projection"})
 # Linear layers whose inputs are of about the same size, as those are that are smoothed: in 8-bit blocks of 32 they lose
 # about as little as in blocks of 16, which take up to a half more time (docs/few-bits.md).
 EVEN = frozenset({"attention_out", "projection"})
+
+
+def rows_of(facts: Facts, precision: str, rows: int | None) -> int | None:
+    """Return for how many rows the forms are if an export is asked for `rows`; None: for any, as in `choose_form`.
+
+    In int8, a causal model has the default forms for few rows, too: nodes beside a product take longer than the product
+    of one row, and blocks need none (docs/cpu-target.md).
+    """
+    return None if facts.is_causal and precision == "int8" and rows is not None and rows <= FEW_ROWS else rows
 
 
 def forms_of(

@@ -68,6 +68,7 @@ EXPORTER = Exporter(
     without_top,
     require_fusable,
     _prefers,
+    rows_of=choose.rows_of,
     forms_of=choose.forms_of,
     smoothing_of=find_smoothing,
 )
