@@ -21,6 +21,7 @@ from tests.cli.processes import ENVIRONMENT, MAIN
 from txport.bulk import Batch
 from txport.bundles.bundle import Bundle
 
+pd = pytest.importorskip("pandas", reason="`make bulk-test` has pandas")
 ray = pytest.importorskip("ray", reason="`make bulk-test` has Ray")
 daft = pytest.importorskip("daft", reason="`make bulk-test` has Daft")
 
@@ -122,6 +123,17 @@ def test_map_batches_of_ray_data(place: Path, cluster: Any, form: str) -> None:
     found = rows.map_batches(Batch(place / "bundle"), batch_size=16, batch_format=form).take_all()
     found = sorted(found, key=lambda row: row["row"])
     assert [row["output"] for row in found] == [row["output"] for row in expected(place)[:40]]
+
+
+def test_a_frame_keeps_its_index(place: Path) -> None:
+    """So outputs join the rows that a frame was made of."""
+    frame = pd.DataFrame({"text": WORDS[:6]})
+    found = Batch(place / "bundle")(frame[frame.index % 2 == 1])
+    assert isinstance(found, pd.DataFrame)
+    outputs = frame.join(found[["output"]])["output"]
+    wanted = [row["output"] for row in expected(place)[:6]]
+    assert outputs[1::2].tolist() == wanted[1::2]
+    assert outputs[::2].isna().all()
 
 
 def test_batches_of_daft(place: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from txport.models.options import CHECKS, DEFAULTS, GenerationOptions
 from txport.models.options import options as declarations
 from txport.runtimes.base import Floats, Ints
 from txport.search import constraints
-from txport.search.constraints import possible_tops
+from txport.search.constraints import _without, possible_tops
 from txport.search.generate import generate, longest_target, wanted
 from txport.search.options import Found, SearchOptions
 
@@ -361,6 +362,18 @@ def test_where_nothing_may_be_said_a_target_stands_as_it_is(beams: int, scores: 
     assert len(found[0].token_scores) == (2 if scores else 0)
     (nothing,) = search(random_table(4, 0), [[1]], 4, max_new_tokens=3, beams=beams, suppress_tokens=[0, 1, 2, 3])
     assert nothing[0].tokens == ()
+
+
+def test_many_bans_take_memory_in_proportion_to_their_number() -> None:
+    """As those of a long prompt, of which no token may come again."""
+    ids = np.arange(1 << 14)[None]
+    tracemalloc.start()
+    values, left = _without(np.zeros(ids.shape, np.float32), ids, ids[:, 1 : 1 << 13], 3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert left.tolist() == [[0, 1 << 13, (1 << 13) + 1]]
+    assert (values == 0).all()
+    assert peak < 64 * ids.size
 
 
 @pytest.mark.parametrize("beams", [1, 3])

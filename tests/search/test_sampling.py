@@ -95,6 +95,25 @@ def test_tokens_come_as_often_as_they_are_likely(options: dict[str, Any], expect
     np.testing.assert_allclose(often, np.array(expected)[order], atol=0.012)
 
 
+@pytest.mark.parametrize("forced", [{"forced_eos_token_id": EOS}, {"forced_bos_token_id": 4}])
+def test_a_top_k_beyond_the_vocabulary_is_the_vocabulary(forced: dict[str, Any]) -> None:
+    """Where a token is forced, too: nothing has as many numbers as it says."""
+    options = {"do_sample": True, "seed": 2, "max_new_tokens": 3, **forced}
+    few, many = (search(random_table(SIZE, 0), [[1], [0, 1]], SIZE, **options, top_k=k) for k in (SIZE, 2**62))
+    assert few == many
+
+
+@pytest.mark.parametrize("way", [{"do_sample": True, "seed": 2}, {"do_sample": True, "top_k": 4}, {"beams": 3}, {}])
+@pytest.mark.parametrize("factor", [10.0, 1e9])
+def test_a_growing_penalty_of_length_ends_a_target_with_a_finite_score(way: dict[str, Any], factor: float) -> None:
+    """At the first place where it may end; the factor alone would be infinite there."""
+    facts = facts_of(SIZE, max_length=64)
+    options = SearchOptions(**way, exponential_decay_length_penalty=(0, factor), min_new_tokens=45, max_new_tokens=60)
+    (found,) = generate(TableRuntime(random_table(SIZE, 1)), [[1]], facts, options)
+    assert found[0].tokens.index(EOS) == 45 == len(found[0].tokens) - 1
+    assert np.isfinite(found[0].score)
+
+
 @settings(deadline=None)
 @given(
     weights=st.lists(st.lists(st.integers(0, 5), min_size=6, max_size=6), min_size=1, max_size=4),

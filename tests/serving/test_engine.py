@@ -224,6 +224,28 @@ def test_a_cancelled_request_frees_its_slot(model: txport.Model, gate: Gate) -> 
     assert stats.steps < 10
 
 
+def test_a_prefix_that_does_not_fit_is_refused_before_it_runs(models: Callable[..., txport.Model], gate: Gate) -> None:
+    """With the ids of a source, too; requests that run already go on."""
+    model = models("seq2seq")
+    wrong: list[dict[str, Any]] = [
+        {"prefix": "7 9", "max_new_tokens": LONGEST},
+        {"prefix": "7 9", "forced_bos_token_id": 5},
+        {"prefix": str(model.facts.writes.end)},
+    ]
+    with model.engine() as engine:
+        running = shut(engine, gate)
+        for options in wrong:
+            with pytest.raises(UnsupportedError, match=r"prefix|room|tokens"):
+                engine.submit(ids=[5, 9], **options)
+        other = engine.submit(ids=[5, 9], prefix="7 9", logits_processor=gate)
+        gate.opened.set()
+        (found,) = model.search([[5, 9]], prefixes=[[7, 9]])
+        assert tuple(other.result(60).hypotheses[0].tokens) == found[0].tokens
+        assert running.result(60).output == model.generate(["5 6"])[0].output
+    with models("causal").engine() as engine, pytest.raises(UnsupportedError, match="put them at its end"):
+        engine.submit(ids=[5, 9], prefix="7")
+
+
 def test_an_error_of_a_request_is_its_own(model: txport.Model) -> None:
     def fail(scores: Floats, tokens: Ints) -> Floats:
         raise ZeroDivisionError("mine")

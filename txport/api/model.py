@@ -424,12 +424,12 @@ class Model(Encoder):
         """Return a request for one text; raise the errors that `generate` raises for it."""
         self._require_text()
         require_unknown(unknown)
-        start = self._begin(prefix)
-        if start:
-            require_fit([start], self.facts, options)
-        return self._prepared(text, self._request(text, unknown, switch("special", special), options), start, options)
+        source = self._request(text, unknown, switch("special", special), options)
+        return self._prepared(text, source, self._begin(prefix), options)
 
     def _prepared(self, text: str, source: Source, prefix: list[int], options: SearchOptions) -> Prepared:
+        if prefix:
+            require_fit([prefix], self.facts, options)
         stops = options.stop if isinstance(options.stop, Stops) else None
         text_of: Callable[[Sequence[int]], str] = lambda tokens: self._until_stop(source, tokens, stops)[0]  # noqa: E731
         result: Callable[[list[Found]], Generated] = lambda found: self._result(  # noqa: E731

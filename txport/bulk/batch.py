@@ -44,8 +44,9 @@ class Batch:
     """Adds columns with a model's outputs to batches of rows (docs/bulk.md).
 
     It can be pickled, and loads its bundle once in each process. A batch is a table or record batch of Arrow, a
-    DataFrame of pandas or a dict of arrays; the result has the same rows, and is of the same kind (of a dict: a table).
-    Of an Arrow array of texts, the result is an array of structs. A row that the model can't take has only an `error`.
+    DataFrame of pandas or a dict of arrays; the result has the same rows, and is of the same kind (of a dict: a table),
+    with the index of a DataFrame. Of an Arrow array of texts, the result is an array of structs. A row that the model
+    can't take has only an `error`.
     """
 
     def __init__(self, bundle: str | Path, column: str = "text", *, prefix: str = "", **options: Any) -> None:
@@ -71,7 +72,7 @@ class Batch:
         table = pa.table(table) if isinstance(batch, dict) else table
         require_column(table.schema, self.column, "the batch")
         found = self.join(table, self.outputs(table.column(self.column)))
-        return found.to_pandas() if is_frame else found
+        return found.to_pandas().set_axis(batch.index) if is_frame else found
 
     @property
     def type(self) -> pa.StructType:

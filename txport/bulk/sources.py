@@ -237,7 +237,7 @@ def _parquet(file: Place, schema: pa.Schema) -> Iterator[pa.Table]:
 def _kept(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     if field.name not in batch.schema.names:
         return pa.nulls(len(batch), field.type)
-    return batch.column(field.name).cast(field.type)
+    return batch.column(field.name).cast(field.type, safe=not pa.types.is_floating(field.type))
 
 
 def _with_faults(table: pa.Table, faults: Sequence[str | None]) -> pa.Table:
@@ -306,6 +306,8 @@ def _typed(values: list[object], kind: pa.DataType | None) -> pa.Array:
             kind = pa.string()
     if pa.types.is_string(kind):
         values = [value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False) for value in values]
+    if pa.types.is_floating(kind):  # Arrow refuses whole numbers that become others
+        values = [float(value) if isinstance(value, int) else value for value in values]
     return pa.array(values, kind)
 
 

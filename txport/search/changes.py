@@ -11,6 +11,7 @@ from txport.runtimes.base import Floats, Ints
 from txport.search.options import SearchOptions
 
 NOTHING = -1  # no token
+LARGEST = 1e30  # score; sums of such scores are finite in fp32
 
 
 class Changes:
@@ -38,12 +39,15 @@ class Changes:
             self._favour_ends(values, new_tokens - decay[0], decay[1])
 
     def _favour_ends(self, values: Floats, late: Ints, factor: float) -> None:
-        """Raise the scores of end tokens by |score| x (factor^late - 1), in the rows where `late` is above 0."""
+        """Raise the scores of end tokens by |score| x (factor^late - 1), in the rows where `late` is above 0.
+
+        A raised score is at most `LARGEST`: an infinite one has no differences from others, which sampling needs.
+        """
         rows = np.flatnonzero(late > 0)
         at = np.ix_(rows, self._ends)
         with np.errstate(over="ignore", invalid="ignore"):
-            growth = np.float64(factor) ** late[rows, None] - 1
-            changed = values[at] + np.abs(values[at]) * growth
+            growth = np.minimum(np.float64(factor) ** late[rows, None] - 1, LARGEST)
+            changed = np.minimum(values[at] + np.abs(values[at]) * growth, LARGEST)
         values[at] = np.where(np.isfinite(values[at]), changed, values[at])
 
 

@@ -321,7 +321,10 @@ def _best_allowed(logits: Floats, banned: Ints, count: int, *, normalise: bool) 
 
 def _without(values: Floats, ids: Ints, banned: Ints, count: int) -> tuple[Floats, Ints]:
     """Return the `count` best allowed candidates of (R, C) in descending order."""
-    bad = (ids[:, :, None] == banned[:, None, :]).any(axis=2)
+    at, place = np.nonzero(banned != NOTHING)
+    is_banned = np.zeros((len(ids), 1 + max(int(ids.max()), int(banned.max()))), np.bool_)
+    is_banned[at, banned[at, place]] = True
+    bad = np.take_along_axis(is_banned, ids, axis=1)
     if not bad.any():
         return values[:, :count], ids[:, :count]
     at = np.arange(len(ids))[:, None]

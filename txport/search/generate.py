@@ -180,7 +180,9 @@ def start(runtime: Runtime, sources: Sources, facts: Facts, max_length: int) -> 
 def wanted(options: SearchOptions, facts: Facts) -> int | None:
     """Return the number of candidates per row and step; None for the whole vocabulary."""
     if options.do_sample:
-        return options.top_k or None if options.top_h is None else MOST_OF_ENTROPY
+        if options.top_h is not None:
+            return MOST_OF_ENTROPY
+        return min(options.top_k, facts.writes.size) if options.top_k else None
     return 1 if options.beams == 1 else wanted_of_row(options, options.ends(facts))
 
 

@@ -18,7 +18,7 @@ import soundfile
 
 import txport
 from tests.audio.noise import RATE, noise
-from tests.serving.service.served import PATIENCE
+from tests.serving.service.served import PATIENCE, metric
 from txport.errors import QueueFullError
 from txport.serving.service.recordings import TOGETHER, Recordings
 
@@ -121,7 +121,9 @@ def test_tensors_as_the_open_inference_protocol_has_them(http: httpx.Client, mod
     ]
     for inputs in (by_text, by_ids):
         content = json.dumps({"id": "7", "inputs": inputs})  # tritonclient names no type
+        before = metric(http, "txport:prompt_tokens_total")
         found = http.post("/v2/models/embed/infer", content=content).json()
+        assert metric(http, "txport:prompt_tokens_total") - before == sum(map(len, ids))
         (output,) = found["outputs"]
         assert (found["model_name"], found["id"], output["shape"]) == ("embed", "7", [3, longest, 16])
         vectors = np.array(output["data"], np.float32).reshape(output["shape"])

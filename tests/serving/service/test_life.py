@@ -337,6 +337,18 @@ def test_a_refusal_costs_neither_a_body_nor_a_connection(gated: tuple[txport.Mod
             assert answer(head + b"\r\n" + body) == 200
 
 
+def test_a_body_that_is_late_takes_no_room(models: dict[str, txport.Model]) -> None:
+    with running(app({"chat": models["chat"]}, slots=1, queue=0)) as url, client(url) as http:
+        host = (urlsplit(url).hostname, urlsplit(url).port)
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+        )
+        with socket.create_connection(host, timeout=PATIENCE) as caller:
+            caller.sendall(head)
+            assert http.get("/health").status_code == 200  # it has been read
+            assert http.post("/v1/completions", json=BODY | {"max_tokens": 2}).status_code == 200
+
+
 def test_a_slow_caller_gets_408(models: dict[str, txport.Model], monkeypatch: pytest.MonkeyPatch) -> None:
     """For a body, and for headers, that do not arrive."""
     monkeypatch.setattr("txport.serving.service.server.HEADER_SECONDS", 0.2)

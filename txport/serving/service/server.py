@@ -122,7 +122,8 @@ class Patient(H11Protocol):
         if not data or (models.full(models.entering) is not None and self._is_refused(data)):
             return
         super().data_received(data)
-        if self.cycle is not cycle and self.scope["path"] in PATHS:
+        is_whole = self.conn.their_state in (h11.DONE, h11.MUST_CLOSE)  # a body may take long to arrive
+        if self.cycle is not cycle and is_whole and self.scope["path"] in PATHS:
             models.enter(self.scope["state"])
         if self.cycle is None or self.cycle.response_complete:
             self._wait()

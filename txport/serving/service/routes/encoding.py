@@ -134,7 +134,7 @@ async def answer(call: Call, served: Served) -> Mapping[str, object]:
     spans, context = Spans(**options), call.text("context")
     windows = await asyncio.to_thread(_windows, call, served, spans)
     outputs = await call.batched(served, Inference(served.model), [each.ids for each in windows], {})
-    found = await asyncio.to_thread(answers, context, windows, outputs, spans)
+    found = await asyncio.to_thread(answers, context, windows, [each for each, _ in outputs], spans)
     tokens = sum(len(each.ids) for each in windows)
     call.finish(served.name, tokens)
     results = [{"answer": each.text, "score": each.score, "start": each.start, "end": each.end} for each in found]

@@ -34,16 +34,16 @@ EXTENSIONS = ["binary_tensor_data"]
 
 @dataclass(frozen=True)
 class Inference:
-    """Runs texts, or token ids, and returns the outputs of each."""
+    """Runs texts, or token ids, and returns the outputs and the number of tokens of each."""
 
     model: Model
 
-    def __call__(self, items: Sequence[str | list[int]]) -> list[Outputs]:
+    def __call__(self, items: Sequence[str | list[int]]) -> list[tuple[Outputs, int]]:
         """Run a batch."""
         sources = [self.model.encode(each) if isinstance(each, str) else each for each in items]
         runtime = self.model.runtime
         assert isinstance(runtime, EncoderRuntime)
-        return infer(runtime, sources, self.model.facts)
+        return list(zip(infer(runtime, sources, self.model.facts), map(len, sources), strict=True))
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ async def run(call: Call, served: Served) -> Result:
     items = _items(tensors, served.model)
     wanted = _wanted(call, [each.name for each in facts.outputs])
     found = await call.batched(served, Inference(served.model), items, {})
-    call.finish(served.name, sum(map(len, items)))
-    outputs = {name: _stacked([each[name] for each in found]) for name in wanted}
+    call.finish(served.name, sum(tokens for _, tokens in found))
+    outputs = {name: _stacked([each[name] for each, _ in found]) for name in wanted}
     about = {"model_name": served.name, "model_version": "1", **call.given("id")}
     return _answer(about, outputs, wanted)
 

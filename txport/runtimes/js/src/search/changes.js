@@ -2,6 +2,8 @@
 
 import { logSoftmax } from "./numbers.js";
 
+const LARGEST = 1e30; // score; sums of such scores are finite in fp32
+
 /** True if options other than bans change scores. @param {import("./options.js").Chosen} options */
 export function changesScores(options) {
   return (
@@ -31,7 +33,8 @@ export function change(values, options, source, seen, newTokens) {
   const [start, factor] = options.exponential_decay_length_penalty ?? [Infinity, 1];
   if (newTokens <= start) return;
   for (const end of options.ends) {
-    if (Number.isFinite(values[end])) values[end] += Math.abs(values[end]) * (factor ** (newTokens - start) - 1);
+    const growth = Math.min(factor ** (newTokens - start) - 1, LARGEST);
+    if (Number.isFinite(values[end])) values[end] = Math.min(values[end] + Math.abs(values[end]) * growth, LARGEST);
   }
 }
 
