@@ -66,6 +66,9 @@ class Engine:
 
     def decode(self, outputs):
         return [[int(id_) for id_ in target] for target in outputs]
+
+    def score(self, sources, targets):
+        return [[self.options.get("log_prob", -1.0)] * len(target) for target in targets]
 """
 
 
@@ -162,15 +165,18 @@ def test_a_line_is_measured_with_the_fastest_of_each_side(
     environment: dict[str, str], place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = [fake(environment, "int4", seconds=0), fake(environment, seconds=0.006), fake(environment, seconds=0.06)]
-    theirs = [fake(environment, seconds=0.09), fake(environment, seconds=0.045)]
+    wrong = fake(environment, seconds=0, log_prob=-1.5)
+    theirs = [fake(environment, seconds=0.09), fake(environment, seconds=0.045, log_prob=-1.1), wrong]
     monkeypatch.setattr(candidates, "ours", lambda line, cores: ours)
     monkeypatch.setattr(candidates, "theirs", lambda line, cores: theirs)
     monkeypatch.setattr(duel, "TRIALS", 2)
     record = duel.run(LINE, replace(place, rounds=2))
     assert record["settings"]["txport"]["options"] == {"seconds": 0.006}
-    assert record["settings"]["peer"]["options"] == {"seconds": 0.045}
+    assert record["settings"]["peer"]["options"] == {"seconds": 0.045, "log_prob": -1.1}
+    assert record["log_probs_apart"] == pytest.approx(0.1)
     assert record["candidates"]["txport"][0]["error"] == "ValueError: int4 did not pass"
-    assert [len(record["candidates"][side]) for side in ("txport", "peer")] == [3, 2]
+    assert [len(record["candidates"][side]) for side in ("txport", "peer")] == [3, 3]
+    assert "0.500 apart, expected at most 0.2" in record["candidates"]["peer"][2]["error"]
     assert 1 < record["ratio"]["median"] <= 7.5
     assert 0 < record["peer"]["q1"] <= record["peer"]["median"] <= 4 * 32 / 0.09
     assert (record["equal_rows"], record["rows"]) == (4, 4)
@@ -198,25 +204,15 @@ def test_a_side_that_generates_less_is_refused() -> None:
         duel.require_length(LINE, {"txport": whole, "peer": [*whole[1:], [5] * 31]})
 
 
-def test_sides_that_say_otherwise_are_refused() -> None:
-    class Side:
-        def __init__(self, *log_probs: float) -> None:
-            self.answer = {"log_probs": [list(log_probs)] if log_probs else None}
-
-        def request(self, do: str) -> dict[str, Any]:
-            assert do == "score"
-            return self.answer
-
-        def pause(self) -> None:
-            pass
-
-    def apart(ours: Side, theirs: Side) -> float | None:
-        return duel.require_likeness({"txport": ours, "peer": theirs})  # type: ignore[dict-item]
-
-    assert apart(Side(-1.0, -2.0), Side(-1.1, -2.1)) == pytest.approx(0.1)
-    assert apart(Side(-1.0), Side()) is None
+def test_sides_that_say_otherwise_are_refused(
+    environment: dict[str, str], place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "ours", lambda line, cores: [fake(environment, seconds=0)])
+    monkeypatch.setattr(candidates, "theirs", lambda line, cores: [fake(environment, seconds=0, log_prob=-1.5)])
+    monkeypatch.setattr(duel, "TRIALS", 1)
     with pytest.raises(WorkerError, match=r"0\.500 apart, expected at most 0\.2"):
-        apart(Side(-1.0), Side(-1.5))
+        duel.run(LINE, place)
+    assert duel.distance([[-1.0]], None) is None, "an engine that can't score is compared by its tokens alone"
 
 
 MACHINE = {"cpu": "a processor", "instructions": ["avx2", "fma"], "cores": 2, "system": "Linux x86_64", "gpu": None}
