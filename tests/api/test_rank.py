@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+import pyarrow as pa
 import pytest
 import torch
 from click.testing import CliRunner
@@ -18,6 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 import txport
 from tests.seeded import bundle_of, saved
 from txport.api.encoding import Ranked
+from txport.bulk import Batch
 from txport.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from txport.cli import cli
 from txport.errors import ConfigError, LongTextError, TextError, UnsupportedError
@@ -164,6 +166,8 @@ def test_other_labels_are_hypotheses_of_a_model_of_inference(tmp_path: Path) -> 
     assert model.classify(texts, labels=["d"], template="a {}")[0][0].score == pytest.approx(alone[0, 0])
     (first, *_) = model.classify("a b", labels=labels, template="a {}", top=2)
     assert [each.label for each in first] == [labels[at] for at in np.argsort(-exclusive[0])[:2]]
+    rows = Batch(tmp_path / "out", labels=labels, template="a {}").outputs(pa.array(texts)).to_pylist()
+    assert [row["error"] for row in rows] == [None] * 3, "a text that is too long is cut, as by `classify`"
     assert model.classify(["\N{SNOWMAN}", "a"], labels=["d"], unknown="skip")[0] == []
     assert model.classify([], labels=["d"]) == []
     asked = ["run", str(tmp_path / "out"), "a b", "--label", "d", "--label", "e f", "--template", "a {}"]

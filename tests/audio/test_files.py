@@ -165,6 +165,7 @@ def test_run_writes_down_files(bundle: Path, tmp_path: Path) -> None:
         (["--language", "xx"], "language must be one of de|en|fr|language must be one of en, de, fr; got 'xx'"),
         (["--nbest", "2", "--beams", "2"], "--nbest needs a model that reads text; this model reads audio"),
         (["--stream"], "--stream needs a model that reads text"),
+        (["--truncate"], "--truncate needs a model that reads text"),
         (["--batch-tokens", "5"], "--batch-tokens needs a model that reads text"),
         (["--pooling", "mean"], "--pooling needs a model that can embed"),
     ],

@@ -186,6 +186,11 @@ def test_tokens_of_options_are_ids_in_python(place: Path, call: Cli) -> None:
     assert not any({"a", "b"} & set(row["output"]) for row in rows_of(place / "out"))
 
 
+def test_options_of_tokens_go_together(place: Path, call: Cli) -> None:
+    assert call(*command("--suppress-tokens", "b", "--bad-words", "a", "--forced-eos-token", "d")).code == 0
+    assert not any({"a", "b"} & set(row["output"]) for row in rows_of(place / "out"))
+
+
 def test_places_of_fsspec_and_arrow(place: Path, bundle: Bundle) -> None:
     fsspec = pytest.importorskip("fsspec")
     memory = fsspec.filesystem("memory")

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -373,7 +374,10 @@ def test_help_of_run_lists_options_in_sections_and_ends_with_examples(call: Cli)
 
 
 def test_each_step_is_explained(call: Cli, bundle: Bundle) -> None:
-    first, *lines = call("run", bundle.path, SAMPLES[0], "--explain").out.splitlines()
+    first, *lines = (shown := call("run", bundle.path, SAMPLES[0], "--explain").out).splitlines()
+    with tempfile.TemporaryDirectory() as folder:
+        assert call("run", bundle.path, SAMPLES[0], "--explain", "--output", Path(folder, "out")).code == 0
+        assert Path(folder, "out").read_text(encoding="utf-8") == shown
     model = txport.load(bundle.path)
     found = model.generate(SAMPLES[0])[0]
     assert first == found.output

@@ -127,6 +127,19 @@ def test_searches_drawn_by_seed(made: Path) -> None:
         require_same(theirs, found_by(model, source, dict(options)), (source, options))
 
 
+def test_caches_grow_to_the_longest_sequence_and_no_further(tmp_path: Path) -> None:
+    """A table of rotary positions has no more places."""
+    bundle = unproven("preset:llama-tiny", tmp_path / "made", target="cpu")
+    model = txport.load(bundle.path)
+    longest = model.facts.writes.longest
+    cases = [[5, 9] * (longest // 2 - 2), [7]]
+    options = {"max_new_tokens": 4, "min_new_tokens": 4}, {"max_new_tokens": longest - 1, "min_new_tokens": longest - 1}
+    answered = on_node(bundle.path, [("search", source, how) for source, how in zip(cases, options, strict=True)])
+    for source, how, theirs in zip(cases, options, answered, strict=True):
+        assert "error" not in theirs, theirs
+        require_same(theirs, found_by(model, source, dict(how)), source)
+
+
 @pytest.fixture(scope="module")
 def g2p() -> tuple[Path, txport.Model]:
     return find_bundle("g2p-en").path, txport.load("g2p-en")

@@ -329,6 +329,19 @@ def test_a_template_gets_its_variables() -> None:
         documents.prompt(plain)
 
 
+def test_a_template_gets_no_nulls_and_every_name_of_a_reasoning() -> None:
+    """As transformers 5 gives them; an answer of OpenAI's API has nulls."""
+    reader = templated(
+        "{% for each in messages %}{% if 'tool_calls' in each %}{{ each.tool_calls | length }}{% endif %}"
+        "{{ each.content }} {{ each.thinking }} {{ each.reasoning_content }};{% endfor %}"
+    )
+    said = [{"role": "assistant", "content": "Hi", "tool_calls": None}, {"role": "user", "content": None}]
+    assert dataclasses.replace(reader, continues=False).prompt(said) == "Hi  ;  ;"
+    for name in ("reasoning_content", "thinking", "reasoning"):
+        message = {"role": "assistant", "content": "Hi", name: "so"}
+        assert dataclasses.replace(reader, continues=False).prompt([message]) == "Hi so so;"
+
+
 def test_a_conversation_that_ends_with_the_model_is_continued() -> None:
     asked = [{"role": "user", "content": "Hello"}]
     reader = dataclasses.replace(templated(SWITCHED), continues=None)

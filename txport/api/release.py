@@ -209,6 +209,8 @@ def _original(
     Raises `OutOfMemoryError` for too little memory, `ParityError` if they differ.
     """
     if not how["weights"]:
+        if against not in (None, "none"):
+            raise UnsupportedError("without weights, nothing can be compared with an original; leave out against")
         return None
     with needed(EXPORT):
         from txport.proof.against.hold import compare_original

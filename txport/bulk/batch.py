@@ -137,13 +137,14 @@ class Batch:
         """Return the function that yields the result of each text, in order, or raises the error of one."""
         rest = {name: value for name, value in self.options.items() if name not in (*LOADING, *READING, *LANGUAGES)}
         method = getattr(model, METHODS[model.facts.ability])
-        truncates = bool(self.options.get("truncate"))
         if model.facts.ability is None:
-            cut = functools.partial(_cut, model, rest) if truncates else str
+            cut = functools.partial(_cut, model, rest) if self.options.get("truncate") else str
             return lambda texts: method(map(cut, texts), errors="return", **rest)
         require_options(method, rest)
         split = _pair if self.options.get("pairs") or model.facts.ability == "answer" else str
-        return lambda texts: method(map(split, texts), truncate=truncates, **rest)
+        if "truncate" in self.options:  # otherwise as the method does: with other labels it cuts
+            rest["truncate"] = bool(self.options["truncate"])
+        return lambda texts: method(map(split, texts), **rest)
 
 
 def require_texts(facts: Facts) -> None:

@@ -30,6 +30,7 @@ TOKENS = "the tokenizer and generation_config.json say it"
 UNUSED: Mapping[str, str] = {
     **dict.fromkeys(("architectures", "model_type", "transformers_version", "_name_or_path", "name_or_path"), ORIGIN),
     **dict.fromkeys(("_attn_implementation_autoset", "attn_implementation", "_attn_implementation"), MEMORY),
+    **dict.fromkeys(("language", "name"), ORIGIN),  # of deepset's models
     "_model_name_or_path": ORIGIN,  # transformers writes it for a model that it read from a GGUF file
     **dict.fromkeys(("auto_map", "_commit_hash", "is_llama_config", "unsloth_version", "unsloth_fixed"), ORIGIN),
     **dict.fromkeys(("torch_dtype", "dtype", "use_bfloat16"), PRECISION),
@@ -43,7 +44,7 @@ UNUSED: Mapping[str, str] = {
     **dict.fromkeys(("return_dict", "return_dict_in_generate", "torchscript", "use_return_dict"), RETURNED),
     **dict.fromkeys(("use_cache", "cache_implementation", "chunk_size_feed_forward"), MEMORY),
     **dict.fromkeys(("id2label", "label2id", "num_labels", "_num_labels", "problem_type", "finetuning_task"), LABELS),
-    **dict.fromkeys(("task_specific_params", "prefix", "tokenizer_class"), PIPELINES),
+    **dict.fromkeys(("task_specific_params", "prefix", "tokenizer_class", "custom_pipelines"), PIPELINES),
     **dict.fromkeys(("is_encoder_decoder", "cross_attention_hidden_size"), IN_FILE),
     **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), TOKENS),
     **dict.fromkeys(("sep_token_id", "cls_token_id", "mask_token_id", "unk_token_id"), TOKENS),

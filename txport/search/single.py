@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from txport.errors import UnsupportedError, quoted
+from txport.models.facts import Facts
 from txport.models.options import needing
-from txport.runtimes.inputs import Sources, batch
+from txport.runtimes.inputs import Source, Sources, batch
 from txport.runtimes.single import SingleRuntime, Targets
 from txport.search.generate import Ids, prompts_of, require_fit, require_room
 from txport.search.options import Found, SearchOptions
@@ -21,7 +22,7 @@ ASKED = ("beams", "nbest", "length_penalty", "max_new_tokens", "max_length", "sc
 def generate_at_once(
     runtime: SingleRuntime[object], sources: Sources, options: SearchOptions, prefixes: Ids | None = None
 ) -> list[list[Found]]:
-    """Like `generate`, in one run of the graph per length of prefixes; without scores of tokens.
+    """Like `generate`, in one run of the graph per length of prefixes and number of new tokens; without their scores.
 
     Raises `UnsupportedError` for options that differ from those of the graph.
     """
@@ -32,11 +33,13 @@ def generate_at_once(
     for prompt in prompts_of(sources, facts):
         require_room(prompt, facts, options)
     found: dict[int, list[Found]] = {}
-    sizes = np.array([len(prefix) for prefix in prefixes])
-    for size in np.unique(sizes).tolist():
-        rows = np.flatnonzero(sizes == size).tolist()
+    sizes = [
+        (len(prefix), longest_new(options, facts, source, prefix))
+        for source, prefix in zip(sources, prefixes, strict=True)
+    ]
+    for size, most in sorted(set(sizes)):
+        rows = [row for row, each in enumerate(sizes) if each == (size, most)]
         begin = np.array([prefixes[row] for row in rows], np.int64).reshape(len(rows), size)
-        most = longest_new(options, size, facts.writes.longest)
         together, lengths = batch([sources[row] for row in rows], facts)
         how: dict[str, Any] = {"beams": options.beams, "length_penalty": options.length_penalty}
         targets = runtime.search(together, lengths, begin, max_new_tokens=most, **how)
@@ -44,11 +47,14 @@ def generate_at_once(
     return [found[row] for row in range(len(sources))]
 
 
-def longest_new(options: SearchOptions, prefix: int, longest: int) -> int:
-    """Return the maximum number of new tokens after a prefix; the graph stops at the longest sequence."""
+def longest_new(options: SearchOptions, facts: Facts, source: Source, prefix: Sequence[int]) -> int:
+    """Return the maximum number of new tokens after a prompt or a prefix; the graph stops at the longest sequence."""
     if options.max_new_tokens is not None:
         return options.max_new_tokens
-    return longest if options.max_length is None else min(longest, options.max_length - 1) - prefix
+    longest = facts.writes.longest
+    if options.max_length is None:
+        return longest
+    return min(longest, options.max_length - facts.start_tokens) - len(source if facts.is_causal else prefix)
 
 
 def built_in(defaults: Mapping[str, object]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from txport.text.templates import ChatTemplate
 
 TAG = "\ufdd1\ufdd1 "  # marks the end of a message that the model continues; the blank shows whether blanks are kept
+REASONING = ("reasoning_content", "thinking", "reasoning")  # keys of a message that mean the same
 RESERVED = ("messages", "add_generation_prompt", "role", "loop", "self")
 ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -72,6 +73,7 @@ class ChatReader:
 
         Raises `TextError` for messages that can't be formatted.
         """
+        messages = [_normalised(each) if isinstance(each, Mapping) else each for each in messages]
         try:
             marked: list[Message] = [self._marked(message) for message in messages]
         except RecursionError as error:
@@ -179,6 +181,13 @@ def require_options(options: Mapping[str, object]) -> None:
         raise UnsupportedError(what) from error
     if length > MAX_LENGTH:
         raise UnsupportedError(f"options of a template may have {MAX_LENGTH} characters, these have {length}")
+
+
+def _normalised(message: Message) -> Message:
+    """Return a message as transformers 5 gives it to templates: without nulls, its reasoning by the names of it."""
+    known = {name: value for name, value in message.items() if value is not None}
+    said = [known[name] for name in REASONING if name in known]
+    return {"thinking": said[0], **known, "reasoning_content": said[0]} if said else known
 
 
 def _tagged(messages: Sequence[Message]) -> list[Message]:

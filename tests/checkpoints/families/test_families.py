@@ -25,7 +25,7 @@ from txport import runtimes
 from txport.bundles.reading import read_manifest
 from txport.checkpoints.checkpoint import config_of, load_checkpoint
 from txport.checkpoints.family import REFUSED, all_families
-from txport.checkpoints.folder import digest
+from txport.checkpoints.folder import digest, find_folder
 from txport.cli.commands import cli
 from txport.errors import BundleError, CheckpointError, ConfigError
 from txport.models.generation import published_names
@@ -420,6 +420,15 @@ def test_a_generation_option_that_is_not_followed_is_told(copied: Path, caplog: 
     ]
 
 
+def test_a_penalty_of_length_that_is_stored_is_for_scores(copied: Path, tmp_path: Path) -> None:
+    """A greedy output without scores is the same with it, and nobody gave it."""
+    (copied / GENERATION).write_text(json.dumps({"length_penalty": 0.7}))
+    bundle = bundle_of(load_checkpoint(str(copied)), tmp_path / "bundle", "portable")
+    done = CliRunner().invoke(cli, ["run", str(bundle.path), "--ids", "5 6 7 8"], catch_exceptions=False)
+    (found,) = txport.load(bundle.path).search([[5, 6, 7, 8]])
+    assert done.stdout.split() == [str(token) for token in found[0].tokens]
+
+
 def test_an_option_that_is_not_followed_is_recorded_and_told_by_run(copied: Path, tmp_path: Path) -> None:
     (copied / GENERATION).write_text(json.dumps({"guidance_scale": 3, "num_beams": 2, "max_length": 9}))
     bundle = bundle_of(load_checkpoint(str(copied)), tmp_path / "bundle", "portable")
@@ -502,9 +511,76 @@ def copied(tmp_path: Path) -> Path:
     return Path(shutil.copytree(FAMILIES / "gpt2", tmp_path / "gpt2"))
 
 
+def config_with(folder: Path, **values: Any) -> object:
+    """The config of a folder whose `config.json` has these values and two tokens alone."""
+    (folder / CONFIG).write_text(json.dumps({"bos_token_id": 0, "eos_token_id": 0, **values}))
+    return config_of(find_folder(str(folder)))
+
+
 def change(folder: Path, **values: Any) -> None:
     config = json.loads((folder / CONFIG).read_text())
     (folder / CONFIG).write_text(json.dumps(config | values))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("gptj", {"rotary": True}),  # GPT-J-6B
+        ("phi3", {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False}),  # Phi-4-mini
+        ("starcoder2", {"mlp_type": "default", "norm_type": "layer_norm"}),
+        (
+            "cohere2",  # Command R7B
+            {
+                "layer_switch": 4,
+                "order_of_interleaved_layers": "local_attn_first",
+                "position_embedding_type": "rope_gptj",
+                "rotary_pct": 1.0,
+                "use_embedding_sharing": True,
+                "use_gated_activation": True,
+                "use_parallel_block": True,
+                "use_parallel_embedding": True,
+            },
+        ),
+        ("roberta", {"language": "english", "name": "Roberta"}),  # deepset/roberta-base-squad2
+        ("gpt_neox", {"custom_pipelines": {"text-generation": {"impl": "instruct_pipeline.Pipeline"}}}),  # Dolly
+        ("gemma2", {"sliding_window_size": 4096}),
+        ("bart", {"replacing_rate": 0, "save_step": 6, "student_encoder_layers": None}),  # distilbart-cnn-12-6
+    ],
+)
+def test_what_published_files_say_besides_changes_nothing(name: str, values: dict[str, Any], tmp_path: Path) -> None:
+    """The first releases of these have keys that no version of transformers reads."""
+    assert config_with(tmp_path, model_type=name, **values) == config_with(tmp_path, model_type=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("gptj", {"rotary": False}),
+        ("phi3", {"full_attn_mod": 2}),
+        ("starcoder2", {"mlp_type": "gated"}),
+        ("cohere2", {"use_embedding_sharing": False}),
+        ("cohere2", {"position_embedding_type": "none"}),
+        ("exaone4", {"layer_types": None, "sliding_window": 4, "sliding_window_pattern": "LLX"}),
+    ],
+)
+def test_published_keys_with_other_values_are_refused(name: str, values: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{list(values)[-1]} .* is not supported; it must be "):
+        config_with(tmp_path, model_type=name, **values)
+
+
+def test_gelu_of_the_first_gemmas_is_its_approximation(tmp_path: Path) -> None:
+    found = config_with(tmp_path, model_type="gemma", hidden_act="gelu", hidden_activation=None)
+    assert found == config_with(tmp_path, model_type="gemma", hidden_act="gelu_pytorch_tanh")
+    assert found != config_with(tmp_path, model_type="gemma", hidden_act="relu")
+
+
+def test_a_pattern_of_windows_may_be_letters(tmp_path: Path) -> None:
+    """The last layer has no window, as in transformers; `layer_types` decides where there is one."""
+    values = {"model_type": "exaone4", "num_hidden_layers": 5, "sliding_window": 4, "sliding_window_pattern": "LLG"}
+    kinds = [f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding", "full")]
+    found = config_with(tmp_path, **values)
+    assert found == config_with(tmp_path, **values | {"layer_types": kinds})
+    assert found != config_with(tmp_path, **values | {"layer_types": ["full_attention"] * 5})
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ from txport.proof.parity.check import check
 from txport.proof.proven import write
 from txport.proof.verify.at_once import SINGLE
 from txport.proof.verify.check import verify
+from txport.search.options import SearchOptions
+from txport.search.single import longest_new
 from txport.targets.ports import DECODER, ENCODER, GENERATE
 
 ALONE = """
@@ -137,6 +139,14 @@ def test_the_driver_starts_the_other_graphs_only(single: Bundle) -> None:
     assert GENERATE in single.manifest.graphs
     assert GENERATE not in runtimes.load("ort", single).placement()
     assert set(runtimes.load_single("ort", single).placement()) == {GENERATE}
+
+
+def test_the_longest_target_is_that_of_the_other_graphs() -> None:
+    """Of a causal model, `max_length` counts the prompt; otherwise the start token."""
+    options = SearchOptions(max_length=20)
+    causal, other = (load_checkpoint(f"preset:{name}").facts for name in ("gpt2-tiny", "tiny"))
+    assert [longest_new(options, causal, [5] * size, []) for size in (3, 10)] == [17, 10]
+    assert [longest_new(options, other, [5] * 3, [6] * size) for size in (0, 4)] == [19, 15]
 
 
 def test_a_model_that_is_loaded_so_finds_the_same(single: Bundle, at_once: txport.Model) -> None:

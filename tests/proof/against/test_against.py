@@ -13,11 +13,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import txport
 from tests.proof.against import originals, tutorials
 from tests.proof.against.originals import HEADS, INNER, LAYERS, LONGEST, SIZE, WINDOW, WORDS
 from tests.recorded import FAMILIES
 from txport.checkpoints import checkpoint
-from txport.errors import CheckpointError, OutOfMemoryError
+from txport.errors import CheckpointError, OutOfMemoryError, UnsupportedError
 from txport.models.names import RULES, WEIGHTS
 from txport.proof.against.hold import hold_against
 from txport.proof.against.pairing import Origins, share_of
@@ -958,3 +959,8 @@ def test_transformers_that_is_not_installed_is_named(run: Any, monkeypatch: pyte
     code, out, err = run(FAMILIES / "gpt2", "--against", "transformers")
     assert (code, out, err.count("\n")) == (3, "", 1)
     assert "a comparison with transformers needs transformers, which is not installed: pip install 'txport[hf]'" in err
+
+
+def test_an_export_without_weights_is_compared_with_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="nothing can be compared with an original; leave out"):
+        txport.export("preset:tiny", tmp_path / "out", weights=False, against="transformers")

@@ -25,7 +25,12 @@ DEFAULTS = {
 
 
 def config(values: Published) -> dict[str, object]:
-    """Return the values of `LlamaConfig`: embeddings are multiplied by sqrt(d_model)."""
+    """Return the values of `LlamaConfig`: embeddings are multiplied by sqrt(d_model).
+
+    The first releases say "gelu" and mean its approximation, with which they were trained, as transformers 5 does.
+    """
+    if values.get("hidden_act") == "gelu":
+        values = values.changed(hidden_act="gelu_pytorch_tanh")
     return llama.config(values) | {"scale_embedding": True}
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from txport.checkpoints.families import gemma, llama
 from txport.checkpoints.family import Family, Published
+from txport.checkpoints.keys import NOTHING
 from txport.errors import ConfigError, quoted
 from txport.models.rules import Drop, Rename, Rule, Shift
 
@@ -103,6 +104,7 @@ UNUSED = {
     **dict.fromkeys(("vision_config", "mm_tokens_per_image", "vision_use_head"), IMAGES),
     **dict.fromkeys(("boi_token_index", "eoi_token_index", "image_token_index", "image_token_id"), IMAGES),
     "_sliding_window_pattern": "layer_types says it",
+    "sliding_window_size": NOTHING,
 }
 FAMILY = Family(
     defaults={"gemma2": GEMMA2, "gemma3_text": GEMMA3, "gemma3": {}},

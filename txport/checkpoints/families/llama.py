@@ -386,7 +386,8 @@ UNUSED = {
     **dict.fromkeys(("use_sliding_window", "max_window_layers"), "only Qwen's and SmolLM3's classes ask for it"),
     **dict.fromkeys(("max_sequence_length", "model_max_length"), NOTHING),
 }
-OFF = {"rope_interleaved": (False,), "use_mrope": (False,)}
+OFF: dict[str, tuple[object, ...]] = {"rope_interleaved": (False,), "use_mrope": (False,)}
+PHI3 = {"full_attn_mod": (1,), "interpolate_factor": (1,), "lm_head_bias": (False,)}  # of Phi-4-mini
 FAMILY = Family(
     defaults=DEFAULTS,
     architecture="llama",
@@ -395,5 +396,5 @@ FAMILY = Family(
     weights=WEIGHTS,
     own_weights=of_head(DEFAULTS),
     unused=UNUSED,
-    off=OFF,
+    off={**OFF, **PHI3},
 )

@@ -6,13 +6,14 @@ Nemotron, Jais 2, Persimmon, Arcee, ERNIE 4.5, Seed-OSS, EXAONE 4.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from txport.checkpoints.families import llama
 from txport.checkpoints.family import Family, Published
 from txport.checkpoints.keys import NOTHING, TRAINING
-from txport.errors import ConfigError
+from txport.errors import ConfigError, quoted
 from txport.models.rules import Constant, Drop, Rename, Rule, Shift, Split
 
 L = llama.LLAMA
@@ -259,14 +260,29 @@ def config(values: Published) -> dict[str, object]:
     if values.type in SINGLE:
         values = values.changed(num_key_value_heads=None)
     if values.type in MIXED:
-        pattern = values.get("sliding_window_pattern", values.get("_sliding_window_pattern", 4))
-        is_on = values.get("sliding_window") is not None
-        values = values.changed(layer_types=llama.layer_kinds(values, lambda number: is_on and (number + 1) % pattern))
+        values = values.changed(layer_types=llama.layer_kinds(values, _windowed(values)))
     if values.type == "olmo3":
         values, local = llama.local_positions(values, values.get("layer_types"), None)
         own = {**own, **local}
     found = llama.config(values.changed(rms_norm_eps=epsilon, intermediate_size=inner))
     return found | {"add_bos": found["add_bos"] and values.type not in BARE_TEXTS} | own | OWN[values.type](values)
+
+
+def _windowed(values: Published) -> Callable[[int], object]:
+    """Return whether a layer has a window, by its number; raise `ConfigError` for an unknown pattern.
+
+    A pattern is a number, of which each layer in so many has none, or a letter for each layer, L or G for all, again
+    and again; the last layer has none then.
+    """
+    pattern = values.get("sliding_window_pattern", values.get("_sliding_window_pattern", 4))
+    if values.get("sliding_window") is None:
+        return lambda number: False
+    if not isinstance(pattern, str):
+        return lambda number: (number + 1) % pattern
+    if not re.fullmatch("[LG]+", pattern):
+        raise ConfigError(f"sliding_window_pattern {quoted(pattern)} is not supported; it must be of L and G")
+    last = llama.number_of_layers(values) - 1
+    return lambda number: pattern[number % len(pattern)] == "L" and number != last
 
 
 def biased(is_on: bool, *others: str) -> dict[str, object]:
@@ -301,6 +317,7 @@ def _stablelm(values: Published) -> dict[str, object]:
 
 def _cohere(values: Published) -> dict[str, object]:
     values.require("use_qk_norm", False)
+    values.require("use_embedding_sharing", values.get("tie_word_embeddings"))
     own: dict[str, object] = {"norm": "layer without bias", "logit_scale": float(values.get("logit_scale"))}
     return own | SIDE_BY_SIDE | INTERLEAVED
 
@@ -392,6 +409,17 @@ UNUSED = {
     **dict.fromkeys(("hidden_dropout", "residual_dropout", "embedding_dropout", "n_ctx"), TRAINING),
     **dict.fromkeys(("scale_attn_weights", "summary_type", "summary_use_proj", "summary_activation"), NOTHING),
     **dict.fromkeys(("summary_proj_to_labels", "summary_first_dropout", "mlp_bias", "rms_norm_eps"), NOTHING),
+    **dict.fromkeys(("layer_switch", "use_parallel_embedding"), NOTHING),  # of Command R7B
+}
+OFF = {  # what the first releases of GPT-J, StarCoder2 and Command R7B say, and their classes do in any case
+    **llama.OFF,
+    "rotary": (True,),
+    "mlp_type": ("default",),
+    "norm_type": ("layer_norm",),
+    "order_of_interleaved_layers": ("local_attn_first",),
+    "position_embedding_type": ("rope_gptj",),
+    "use_gated_activation": (True,),
+    "use_parallel_block": (True,),
 }
 FAMILY = Family(
     defaults=DEFAULTS,
@@ -402,5 +430,5 @@ FAMILY = Family(
     own_weights=llama.of_head(DEFAULTS, OWN_WEIGHTS),
     aliases=ALIASES,
     unused=UNUSED,
-    off=llama.OFF,
+    off=OFF,
 )

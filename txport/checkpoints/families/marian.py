@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from txport.checkpoints.family import ACTIVATIONS, Family, Published
-from txport.checkpoints.keys import NOTHING
+from txport.checkpoints.keys import NOTHING, TRAINING
 from txport.models.rules import FAIRSEQ_LAYERS, FAIRSEQ_SINUSOIDS, Drop, Rename, Rule, Take
 
 CLASSES = "ForConditionalGeneration|MTModel"
@@ -89,6 +89,7 @@ UNUSED = {
     "num_hidden_layers": "encoder_layers and decoder_layers say it",
     **dict.fromkeys(("add_bias_logits", "add_final_layer_norm", "normalize_before", "normalize_embedding"), NOTHING),
     **dict.fromkeys(("static_position_embeddings", "extra_pos_embeddings", "save_step"), NOTHING),
+    **dict.fromkeys(("replacing_rate", "student_encoder_layers", "student_decoder_layers"), TRAINING),  # of distilbart
 }
 OFF = {"share_encoder_decoder_embeddings": (True,), "tie_word_embeddings": (True,)}
 FAMILY = Family(

@@ -147,9 +147,11 @@ def _in_python(bundle: Any, given: dict[str, Any], options: dict[str, Any]) -> d
         given["chat"] = True
     if given.pop("template_options", ()):
         given["template_options"] = variables
-    if any(given.pop(name, None) for name in TOKENS):
+    in_python = {flag.removeprefix("--").replace("-", "_"): name for name, flag in IDS.items()}
+    if named := {in_python.get(name, name) for name in TOKENS if name in given}:
         ids = token_ids(tokenizer_of(bundle.texts, bundle.path, facts), dict(options))
-        given |= {name: value for name, value in ids.items() if value}
+        given = {name: value for name, value in given.items() if name not in TOKENS}
+        given |= {name: value for name, value in ids.items() if name in named}
     return given
 
 

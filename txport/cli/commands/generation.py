@@ -168,7 +168,8 @@ def run(
     counts: list[int] = []
     blank = options["unknown"] == "skip" or errors != "fail"
     source, total = textio.open_texts(text, inputs, blank, counts)
-    lines = list(source) if total is not None and not as_stream and not encoding.is_array(output) else None
+    is_kept = total is not None and not (as_stream or explained or encoding.is_array(output))
+    lines = list(source) if is_kept else None
     with resuming.open_rows(output, lines, resume, textio.Rows(raw, flush=total is None)) as out:
         source = itertools.islice(source, out.done, None)
         total = None if total is None else total - out.done
@@ -260,9 +261,8 @@ def _write(
         if result.error is not None:
             faults.tell(count, result.error)
         last = () if as_json or faults.errors != "column" else (result.error or "",)
-        out.put((*row, *last) for row in _rows(result, as_json, options["nbest"]))
-        if explained and result.hypotheses:
-            out.put(_explanation(plain, result, options))
+        rows = [(*row, *last) for row in _rows(result, as_json, options["nbest"])]
+        out.put([*rows, *_explanation(plain, result, options)] if explained and result.hypotheses else rows)
         unknown += not result.hypotheses and result.error is None
     faults.end()
     textio.tell_unknown(unknown, count)
@@ -306,6 +306,7 @@ def _chosen(options: dict[str, object], defaults: Mapping[str, object], as_json:
         chosen["scores"] = False
         if is_given("length_penalty") and chosen["length_penalty"] != 1:
             raise UnsupportedError("--length-penalty only changes scores here, which are shown with --json")
+        chosen["length_penalty"] = 1.0  # of the bundle
     return chosen
 
 

@@ -21,6 +21,7 @@ FLAGS = {
 }
 NO_USE = {  # options for text that do not apply to audio
     "continuous": "--continuous",
+    "truncate": "--truncate",
     "explained": "--explain",
     "batch_tokens": "--batch-tokens",
     "workers": "--workers",

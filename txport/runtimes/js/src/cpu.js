@@ -44,20 +44,30 @@ export class CpuRuntime {
     const given = { input_ids: this.sessions.int64(ids, [1, ids.length]), source_lengths: lengths };
     const found = await this.sessions.run("encoder", given, this.cross);
     const held = { source_lengths: lengths, ...found };
+    const capacity = this.#capacity(FIRST_CAPACITY);
     return {
       source: held,
-      caches: this.#zeros(1, FIRST_CAPACITY),
+      caches: this.#zeros(1, capacity),
       rows: 1,
       length: 0,
-      capacity: FIRST_CAPACITY,
+      capacity,
       places: ids.length,
     };
+  }
+
+  /**
+   * The places of caches for so many tokens; a table of positions has no more than the longest sequence.
+   *
+   * @param {number} size
+   */
+  #capacity(size) {
+    return Math.min(Math.max(FIRST_CAPACITY, size), this.facts.target.longest);
   }
 
   /** @param {number[]} prompt @returns {Promise<State>} */
   async #prefill(prompt) {
     const size = prompt.length - 1;
-    const capacity = Math.max(FIRST_CAPACITY, 2 * size);
+    const capacity = this.#capacity(2 * size);
     const state = { source: {}, caches: this.#zeros(1, capacity), rows: 1, length: size, capacity, places: 0 };
     for (const [start, stop] of parts(size)) {
       const given = {
@@ -86,7 +96,8 @@ export class CpuRuntime {
    */
   async step(tokens, state, align) {
     const { rows, length } = state;
-    const held = length === state.capacity ? this.#moved(state, rows, [...tokens.keys()], 2 * state.capacity) : state;
+    const held =
+      length === state.capacity ? this.#moved(state, rows, [...tokens.keys()], this.#capacity(2 * length)) : state;
     const sessions = this.sessions;
     const lengths = sessions.int32(new Array(rows).fill(length));
     const capacity = sessions.int32([held.capacity]);
