@@ -35,6 +35,7 @@ FORMATS = tuple(dict.fromkeys(SUFFIXES.values()))
 COMPRESSED = (".gz", ".bz2", ".zst", ".lz4", ".br")  # which Arrow recognises by their names
 FAULT = "\0fault"  # column of what is wrong with a row of a file
 ROW = "row"  # column of the number of a row among all rows, without a column of ids
+LARGEST = 1 << 64  # of a whole number in a column with fractions
 CHUNK = 4096  # rows that are read together
 MAX_LINE = 4_000_000  # bytes; bounds the memory for a file without line ends, and exceeds what any model accepts
 EMPTY = str(pa.struct([]))
@@ -303,12 +304,18 @@ def _typed(values: list[object], kind: pa.DataType | None) -> pa.Array:
         try:
             return pa.array(values)
         except MIXED:
-            kind = pa.string()
+            kind = pa.float64() if _are_numbers(values) else pa.string()
     if pa.types.is_string(kind):
         values = [value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False) for value in values]
     if pa.types.is_floating(kind):  # Arrow refuses whole numbers that become others
         values = [float(value) if isinstance(value, int) else value for value in values]
     return pa.array(values, kind)
+
+
+def _are_numbers(values: list[object]) -> bool:
+    """Return whether all values are numbers that a float has, and one has a fraction; None is any."""
+    kinds = {type(value) for value in values} - {type(None)}
+    return kinds == {int, float} and all(abs(value) < LARGEST for value in values if isinstance(value, int))
 
 
 def _csv_tables(stream: BinaryIO, _: str, schema: pa.Schema | None, delimiter: str = ",") -> Iterator[pa.Table]:

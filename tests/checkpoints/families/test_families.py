@@ -572,6 +572,10 @@ def test_gelu_of_the_first_gemmas_is_its_approximation(tmp_path: Path) -> None:
     found = config_with(tmp_path, model_type="gemma", hidden_act="gelu", hidden_activation=None)
     assert found == config_with(tmp_path, model_type="gemma", hidden_act="gelu_pytorch_tanh")
     assert found != config_with(tmp_path, model_type="gemma", hidden_act="relu")
+    exact, other = (
+        config_with(tmp_path, model_type="gemma2", hidden_activation=each) for each in ("gelu", "gelu_pytorch_tanh")
+    )
+    assert exact != other, "Gemma 2 means what it says"
 
 
 def test_a_pattern_of_windows_may_be_letters(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -347,6 +348,29 @@ def test_a_body_that_is_late_takes_no_room(models: dict[str, txport.Model]) -> N
             caller.sendall(head)
             assert http.get("/health").status_code == 200  # it has been read
             assert http.post("/v1/completions", json=BODY | {"max_tokens": 2}).status_code == 200
+
+
+def test_a_request_enters_once_its_body_is_there(
+    models: dict[str, txport.Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it comes with the head or in parts, and whether the connection stays open or may become another."""
+    service = app({"chat": models["chat"]})
+    entered: list[object] = []
+    monkeypatch.setattr(service.models, "enter", entered.append)
+    with running(service) as url:
+        host = (urlsplit(url).hostname, urlsplit(url).port)
+        body = json.dumps(BODY | {"max_tokens": 2}).encode()
+        for number, more in enumerate((b"", b"Connection: close\r\n", b"Connection: upgrade\r\nUpgrade: h2c\r\n"), 1):
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + more
+            head += f"Content-Length: {len(body)}\r\n\r\n".encode()
+            for parts in ([head + body], [head, body], [head[:20], head[20:] + body[:9], body[9:]]):
+                with socket.create_connection(host, timeout=PATIENCE) as caller:
+                    caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    for part in parts:
+                        caller.sendall(part)
+                        time.sleep(0.05)
+                    assert caller.recv(12) == b"HTTP/1.1 200"
+            assert len(entered) == 3 * number
 
 
 def test_a_slow_caller_gets_408(models: dict[str, txport.Model], monkeypatch: pytest.MonkeyPatch) -> None:

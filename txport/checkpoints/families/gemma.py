@@ -29,7 +29,7 @@ def config(values: Published) -> dict[str, object]:
 
     The first releases say "gelu" and mean its approximation, with which they were trained, as transformers 5 does.
     """
-    if values.get("hidden_act") == "gelu":
+    if values.type == "gemma" and values.get("hidden_act") == "gelu":
         values = values.changed(hidden_act="gelu_pytorch_tanh")
     return llama.config(values) | {"scale_embedding": True}
 

@@ -49,7 +49,6 @@ NOT_EXPLAINED = {
     "as_ids": "--ids",
     "nbest": "--nbest",
     "errors": "--errors",
-    "resume": "--resume",
     "single": "--single",
 }
 
@@ -168,8 +167,7 @@ def run(
     counts: list[int] = []
     blank = options["unknown"] == "skip" or errors != "fail"
     source, total = textio.open_texts(text, inputs, blank, counts)
-    is_kept = total is not None and not (as_stream or explained or encoding.is_array(output))
-    lines = list(source) if is_kept else None
+    lines = list(source) if total is not None and not as_stream and not encoding.is_array(output) else None
     with resuming.open_rows(output, lines, resume, textio.Rows(raw, flush=total is None)) as out:
         source = itertools.islice(source, out.done, None)
         total = None if total is None else total - out.done

@@ -92,6 +92,10 @@ def logged() -> Iterator[None]:
             logging.getLogger(name).propagate = propagates
 
 
+# States of a request whose body is there
+WHOLE = (h11.DONE, h11.MUST_CLOSE, h11.MIGHT_SWITCH_PROTOCOL)  # type: ignore[attr-defined]
+
+
 class Patient(H11Protocol):
     """HTTP/1.1 that answers 408 to a caller whose headers take more than `HEADER_SECONDS`, and 503 beyond `most`.
 
@@ -118,12 +122,13 @@ class Patient(H11Protocol):
             rest = data[self._unread :]
             self._unread -= len(data) - len(rest)
             data = rest
-        models, cycle = self.service.models, self.cycle
+        models, was_whole = self.service.models, self.conn.their_state in WHOLE
         if not data or (models.full(models.entering) is not None and self._is_refused(data)):
             return
         super().data_received(data)
-        is_whole = self.conn.their_state in (h11.DONE, h11.MUST_CLOSE)  # a body may take long to arrive
-        if self.cycle is not cycle and is_whole and self.scope["path"] in PATHS:
+        is_whole = self.conn.their_state in WHOLE and not was_whole  # a body may take long to arrive
+        is_open = self.cycle is not None and not self.cycle.response_complete
+        if is_whole and is_open and self.scope["path"] in PATHS:
             models.enter(self.scope["state"])
         if self.cycle is None or self.cycle.response_complete:
             self._wait()
