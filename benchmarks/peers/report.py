@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
+from benchmarks.peers.duel import ALIKE
 from benchmarks.peers.lines import TARGET
 
 HEADERS = ("what", "against", "unit", "txport", "peer", "ratio", "required", "equal targets", "verdict", "measured")
@@ -184,7 +185,8 @@ quantised by their own tools; beside these, txport's settings include its portab
 fp32 and in bf16. OpenVINO GenAI keeps no prefixes, since each round has the same prompts. "OpenVINO's Whisper" is a
 greedy search over the graphs of Optimum Intel, which OpenVINO GenAI runs, too.
 g2p-en pronounces the test words, each to its own end. Both sides get the same weights, the same ids and the same
-cores, each at the best of its settings, in a process of its own; the process that does not work is held.
+cores, each at the best of its settings, in a process of its own; the process that does not work is held. A peer's
+setting is left out if its log-probs of given tokens are more than {ALIKE} from txport's, in the mean.
 Medians (and quartiles) of {" or ".join(map(str, rounds))} alternating rounds; the ratio says how many times better
 txport is, round by round. "Batch" is one caller with one batch in flight; "bulk" is all sources at once. Optimum is
 the best of its fp32 and its own dynamic int8. "Equal targets" are sources to which both sides gave the same tokens; two
