@@ -38,10 +38,12 @@ from txport.errors import UnavailableError, UnsupportedError
 TINY = Task(checkpoint="preset:tiny", batch=2, sources=4)
 LINE = Line(name="greedy", against="a peer", task=TINY, precisions=("int8",), required=2.0)
 
-# Its targets repeat the source's first id; it sleeps as long as it is told, and it is noisy.
+# Its targets repeat the source's first id; its process's clock counts the seconds that it is told; it is noisy.
 FAKE = """
 import os, time
 PACKAGES = ("numpy", "there-is-no-such-package")
+clock = 0.0
+time.perf_counter = lambda: clock
 
 def prepare(model, folder):
     print("noise from Python")
@@ -61,7 +63,8 @@ class Engine:
         print("more noise")
         if self.options.get("dies"):
             os._exit(9)
-        time.sleep(self.options["seconds"])
+        global clock
+        clock += self.options["seconds"]
         return [[source[0]] * self.options.get("tokens", self.search.max_new_tokens) for source in inputs]
 
     def decode(self, outputs):
@@ -141,7 +144,7 @@ def test_a_worker_keeps_stdout_for_answers(environment: dict[str, str], tmp_path
         sources = {"sources": [[7, 2], [8, 2], [9, 2]], "batch": 2}
         answer = worker.request("load", engine="fake_engine", folder=str(folder), **options, **sources)
         assert {"python", "numpy"} == set(answer["versions"])
-        assert worker.request("round")["seconds"] >= 0.1, "two batches"
+        assert worker.request("round")["seconds"] == pytest.approx(0.1), "two batches"
         assert worker.request("tokens")["tokens"] == [[7, 7, 7], [8, 8, 8], [9, 9, 9]]
         assert worker.request("memory")["peak"] > 1
     for noise in ("noise from Python", "noise from a library", "more noise"):
@@ -164,21 +167,21 @@ def test_an_engine_s_error_is_one_line_and_the_worker_goes_on(environment: dict[
 def test_a_line_is_measured_with_the_fastest_of_each_side(
     environment: dict[str, str], place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = [fake(environment, "int4", seconds=0), fake(environment, seconds=0.006), fake(environment, seconds=0.06)]
-    wrong = fake(environment, seconds=0, log_prob=-1.5)
-    theirs = [fake(environment, seconds=0.09), fake(environment, seconds=0.045, log_prob=-1.1), wrong]
+    ours = [fake(environment, "int4", seconds=1), fake(environment, seconds=6), fake(environment, seconds=60)]
+    wrong = fake(environment, seconds=1, log_prob=-1.5)
+    theirs = [fake(environment, seconds=90), fake(environment, seconds=45, log_prob=-1.1), wrong]
     monkeypatch.setattr(candidates, "ours", lambda line, cores: ours)
     monkeypatch.setattr(candidates, "theirs", lambda line, cores: theirs)
     monkeypatch.setattr(duel, "TRIALS", 2)
     record = duel.run(LINE, replace(place, rounds=2))
-    assert record["settings"]["txport"]["options"] == {"seconds": 0.006}
-    assert record["settings"]["peer"]["options"] == {"seconds": 0.045, "log_prob": -1.1}
+    assert record["settings"]["txport"]["options"] == {"seconds": 6}
+    assert record["settings"]["peer"]["options"] == {"seconds": 45, "log_prob": -1.1}
     assert record["log_probs_apart"] == pytest.approx(0.1)
     assert record["candidates"]["txport"][0]["error"] == "ValueError: int4 did not pass"
     assert [len(record["candidates"][side]) for side in ("txport", "peer")] == [3, 3]
     assert "0.500 apart, expected at most 0.2" in record["candidates"]["peer"][2]["error"]
-    assert 1 < record["ratio"]["median"] <= 7.5
-    assert 0 < record["peer"]["q1"] <= record["peer"]["median"] <= 4 * 32 / 0.09
+    assert record["ratio"] == pytest.approx({"q1": 7.5, "median": 7.5, "q3": 7.5})
+    assert record["peer"]["median"] == pytest.approx(4 * 32 / 90), "two batches of 45 s"
     assert (record["equal_rows"], record["rows"]) == (4, 4)
     assert report.verdict({**record, "required": 1.0}) == "reached"
     assert report.verdict({**record, "required": 8.0}) == "falls short"
@@ -207,8 +210,8 @@ def test_a_side_that_generates_less_is_refused() -> None:
 def test_sides_that_say_otherwise_are_refused(
     environment: dict[str, str], place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "ours", lambda line, cores: [fake(environment, seconds=0)])
-    monkeypatch.setattr(candidates, "theirs", lambda line, cores: [fake(environment, seconds=0, log_prob=-1.5)])
+    monkeypatch.setattr(candidates, "ours", lambda line, cores: [fake(environment, seconds=1)])
+    monkeypatch.setattr(candidates, "theirs", lambda line, cores: [fake(environment, seconds=1, log_prob=-1.5)])
     monkeypatch.setattr(duel, "TRIALS", 1)
     with pytest.raises(WorkerError, match=r"0\.500 apart, expected at most 0\.2"):
         duel.run(LINE, place)
@@ -337,12 +340,12 @@ def test_vectors_must_point_the_same_way_in_fp32() -> None:
 def test_sides_that_convert_a_folder_must_find_the_same_in_fp32(
     environment: dict[str, str], place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "ours", lambda line, cores: [fake(environment, "fp32", seconds=0)])
-    monkeypatch.setattr(candidates, "theirs", lambda line, cores: [fake(environment, "fp32", seconds=0)])
+    monkeypatch.setattr(candidates, "ours", lambda line, cores: [fake(environment, "fp32", seconds=1)])
+    monkeypatch.setattr(candidates, "theirs", lambda line, cores: [fake(environment, "fp32", seconds=1)])
     sources = sources_of(TINY, None)
     assert duel.require_agreement(LINE, sources, place) == 16
     other = replace(place, tried={})
-    monkeypatch.setattr(candidates, "theirs", lambda line, cores: [fake(environment, "fp32", seconds=0, tokens=7)])
+    monkeypatch.setattr(candidates, "theirs", lambda line, cores: [fake(environment, "fp32", seconds=1, tokens=7)])
     assert duel.require_agreement(LINE, sources, place) == 16, "it is asked once"
     with pytest.raises(WorkerError, match=r"in fp32, txport found .* expected the same tokens"):
         duel.require_agreement(LINE, sources, other)
