@@ -154,6 +154,25 @@ def test_the_command_line_exports_code_only_if_it_is_trusted(example: Path, tmp_
     assert not (tmp_path / "out").exists()
 
 
+def test_each_file_of_code_imports_what_lies_beside_it(tmp_path: Path) -> None:
+    """Two experiments have a `net.py` each; `load` may import it, too."""
+    text = (
+        "from tests.checkpoints.adapters.modules import *\n{first}\ndef load():\n    {later}\n    return made()\n"
+        "ADAPTER = adapters.encoder(tokens=TOKENS, width=2, encode=lambda net, ids, mask: net(ids), load=load)\n"
+    )
+    made = "import torch\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    made += "        self.words = torch.nn.Embedding(30, 2)\n        self.words.weight.data.fill_({number})\n"
+    made += "    def forward(self, ids): return self.words(ids)\ndef made(): return Net()\n"
+    line = "from a_net_of_its_own import made"
+    for number, lines in enumerate([(line, "pass"), (line, "pass"), ("", line)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "a_net_of_its_own.py").write_text(made.format(number=number), encoding="utf-8")
+        (folder / "model.py").write_text(text.format(first=lines[0], later=lines[1]), encoding="utf-8")
+        found = load_checkpoint(f"{folder / 'model.py'}:ADAPTER", trust_code=True)
+        assert {float(each[0, 0]) for _, each in found.tensors} == {number}
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from tests.called import Cli
 from tests.recorded import FAMILIES
 from txport.checkpoints.checkpoint import load_checkpoint
+from txport.checkpoints.sources.lora import _find
+from txport.checkpoints.sources.source import held
 from txport.errors import CheckpointError
 from txport.models.names import ADAPTER, ADAPTER_WEIGHTS
 
@@ -71,6 +73,16 @@ def test_an_import_does_not_replace_the_base_model(lora: Path, tmp_path: Path, c
     shutil.copytree(BASE, base)
     done = call("import", base, base, "--lora", lora, "--force")
     assert (done.code, "holds the checkpoint itself" in done.err) == (2, True)
+
+
+def test_the_text_model_of_one_with_images_has_two_names() -> None:
+    base = held({f"language_model.model.layers.{number}.q.weight": torch.zeros(1) for number in range(2)})
+    new = "model.language_model.layers.1.q.weight"
+    assert _find(new, base, Path("file")) == "language_model.model.layers.1.q.weight"
+    old = held({new: torch.zeros(1)})
+    assert _find("language_model.model.layers.1.q.weight", old, Path("file")) == new
+    with pytest.raises(CheckpointError, match="of which the base model has 0"):
+        _find("model.language_model.layers.2.q.weight", base, Path("file"))
 
 
 def test_half_of_a_change_is_an_error(lora: Path) -> None:

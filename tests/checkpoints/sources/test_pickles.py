@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from tests.recorded import FAMILIES
 from tests.tiny import tiny_config, tiny_model
 from txport.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from txport.checkpoints.folder import digest
+from txport.checkpoints.sources import source
 from txport.checkpoints.sources.pickles import read_pickle
+from txport.checkpoints.sources.source import read_weights
 from txport.errors import CheckpointError
 from txport.models.names import CONFIG, PICKLE, PICKLE_INDEX, WEIGHTS
 
@@ -104,6 +107,24 @@ def test_a_checkpoint_of_ours_may_have_its_weights_in_the_only_pickle(
     torch.save(model.state_dict(), folder / "best.pt")
     with pytest.raises(CheckpointError, match=r"is missing; of best\.pt, last\.pt, name one in txport\.toml"):
         load_checkpoint(str(folder))
+
+
+def test_a_tensor_of_many_files_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of 70 billion parameters lies in 30 files."""
+    tensors = {f"layer.{number}": torch.full((2,), float(number)) for number in range(30)}
+    names = {name: f"model-{number}.safetensors" for number, name in enumerate(tensors)}
+    for name, file in names.items():
+        save_file({name: tensors[name]}, tmp_path / file)
+    (tmp_path / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": names}), encoding="utf-8")
+    weights = read_weights(tmp_path)
+    opened: list[Any] = []
+    monkeypatch.setattr(source, "safe_open", lambda *args, **how: opened.append(args) or safe_open(*args, **how))
+    assert "layer.0" in weights
+    assert "layer.30" not in weights
+    assert opened == []
+    for name, expected in tensors.items():
+        assert torch.equal(weights[name], expected)
+    assert len(opened) == len(tensors)
 
 
 @pytest.mark.parametrize("is_whole", [True, False])

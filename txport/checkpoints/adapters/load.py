@@ -59,16 +59,40 @@ def load_code(name: str) -> Checkpoint:
     found = code_name(name)
     assert found is not None
     path, variable = found
-    with running(f"{path} does not run"):
-        adapter = getattr(imported(path), variable, None)
-    if not isinstance(adapter, Adapter):
-        what = "is not there" if adapter is None else f"is a {type(adapter).__name__}"
-        raise CheckpointError(f"{variable} of {path} must be an adapter of txport.adapters, and {what}")
-    if adapter.load is None:
-        raise CheckpointError(f"{variable} of {path} needs load, a function that gives the module with its weights")
-    with running(f"load of {path} fails"):
-        module = adapter.load()
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {path}")
+    with _searched(path.resolve().parent):
+        with running(f"{path} does not run"):
+            adapter = getattr(imported(path), variable, None)
+        if not isinstance(adapter, Adapter):
+            what = "is not there" if adapter is None else f"is a {type(adapter).__name__}"
+            raise CheckpointError(f"{variable} of {path} must be an adapter of txport.adapters, and {what}")
+        if adapter.load is None:
+            raise CheckpointError(f"{variable} of {path} needs load, a function that gives the module with its weights")
+        with running(f"load of {path} fails"):
+            module = adapter.load()
     return adapt(module, adapter, f"{path.name}:{variable}")
+
+
+@contextlib.contextmanager
+def _searched(folder: Path) -> Iterator[None]:
+    """Let modules be imported from a folder; those of the same names from other folders are set aside meanwhile."""
+    others = {name: each for name, each in _named_as_in(folder).items() if not _file(each).is_relative_to(folder)}
+    for name in others:
+        del sys.modules[name]
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.modules.update(others)
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(folder))
+
+
+def _named_as_in(folder: Path) -> dict[str, ModuleType]:
+    """Return the imported modules of users, with their names, that are named as files of a folder."""
+    beside = {each.stem for each in folder.iterdir()}
+    return {name: each for name, each in sys.modules.items() if name.partition(".")[0] in beside and _is_code(each)}
 
 
 def imported(path: Path) -> ModuleType:
@@ -81,13 +105,8 @@ def imported(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # classes look their module up
-    folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)
-    try:
+    with _searched(path.resolve().parent):
         spec.loader.exec_module(module)
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(folder)
     return module
 
 
@@ -105,8 +124,7 @@ def at_home(path: Path) -> Iterator[None]:
     place = Path.cwd()
     search = sys.path[:]
     has_gradients = torch.is_grad_enabled()
-    beside = {each.stem for each in folder.iterdir()}
-    others = {name: each for name, each in sys.modules.items() if name.partition(".")[0] in beside and _is_code(each)}
+    others = _named_as_in(folder)
     for name in others:
         del sys.modules[name]
     before = set(sys.modules)

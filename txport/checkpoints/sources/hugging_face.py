@@ -74,7 +74,7 @@ def _all_weights(folder: Path, layout: Layout | None) -> Weights:
         return found
     for number, module in enumerate(each for each in modules_of(folder) if has_weights([each.step])):
         own = read_weights(module.folder)
-        found = found.joined(own.renamed({name: _of_module(name, number) for name in own}))
+        found = Weights.joined([found, own.renamed({name: _of_module(name, number) for name in own})])
     return found
 
 

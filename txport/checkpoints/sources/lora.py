@@ -21,6 +21,7 @@ from txport.models.config import read_config
 from txport.models.names import PICKLES, TRANSFORMERS
 
 START = "base_model.model."
+OF_TEXT = re.compile(r"^(model\.)?language_model\.(model\.)?")  # the text model of one with images
 FACTOR = re.compile(r"(.+)\.(lora_(?:embedding_)?[AB]|lora_magnitude_vector)(?:\.default)?(?:\.(weight|bias))?")
 WRAPPED = re.compile(r"\.(base_layer|modules_to_save)(\.default)?(?=\.)")
 UNUSED = ".original_module."  # in the name of a bias of which there is a copy to save
@@ -186,13 +187,18 @@ def _alpha(values: Mapping[str, Any], module: str) -> float:
     return float(values.get("lora_alpha", 8) if key is None else patterns[key])
 
 
+def _is_end(name: str, longer: str) -> bool:
+    return f".{longer}".endswith(f".{name}")
+
+
 def _find(name: str, base: Weights, file: Path) -> str:
-    """Return the name in the base model's files of a tensor of its module; either may lack a prefix."""
-    found = (
-        [name]
-        if name in base
-        else [each for each in base if f".{name}".endswith(f".{each}") or each.endswith(f".{name}")]
-    )
+    """Return the name in the base model's files of a tensor of its module; either may lack a prefix.
+
+    transformers 4.52 renamed the text model of those with images, from `language_model.model` to
+    `model.language_model`.
+    """
+    found = [name] if name in base else [each for each in base if _is_end(name, each) or _is_end(each, name)]
+    found = found or [each for each in base if OF_TEXT.sub("", each) == OF_TEXT.sub("", name)]
     if len(found) != 1:
         raise CheckpointError(f"{file} changes {quoted(name)}, of which the base model has {len(found)}")
     return found[0]

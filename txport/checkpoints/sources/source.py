@@ -114,14 +114,15 @@ def read_weights(folder: Path, at: str = "") -> Weights:
     `at` states where the tensors are in pickles: keys separated by dots. Raises `CheckpointError` if two files have a
     tensor of the same name.
     """
-    nothing: dict[str, Tensor] = {}
-    found = Weights({}, nothing.__getitem__)
+    parts: list[Weights] = []
+    names: set[str] = set()
     for path in weight_files(folder):
         part = read_pickle(path, at) if path.suffix in PICKLES else read_safetensors(path)
-        if twice := found.shapes.keys() & part.shapes.keys():
+        if twice := names & part.shapes.keys():
             raise CheckpointError(f"{path} holds {quoted(min(twice))}, which another file of {folder} holds too")
-        found = found.joined(part)
-    return found
+        parts.append(part)
+        names |= part.shapes.keys()
+    return Weights.joined(parts)
 
 
 def read_safetensors(path: Path) -> Weights:

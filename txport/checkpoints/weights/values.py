@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -50,6 +50,9 @@ class Weights(Mapping[str, Tensor]):
             raise KeyError(name)
         return self._read(name)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes  # a mapping's own test would read the tensor
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
 
@@ -60,10 +63,13 @@ class Weights(Mapping[str, Tensor]):
         """Return whether two tensors have the same shape and numbers."""
         return torch.equal(self[one], self[other])
 
-    def joined(self, other: Weights) -> Weights:
-        """Return these tensors together with others, which must have other names."""
-        shapes, grids = {**self.shapes, **other.shapes}, {**self.grids, **other.grids}
-        return Weights(shapes, lambda name: (self if name in self else other)[name], grids)
+    @staticmethod
+    def joined(parts: Sequence[Weights]) -> Weights:
+        """Return the tensors of several parts, which must have different names."""
+        owners = {name: part for part in parts for name in part.shapes}
+        shapes = {name: part.shapes[name] for name, part in owners.items()}
+        grids = {name: grid for part in parts for name, grid in part.grids.items()}
+        return Weights(shapes, lambda name: owners[name][name], grids)
 
     def renamed(self, new: Mapping[str, str]) -> Weights:
         """Return these tensors by other names: `new` has a new name for each one."""
