@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import txport
 from tests.audio.noise import RATE, noise
 from tests.recorded import WHISPER
 from tests.seeded import bundle_of
-from txport.audio import reading
+from txport.audio import mp3, reading
 from txport.audio.spectrogram import log_mel
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.cli.commands import cli
@@ -93,6 +94,41 @@ def test_audio_whose_features_do_not_fit_is_refused_unread(tmp_path: Path, monke
     monkeypatch.setattr(memory, "available", lambda: 1000)
     with pytest.raises(OutOfMemoryError, match=r"hours of audio, needs .* of memory, .*; split it"):
         samples_of(tmp_path / "a.wav")
+
+
+def encoded(**how: Any) -> bytes:
+    """Return 20 s, of which the second half is silence."""
+    file = io.BytesIO()
+    soundfile.write(file, np.r_[np.resize(noise("longer"), 10 * RATE), np.zeros(10 * RATE)], RATE, **how)
+    return file.getvalue()
+
+
+def test_no_part_of_an_mp3_is_left_out(tmp_path: Path) -> None:
+    """Decoders stop where the first header says, or where they guess from the first frames if there is none."""
+    if "MP3" not in soundfile.available_formats():
+        pytest.skip("this libsndfile reads no MP3")
+    whole = encoded(format="MP3", bitrate_mode="VARIABLE")
+    assert len(np.concatenate([*reading.read_audio(whole, READS)])) == pytest.approx(20 * RATE, abs=RATE)
+    headless = whole[mp3._frame(whole)[0] :]  # type: ignore[index]
+    tagged = b"ID3\x04\0\0\0\0\x01\x05" + bytes(133) + whole
+    for part, more in ((headless, 10), (whole + whole, 20), (whole + tagged, 20), (tagged + bytes(9), None)):
+        path = tmp_path / "a.mp3"
+        path.write_bytes(part)
+        if more is None:
+            assert len(samples_of(path)) == pytest.approx(20 * RATE, abs=RATE)
+            continue
+        with pytest.raises(AudioError, match=r"a\.mp3 is (\d+) s longer than its header says; convert it") as caught:
+            samples_of(path)
+        assert abs(int(str(caught.value).split(" is ")[1].split()[0]) - more) < 5
+
+
+def test_a_flac_that_does_not_tell_its_length_is_refused() -> None:
+    """One that was written to a pipe: 36 bits at byte 21 are its number of samples, 0 is unknown."""
+    written = bytearray(encoded(format="FLAC"))
+    written[21] &= 0xF0
+    written[22:26] = bytes(4)
+    with pytest.raises(AudioError, match="the header of audio does not tell how long it is; convert it"):
+        np.concatenate([*reading.read_audio(bytes(written), READS)])
 
 
 def damaged(folder: Path, kind: str) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from txport.audio import mp3
 from txport.errors import AudioError, TxportError, brief
 from txport.models.audio import Features
 from txport.system import memory
@@ -24,6 +25,7 @@ BLOCK = 1 << 18  # samples, over all channels, that are decoded together
 LONGEST = 24 * 3600  # seconds of one file
 MOST_SAMPLES = 1 << 31  # of a file, over all channels
 SLOWEST, FASTEST = 1_000, 1_000_000  # samples per second; at a lower rate, a small file would become days of audio
+UNKNOWN = (1 << 63) - 1  # samples that libsndfile counts where a header tells no number
 LOUDEST = 100.0  # loud floats may exceed 1 somewhat; integers read as floats exceed it by far
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".w64", ".opus")
 
@@ -41,8 +43,9 @@ def read_audio(source: Path | bytes, features: Features) -> Iterator[Floats]:
 
     The file is given by its path, or by its content.
 
-    Raises `AudioError` for a file that is not audio, is empty, is too long or has NaN or infinity; `OutOfMemoryError`
-    if its features would not fit; `UnavailableError` if `soundfile`, or `soxr` for another rate, is not installed.
+    Raises `AudioError` for a file that is not audio, is empty, is too long, has NaN or infinity, or does not tell its
+    length; `OutOfMemoryError` if its features would not fit; `UnavailableError` if `soundfile`, or `soxr` for another
+    rate, is not installed.
     """
     with needed(INSTALL, "an audio file"):
         import soundfile
@@ -51,8 +54,11 @@ def read_audio(source: Path | bytes, features: Features) -> Iterator[Floats]:
     name = "audio" if isinstance(source, bytes) else str(source)
     with contextlib.ExitStack() as stack:
         with _reading(name):
+            with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as data:
+                longest = mp3.seconds(data)
             file = stack.enter_context(soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else source))
             rate = int(file.samplerate)
+            _require_length(name, int(file.frames), longest - int(file.frames) / rate)
             _require_size(name, rate, int(file.frames), int(file.channels), features)
         yield from resampled(_blocks(file, name), rate, features)
 
@@ -79,6 +85,14 @@ def _reading(name: str) -> Iterator[None]:
         raise
     except (OSError, RuntimeError, ValueError, TypeError) as error:  # libsndfile raises RuntimeError
         raise AudioError(f"{name} can't be read as audio: {brief(error)}") from error
+
+
+def _require_length(name: str, frames: int, more: float) -> None:
+    """Refuse audio of which only a part would be read: `more` is by how many seconds an MP3 is longer than it says."""
+    if frames == UNKNOWN:
+        raise AudioError(f"the header of {name} does not tell how long it is; convert it, such as to WAV")
+    if more > 1:
+        raise AudioError(f"{name} is {more:.0f} s longer than its header says; convert it, such as to WAV")
 
 
 def _require_size(name: str, rate: int, frames: int, channels: int, features: Features) -> None:
