@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -18,12 +19,14 @@ from tests.tiny import tiny_config, tiny_model, unproven
 from txport import runtimes
 from txport.bench import measure as bench
 from txport.bench import worker
+from txport.bench.page import markdown
 from txport.bench.sections import points
+from txport.bench.streams import Stream
 from txport.bundles.bundle import Bundle
 from txport.checkpoints.checkpoint import save_checkpoint
 from txport.cli.commands import cli
 from txport.cli.guard import run_guarded
-from txport.errors import CheckpointError, UnsupportedError
+from txport.errors import CheckpointError, RunError, UnsupportedError
 
 PLAN = bench.Plan(
     batch=(2,), beams=(2,), source=(5,), tokens=(4,), rounds=3, threads=1, inputs=4, seconds=1.0, starts=2
@@ -77,6 +80,29 @@ def test_streams_count_their_inputs(result: dict[str, Any]) -> None:
         assert 0 < single["p50"] <= single["p90"] <= single["p99"]
         assert offline["batch"] == 2
         assert min(offline["inputs"]["samples"]) > 0
+
+
+def test_a_report_may_be_of_limits_alone(bundle: Bundle) -> None:
+    found = bench.candidates([("bundle", bundle)], ("ort",))
+    report = bench.run(found, replace(QUICK, scenario=("limits",)))
+    assert "Time by operator" in markdown({**report, "command": "txport bench"})
+    assert points(report) == []
+
+
+def test_what_is_not_finite_is_no_perfect_quality(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in ([1.0, np.inf], [0.0, 0.0], [np.nan, 1.0]):
+        assert bench._error([[[1.0, 1.0]]], [[wrong]]) == 1
+    stream = Stream(bundle, runtimes.load("ort", bundle))
+    step = type(stream.runtime).step
+
+    def broken(*args: Any, **how: Any) -> Any:
+        scores, state = step(*args, **how)
+        scores[...] = np.nan
+        return scores, state
+
+    monkeypatch.setattr(type(stream.runtime), "step", broken)
+    with pytest.raises(RunError, match="NaN"):
+        stream.forced([[5, 6]], [[7, 8]])
 
 
 def test_targets_give_a_score(bundle: Bundle) -> None:

@@ -90,6 +90,13 @@ def test_csv_has_a_row_for_each_figure(record: Any) -> None:
         assert (float(latency["median"]), latency["unit"]) == (each["single"]["p99"], "ms")
 
 
+def test_joules_are_joules(record: Any) -> None:
+    label, each = next(iter(record["candidates"].items()))
+    each = {**each, "offline": {**each["offline"], "joules": {"q1": 1.0, "median": 2.0, "q3": 3.0}}}
+    found = csv.DictReader(io.StringIO(page.rows({**record, "candidates": {label: each}, "sizes": []})))
+    assert [row["unit"] for row in found if row["figure"] == "offline joules"] == ["J"]
+
+
 def test_what_grows_faster_than_linearly_is_named(record: Any) -> None:
     """Times that are 2 + 3 x tokens, and times that grow with the square of them, with noise of 1 %."""
     rng = np.random.default_rng(0)

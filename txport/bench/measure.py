@@ -180,8 +180,9 @@ def _error(expected: Sequence[object], actual: Sequence[object]) -> float:
     one, other = (np.concatenate([np.asarray(each) for each in rows]) for rows in (expected, actual))
     if one.ndim == 1:
         return float(np.mean(one != other))
-    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    return max(0.0, float(np.mean(1 - (one * other).sum(axis=1) / norms)))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        cosines = (one * other).sum(axis=1) / (np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1))
+    return max(0.0, 1 - float(np.mean(np.nan_to_num(cosines))))  # 0 for a vector of zeros or with infinity
 
 
 def _streams(

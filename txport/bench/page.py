@@ -25,6 +25,7 @@ STREAM_UNITS = {
     "inputs": "1/s",
     "tokens": "1/s",
     "generator": "%",
+    "joules": "J",
     "count": "",
     "batch": "",
 }  # others: ms

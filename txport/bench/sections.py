@@ -171,7 +171,7 @@ def _speed(report: Json, label: str) -> tuple[float | None, str]:
         return phases[rate]["median"], f"{rate}/s"
     if each["single"]:
         return 1e3 / each["single"]["p50"], "inputs/s"
-    return each["server"].get("best", {}).get("rate"), "requests/s"
+    return ((each["server"] or {}).get("best") or {}).get("rate"), "requests/s"
 
 
 def _quality(report: Json) -> Section:

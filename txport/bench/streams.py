@@ -14,6 +14,7 @@ from txport.errors import TextError
 from txport.runtimes.base import log_softmax
 from txport.runtimes.inputs import infer
 from txport.search.generate import generate
+from txport.search.numbers import numbers_only
 from txport.search.options import SearchOptions
 from txport.search.scoring import teacher_forced_logits
 from txport.text.base import encode_within
@@ -88,7 +89,7 @@ class Stream:
         losses: list[float] = []
         for source, target in zip(sources, targets, strict=True):
             best.append([])
-            for _, tokens, values in teacher_forced_logits(self.runtime, [source], [target], self.facts):
+            for _, tokens, values in teacher_forced_logits(numbers_only(self.runtime), [source], [target], self.facts):
                 best[-1].append(int(values[0].argmax()))
                 losses.append(-float(log_softmax(values, values[:, tokens])[0, 0]))
         return {"best": best, "loss": float(np.mean(losses))}
