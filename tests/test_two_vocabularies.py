@@ -17,7 +17,7 @@ from tests.tiny import SPECIAL, reseal, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle
 from txport.checkpoints.checkpoint import save_checkpoint
 from txport.checkpoints.folder import digest
-from txport.errors import BundleError, TokenError
+from txport.errors import BundleError, TokenError, UnsupportedError
 from txport.models.names import MANIFEST
 
 ARABIC = (*SPECIAL, *"ابتثجحخدذر")
@@ -56,6 +56,14 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 @pytest.fixture
 def copy(exported: Bundle, tmp_path: Path) -> Path:
     return Path(shutil.copytree(exported.path, tmp_path / "pair"))
+
+
+@pytest.mark.parametrize("option", [{"encoder_repetition_penalty": 1.5}, {"encoder_no_repeat_ngram_size": 1}])
+def test_a_source_s_tokens_say_nothing_of_a_target_s(option: dict[str, Any], exported: Bundle) -> None:
+    with pytest.raises(
+        UnsupportedError, match=r"needs one vocabulary for sources and targets; this model reads 1\d tokens"
+    ):
+        txport.load(exported.path).generate(TEXTS, **option)
 
 
 def spelt(tokens: list[int]) -> str:

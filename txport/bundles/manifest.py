@@ -78,6 +78,11 @@ class Manifest:
         return target_of(self.target)
 
     @property
+    def has_integers(self) -> bool:
+        """True if the graphs may multiply integers; portable ones multiply what they have dequantised."""
+        return not self.made_for.is_standard
+
+    @property
     def is_quantised(self) -> bool:
         """True if the precision has quantised weights."""
         return self.made_for.quantises(self.precision)

@@ -116,6 +116,6 @@ def load(
     """Start a checkpoint on PyTorch; `provider` is `cpu` or `cuda`, and `threads` applies to the whole process."""
     if threads is not None:
         torch.set_num_threads(threads)
-    torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32
     model = copy.deepcopy(checkpoint.in_memory().model).to(provider)
     return TorchRuntime(model.half() if precision == "fp16" else model, provider)

@@ -168,6 +168,9 @@ class SearchOptions(GenerationOptions):
         for name, is_given in reads_source.items():
             if is_given and isinstance(facts.source, Features):
                 raise UnsupportedError(f"{name} needs a source of tokens, and this model reads audio")
+            if is_given and facts.vocabulary.size != facts.writes.size:
+                sizes = f"this model reads {facts.vocabulary.size} tokens and writes {facts.writes.size}"
+                raise UnsupportedError(f"{name} needs one vocabulary for sources and targets; {sizes}")
         if self.forced_bos_token_id is not None and facts.is_causal:
             what = "forced_bos_token_id comes after a start token, and a causal model starts from a prompt"
             raise UnsupportedError(f"{what}; put the token at the end of the prompt")
@@ -245,12 +248,13 @@ def chosen_options(defaults: Mapping[str, object], given: Mapping[str, Any]) -> 
 def applied(defaults: Mapping[str, object], given: Mapping[str, object]) -> dict[str, Any]:
     """Return the defaults that apply next to the given options.
 
-    Defaults of sampling do not apply without it, nor those of beam search without beams. Raises `UnsupportedError` for
-    invalid values of `do_sample` and `beams`.
+    Defaults of sampling do not apply without it, nor those of beam search without beams, nor that of scores without
+    scores. Raises `UnsupportedError` for invalid values of `do_sample` and `beams`.
     """
     chosen = {"do_sample": False, "beams": 1, **defaults, **given}
     idle = {*(() if switch("do_sample", chosen["do_sample"]) else needing("do_sample"))}
     idle |= {*(needing("beams") if whole("beams", chosen["beams"]) == 1 else ())}
+    idle |= set() if given.get("scores", True) else {"length_penalty"}
     return {name: value for name, value in defaults.items() if name not in given and name not in idle}
 
 

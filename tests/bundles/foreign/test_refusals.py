@@ -197,6 +197,52 @@ def test_a_mask_is_the_one_that_is_named(portable: Portable, tmp_path: Path) -> 
     assert txport.load(folder).facts.vocabulary.mask == 5
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_scores_of_a_cross_encoder_are_by_its_function(beside: bool, portable: Portable, tmp_path: Path) -> None:
+    folder = lay_out(portable("bert-labels"), "plain", tmp_path / "foreign")
+    edit(
+        folder / "model.onnx",
+        lambda model: setattr(model.graph.output[0].type.tensor_type.shape.dim[1], "dim_value", 1),
+    )
+    tokens = {"cls_token_id": 3, "sep_token_id": 4, "mask_token_id": 5}
+    rewrite(folder / "config.json", id2label={"0": "LABEL_0"}, problem_type=None, **tokens)
+    assert read_foreign(folder).manifest.facts.function_to_apply == "sigmoid"
+    activation = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    if beside:
+        values = {"model_type": "CrossEncoder", **activation}
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(values), encoding="utf-8")
+    else:
+        rewrite(folder / "config.json", sentence_transformers=activation)
+    assert read_foreign(folder).manifest.facts.function_to_apply == "none"
+
+
+@pytest.mark.parametrize(
+    ("name", "pads", "has_integers"),
+    [
+        ("Add", True, False),
+        ("GroupQueryAttention", False, False),
+        ("DequantizeLinear", True, False),
+        ("MatMulInteger", True, True),
+        ("QuantizeLinear", True, True),
+    ],
+)
+def test_operators_say_what_a_session_may_do(
+    name: str, pads: bool, has_integers: bool, portable: Portable, tmp_path: Path
+) -> None:
+    """Prompts of one batch are padded on the left, where attention by lengths reads from the left.
+
+    ONNX Runtime refuses some weights that are dequantised where integers must not saturate.
+    """
+    folder = lay_out(portable("gpt2"), "one", tmp_path / "foreign")
+    domain = "" if name in ("Add", "DequantizeLinear", "MatMulInteger", "QuantizeLinear") else "com.microsoft"
+    edit(
+        next(folder.glob("*.onnx")),
+        lambda model: model.graph.node.append(helper.make_node(name, [], [], domain=domain)),
+    )
+    manifest = read_foreign(folder).manifest
+    assert (manifest.pads, manifest.has_integers) == (pads, has_integers)  # type: ignore[attr-defined]
+
+
 def test_an_unknown_type_runs_by_its_ports_and_has_no_parity(folder: Path) -> None:
     expected = txport.load(folder).search([[9, 5, 3, 1]], beams=2, max_new_tokens=6)
     rewrite(folder / "config.json", model_type="unheard")

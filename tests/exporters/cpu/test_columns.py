@@ -21,7 +21,7 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.forms import INVARIANT, with_columns
 from txport.checkpoints.checkpoint import Checkpoint, fill, load_checkpoint, save_checkpoint
 from txport.exporters.cpu import choose
-from txport.exporters.cpu.columns import COLUMNS, find_columns
+from txport.exporters.cpu.columns import COLUMNS, find_columns, largest_columns
 from txport.models import architecture
 from txport.proof.bisect.isolation import Runner
 from txport.proof.few_bits.kernels import AS_SHIPPED, product_of
@@ -52,6 +52,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 def bundle(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     assert checkpoint.folder is not None
     return txport.export(checkpoint.folder, tmp_path_factory.mktemp("out") / "out", target="cpu", precision="int8")
+
+
+def test_an_expert_that_no_token_takes_has_no_columns() -> None:
+    sizes: dict[str, object] = {"experts": 64, "experts_per_token": 1, "d_model": 128, "expert_size": 128}
+    config = dataclasses.replace(load_checkpoint("preset:llama-experts-tiny").config, **sizes)  # type: ignore[type-var]
+    model = architecture.of(config).build(config).eval()
+    fill(model)
+    found = find_columns(Checkpoint("experts", model, ""))
+    experts = [name for name in found if ".experts." in name]
+    assert 0 < len(experts) < 64 * len(model.decoder) * 3
+    assert largest_columns([torch.zeros(0, 128)], "causal") == ()
+    assert largest_columns([torch.zeros(0, 128), torch.ones(2, 128)], "causal")
 
 
 def test_the_columns_of_the_largest_inputs_are_found(checkpoint: Checkpoint) -> None:

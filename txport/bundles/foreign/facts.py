@@ -178,9 +178,14 @@ def _labelled(values: Values, port: Port, width: int, source: Tokens, has_types:
         source=source,
         outputs=(Output(LOGITS, (len(labels),) if is_of_texts else (LENGTH, len(labels))),),
         labels=labels,
-        function_to_apply=function_of(values.get("problem_type") if is_of_texts else None, labels),
+        function_to_apply=function_of(_problem_type(values) if is_of_texts else None, labels),
         has_token_types=has_types and is_of_texts,
     )
+
+
+def _problem_type(values: Values) -> object:
+    """Return the problem type; that of a known model says what the scores of a cross-encoder are, too."""
+    return values.known.get("problem_type") or values.get("problem_type")
 
 
 def _labels(values: Values) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ class ForeignManifest(Manifest):
     """The manifest of a folder without `txport.json`; `read` are its graphs as their files declare them.
 
     `texts`: files of its tokenizers, by a bundle's names, each as a path or as its text. `pads`: whether the graphs
-    accept rows of different lengths in one batch.
+    accept rows of different lengths in one batch. `has_integers`: whether they multiply integers.
     """
 
     layout: str
@@ -26,6 +26,7 @@ class ForeignManifest(Manifest):
     read: Mapping[str, Graph]
     texts: Mapping[str, Path | str] = field(default_factory=dict)
     pads: bool = True
+    has_integers: bool = True
 
     @property
     def driven(self) -> dict[str, Graph]:

@@ -29,6 +29,8 @@ EIGHT_BITS = frozenset({
     "MatMulInteger", "MatMulIntegerToFloat", "QAttention", "QGemm", "QLinearConv", "QLinearMatMul",
 })  # fmt: skip
 HALF = ("fp16", "f16")  # suffixes of variants
+# They take the length of each row, and read that many places from the row's beginning, whichever the mask names.
+BY_LENGTH = frozenset({"GroupQueryAttention", "PagedAttention", "SparseAttention"})
 
 
 def read_foreign(path: Path, variant: str | None = None) -> Bundle:
@@ -66,7 +68,8 @@ def read_foreign(path: Path, variant: str | None = None) -> Bundle:
         files={
             name: {"sha256": sha256(path / name), "bytes": (path / name).stat().st_size} for name in _files(outlines)
         },
-        pads=_pads(graphs, model),
+        pads=_pads(graphs, model) and not _operators(outlines) & BY_LENGTH,
+        has_integers=bool(_operators(outlines) & {*EIGHT_BITS - {"DequantizeLinear"}, "QuantizeLinear"}),
     )
     return Bundle(path, manifest)
 
@@ -104,9 +107,14 @@ def _pads(graphs: Mapping[str, Graph], model: Facts) -> bool:
     return has_masks or (model.is_encoder_decoder and not model.masks_source)
 
 
+def _operators(outlines: Mapping[str, Outline]) -> frozenset[str]:
+    """Return the types of all nodes."""
+    return frozenset[str]().union(*(each.names for each in outlines.values()))
+
+
 def _precision(variant: str, outlines: Mapping[str, Outline], graphs: Mapping[str, Graph]) -> str:
     """Return the precision, from the operators and the types in the files."""
-    operators = frozenset[str]().union(*(each.names for each in outlines.values()))
+    operators = _operators(outlines)
     if operators & FOUR_BITS:
         return "int4"
     if operators & EIGHT_BITS:

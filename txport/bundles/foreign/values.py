@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from txport.checkpoints import family
+from txport.checkpoints.pooling import ACTIVATION, OF_CROSS, activation_of
 from txport.errors import BundleError, ConfigError, quoted
 from txport.models.config import LARGEST, read_config
 from txport.models.names import CONFIG, GENERATION
@@ -46,7 +47,9 @@ class Values:
         """The config in the project's own architecture, and the reason if it is empty."""
         try:
             beside = family.read_beside(self.folder)
-            return family.find(self.type).read({**self.config, **self._tokens, **beside}, self.special), ""
+            activation = activation_of(self.folder)
+            scored = {} if activation is None else {OF_CROSS: {ACTIVATION: activation}}
+            return family.find(self.type).read({**self.config, **self._tokens, **scored, **beside}, self.special), ""
         except ConfigError as error:
             return {}, str(error)
 

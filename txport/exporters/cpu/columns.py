@@ -51,6 +51,8 @@ def find_columns(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     largest: dict[str, Tensor] = {}
 
     def keep(name: str, x: Tensor) -> None:
+        if not x.numel():  # an expert that no token takes
+            return
         found = x.abs().flatten(0, -2).amax(0)
         largest[name] = torch.maximum(largest[name], found) if name in largest else found
 
@@ -63,6 +65,7 @@ def find_columns(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
 def largest_columns(inputs: Sequence[Tensor], task: Task) -> tuple[int, ...]:
     """Return the columns with the largest of the inputs (..., in) of a matrix; none for a matrix with few inputs."""
     count = COLUMNS.get(task, USUAL)
+    inputs = [x for x in inputs if x.numel()]  # an expert may be given no token
     if not inputs or inputs[0].shape[-1] < LEAST * count:
         return ()
     largest = torch.stack([x.abs().flatten(0, -2).amax(0) for x in inputs]).amax(0)

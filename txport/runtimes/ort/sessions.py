@@ -102,7 +102,7 @@ def start_sessions(
     weights, maps = _map_weights(bundle)
 
     def started(role: str) -> ort.InferenceSession:
-        how = {"spins": role == spinning, "has_integers": not bundle.manifest.made_for.is_standard}
+        how = {"spins": role == spinning, "has_integers": bundle.manifest.has_integers}
         options = session_options(threads, weights, spin=SPIN_OF.get(role, SPIN), **how)
         options.use_deterministic_compute = name in NVIDIA
         folded = 2 * MOST_FOLDED if role == MODEL else MOST_FOLDED

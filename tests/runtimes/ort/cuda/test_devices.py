@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.runtimes.ort.cuda.device_graphs import counter, counting, session_of, tensor
 from txport.errors import RunError
+from txport.runtimes.ort.cuda import gpu
 from txport.runtimes.ort.cuda.device import CAPTURE_RUNS, ENCODE_QUEUE, MAIN, Threads, bind, stored, unstored
 from txport.runtimes.ort.cuda.host import HostDevice
 from txport.runtimes.ort.cuda.workspace import (
@@ -45,6 +47,34 @@ def test_nothing_is_done_before_somebody_waits(device: HostDevice, session: Any)
     assert (memory == 0xFF).all()
     assert first.arrays()[0].tolist() == [4, 6]
     assert device.fetch(count).arrays()[0].tolist() == [5, 7]
+
+
+def test_a_new_model_frees_what_a_closed_one_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's functions are counted in its place: it frees nothing by itself."""
+    held: dict[int, int] = {}
+    pinned = []
+
+    def pin(place: Any, size: Any, flags: int) -> None:
+        pinned.append(ctypes.create_string_buffer(size.value))
+        place._obj.value = ctypes.addressof(pinned[-1])
+
+    def allocate(place: Any, size: Any) -> None:
+        place._obj.value = max(held, default=0) + 1
+        held[place._obj.value] = size.value
+
+    functions = {"cudaHostAlloc": pin, "cudaMalloc": allocate, "cudaFree": lambda place: held.pop(place.value)}
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            return functions.get(name, lambda *given: None)
+
+    monkeypatch.setattr(gpu, "Cudart", Counted)
+    gpu.UNUSED.clear()
+    for _ in range(3):
+        blocks = [gpu.CudaDevice().allocate(1 << 20) for _ in range(2)]
+        assert sum(held.values()) == 2 << 20
+        del blocks
+    gpu.UNUSED.clear()
 
 
 def test_new_memory_holds_no_zeros(device: HostDevice) -> None:

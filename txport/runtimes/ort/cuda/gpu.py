@@ -40,6 +40,7 @@ EXPLAIN = partial(explain, provider=CUDA)
 STAGING = 1 << 20  # bytes of pinned memory for uploads of small arrays
 # Serialises all CUDA calls of this process: a graph can't be captured while other threads allocate or synchronize.
 LOCK = threading.RLock()
+UNUSED = deque[int]()  # addresses of blocks after their last use
 
 
 class Cudart:
@@ -77,14 +78,17 @@ def _first(names: list[str]) -> ctypes.CDLL:
 
 
 class CudaBlock(Block):
-    """Memory of the GPU; after its last use, it is freed at the next allocation, because no capture runs then."""
+    """Memory of the GPU; after its last use, it is freed at the next allocation, because no capture runs then.
 
-    def __init__(self, address: int, size: int, freed: deque[int]) -> None:
+    A later model frees what a closed one has left.
+    """
+
+    def __init__(self, address: int, size: int) -> None:
         super().__init__(address, size)
-        self._freed = freed
+        self._unused = UNUSED  # a module's names may be gone when a process ends
 
     def __del__(self) -> None:
-        self._freed.append(self.address)
+        self._unused.append(self.address)
 
 
 class Pinned:
@@ -135,7 +139,6 @@ class CudaDevice:
 
     def __init__(self, stream: int | None = None) -> None:
         self._cudart = Cudart()
-        self._freed = deque[int]()
         self._pinned: defaultdict[int, deque[Pinned]] = defaultdict(deque)
         self._events: deque[Any] = deque()
         self._threads = Threads()
@@ -154,10 +157,10 @@ class CudaDevice:
         """See `Device.allocate`."""
         place = ctypes.c_void_p()
         with LOCK:
-            while self._freed:  # cudaFree waits for the device
-                self._cudart.cudaFree(ctypes.c_void_p(self._freed.popleft()))
+            while UNUSED:  # cudaFree waits for the device
+                self._cudart.cudaFree(ctypes.c_void_p(UNUSED.popleft()))
             self._cudart.cudaMalloc(ctypes.byref(place), ctypes.c_size_t(max(size, 1)))
-        return CudaBlock(int(place.value or 0), size, self._freed)
+        return CudaBlock(int(place.value or 0), size)
 
     def upload(self, array: Array, tensor: Tensor, queue: int = MAIN) -> None:
         """See `Device.upload`; small arrays are copied through our pinned memory, large ones are staged by CUDA."""
