@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 import txport
 from tests.proof.against import originals, tutorials
@@ -21,6 +23,7 @@ from txport.checkpoints import checkpoint
 from txport.errors import CheckpointError, OutOfMemoryError, UnsupportedError
 from txport.models.names import RULES, WEIGHTS
 from txport.proof.against.hold import hold_against
+from txport.proof.against.original import Original
 from txport.proof.against.pairing import Origins, share_of
 from txport.proof.against.verdict import Agreement, Verdict
 from txport.system import memory
@@ -694,6 +697,16 @@ def test_outputs_that_are_not_compared_are_named() -> None:
     found = Verdict("model.py:Net", "float64", (logits,), None, 11, not_compared=("pooler_output",))
     assert "not compared: pooler_output, which the original does not give" in found.lines()
     assert found.to_dict()["not_compared"] == ["pooler_output"]
+
+
+@pytest.mark.parametrize("kind", [tuple, lambda pair: {"start_logits": pair[0], "ends": pair[1]}])
+def test_outputs_of_one_shape_are_taken_in_their_order(kind: Callable[[Any], Any]) -> None:
+    """Starts and ends of answers, as modules return them: a tuple, or a dict with names of its own."""
+    first, second = torch.zeros(2, 5), torch.ones(2, 5)
+    original = Original("it", nn.Identity(), lambda module, given: None, {}, masks=False)
+    found = original.chosen(kind([first, second]), {"start_logits": first, "end_logits": second})
+    assert torch.equal(found["start_logits"], first)
+    assert torch.equal(found["end_logits"], second)
 
 
 def test_it_says_up_to_how_many_tokens_it_compared(tmp_path: Path) -> None:

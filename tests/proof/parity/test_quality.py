@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,17 @@ def test_any_of_the_targets_is_right(bundle: Bundle, checkpoint: Path) -> None:
     assert matches(list(texts.values()), generated(bundle, runtime, texts)) == [True] * 4
     more = {**texts, "bad": ["something else"]}
     assert matches(list(more.values()), generated(bundle, runtime, more)).count(False) == 1
+
+
+def test_outputs_are_those_that_a_bundle_gives_with_its_options(bundle: Bundle) -> None:
+    """Forbidden tokens and lengths are the bundle's; beams and their options are not used."""
+    model = txport.load(bundle.path)
+    (said,) = model.generate(["bad"])
+    options: dict[str, Any] = {"max_new_tokens": 2, "suppress_tokens": [said.hypotheses[0].tokens[0]]}
+    (wanted,) = model.generate(["bad"], **options)
+    manifest = replace(bundle.manifest, generation={**options, "beams": 3, "length_penalty": 2.0})
+    changed = replace(bundle, manifest=manifest)
+    assert generated(changed, runtimes.load("ort", bundle), {"bad": ["x"]}) == [wanted.output] != [said.output]
 
 
 def test_a_text_that_is_too_long_is_named(bundle: Bundle, checkpoint: Path) -> None:

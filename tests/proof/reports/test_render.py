@@ -89,6 +89,7 @@ def test_a_culprit_fails_a_report_that_passes_otherwise(report: Report) -> None:
 
 
 def test_junit_holds_every_failure_with_its_line(failed: Report) -> None:
+    failed = replace(failed, beyond=["a limit"])
     messages = {
         suite.get("name"): [each.get("message") for each in suite.findall("testcase/failure")]
         for suite in suites(failed)
@@ -101,6 +102,8 @@ def test_junit_holds_every_failure_with_its_line(failed: Report) -> None:
         "ort: 30.00 % of 100 texts wrong, PyTorch 20.00 % (10 broken, 0 mended, allowed +0.10 %)"
     ]
     assert messages["baseline"] == ["a \\x00 drift"]  # XML can't hold a NUL
+    assert messages["limits"] == ["a limit"]
+    assert failed.to_dict()["beyond"] == ["a limit"]
 
 
 def test_markdown_says_the_verdict_the_worst_first(report: Report, failed: Report) -> None:

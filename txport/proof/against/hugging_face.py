@@ -134,7 +134,7 @@ def _with_loras(module: Any, loras: Sequence[Lora]) -> nn.Module:
             module.load_adapter(str(lora.folder), adapter_name=name)
         for each in module.modules():
             if isinstance(each, LoraLayer) and name in each.scaling:
-                each.set_scale(name, lora.weight)
+                each.scaling[name] *= lora.weight  # older PEFT's set_scale computes that of rsLoRA wrongly
     found: nn.Module = module.merge_and_unload(adapter_names=names)
     return found
 

@@ -103,15 +103,15 @@ class Original:
         if not several:
             raise CheckpointError(f"{self.name} gives no tensor but a {type(found).__name__}; the import gives logits")
         outputs: dict[str, Tensor] = {}
+        left = several
         for name, like in expected.items():
-            given_as = [] if name == SENTENCE else several  # another vector may have its shape
+            given_as = [] if name == SENTENCE else left  # another vector may have its shape
             if isinstance(found, Mapping) and isinstance(found.get(name), Tensor):
                 given_as = [found[name]]
-            chosen = next(
-                (each for each in (_alone(each, like) for each in given_as) if each.shape == like.shape), None
-            )
+            chosen = next((each for each in given_as if _alone(each, like).shape == like.shape), None)
             if chosen is not None:
-                outputs[name] = chosen.detach().to(like.dtype)
+                outputs[name] = _alone(chosen, like).detach().to(like.dtype)
+                left = [each for each in left if each is not chosen]
             elif len(expected) == 1 or name == LOGITS:
                 shapes = " and ".join(str(tuple(each.shape)) for each in several[:NAMED])
                 raise CheckpointError(

@@ -14,7 +14,7 @@ from txport.proof.metrics import Metric, References, Score, matches
 from txport.proof.parity.tolerances import Tolerance
 from txport.runtimes.base import Runtime
 from txport.search.generate import generate
-from txport.search.options import SearchOptions
+from txport.search.options import chosen_options
 from txport.text.base import encode_within, shorten
 from txport.text.load import tokenizer_of
 
@@ -94,12 +94,15 @@ def digest_of(texts: Texts) -> str:
 
 
 def generated(bundle: Bundle, runtime: Runtime, texts: Texts) -> list[str]:
-    """Return the greedy output of each text; raise `UnsupportedError` for a model that reads audio."""
+    """Return the greedy output of each text, with the bundle's default options.
+
+    Raises `UnsupportedError` for a model that reads audio.
+    """
     facts = bundle.manifest.facts
     if facts.vocabulary is not facts.reads:
         raise UnsupportedError("error rates need a model that reads text; this model reads audio")
     tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
-    options = SearchOptions(scores=False)
+    options = chosen_options(bundle.manifest.generation, {"do_sample": False, "beams": 1, "scores": False})
     encoded = [encode_within(tokenizer, facts.vocabulary.longest, text) for text in texts]
     order = sorted(range(len(encoded)), key=lambda at: len(encoded[at]))
     outputs: dict[int, str] = {}

@@ -224,6 +224,7 @@ def _tests(report: Report) -> Iterator[Test]:
         yield Test("quality", "task", "error rate", skipped=UNMEASURED)
     for rate in report.quality:
         yield Test("quality", "task", rate.runtime, _failure(rate))
+    yield from (Test("limits", "bundle", line, line) for line in report.beyond)
     yield from (Test("baseline", "drift", line, line) for line in report.drift)
     if report.bisected:
         yield Test("bisect", "graphs", "every part", report.culprit.describe() if report.culprit else None)

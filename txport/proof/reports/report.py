@@ -144,6 +144,7 @@ class Report:
             "worst_logit_difference": number(self.worst_output),
             "worst": {**finite(asdict(self.worst)), "description": self.worst.describe()},
             "quality": [each.to_dict() for each in self.quality] or "not measured",
+            "beyond": self.beyond,
             "drift": self.drift,
             **({"culprit": self.culprit and self.culprit.to_dict()} if self.bisected else {}),
             "cases": [self._case(part) for part in self.by_case()],

@@ -56,13 +56,12 @@ class EncoderTruth:
         if self._bundle.manifest.quantization:
             return {}
         exact = self._exact if self._exact.own.model is checkpoint.model else Exact.of(checkpoint.model)
-        right = {case.name: joined(exact.model, case.sources) for case in self.cases}
-        own = {case.name: joined(checkpoint.model, case.sources) for case in self.cases}
-        pairs = [(right[case][name], own[case][name]) for case in right for name in right[case]]
-        return {
-            "worst_logit_difference": max(largest_difference(*pair) for pair in pairs),
-            "largest_logit": max(largest_of(one) for one, _ in pairs),
-        }
+        differences, largest = [], []
+        for case in self.cases:  # the outputs of all may be many gigabytes
+            right, own = joined(exact.model, case.sources), joined(checkpoint.model, case.sources)
+            differences += [largest_difference(right[name], own[name]) for name in right]
+            largest += [largest_of(each) for each in right.values()]
+        return {"worst_logit_difference": max(differences), "largest_logit": max(largest)}
 
     def compare(self, report: Report, label: str, runtime: GraphRuntime, tolerance: Tolerance) -> None:
         """See `Truth.compare`."""
