@@ -7,6 +7,7 @@ import shutil
 import site
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from torch import Tensor, nn
 
 import txport
 from tests.tiny import LETTERS, SAMPLES, VOCABULARY, tiny_config, tiny_model, unread
@@ -25,9 +27,14 @@ from txport.errors import UnsupportedError
 from txport.exporters.export import export_graphs
 from txport.exporters.tracing import passes
 from txport.exporters.weights import graph_weights
+from txport.models.architectures.gpt2 import GPT2, GPT2Config
+from txport.models.ops import Ops
+from txport.models.parts import Linear
 from txport.proof.parity.check import check
+from txport.proof.proven import write
 from txport.targets.ports import DECODER, ENCODER, SELECT, Graph
 
+Forward = Callable[[Tensor, Ops, Linear, Linear], Tensor]
 ROLES = [ENCODER, DECODER, SELECT]
 
 
@@ -326,3 +333,79 @@ def test_companions_come_along(bundle: Bundle, checkpoint: Path, large: tuple[Ma
         assert not (large[1].path / name).exists()
     assert bundle.samples == list(SAMPLES)
     assert set("".join(SAMPLES)) <= set(LETTERS)
+
+
+class Own(nn.Module):
+    """A feed-forward of its own: a function of two linear layers, and a third one."""
+
+    def __init__(self, function: Forward, bias: bool) -> None:
+        super().__init__()
+        self.function = function
+        self.one = Linear(32, 32, tag="one")
+        self.two = nn.ModuleList([Linear(32, 32, bias, tag="two")])
+        self.outer = Linear(64, 32, tag="outer")
+
+    def forward(self, x: Tensor, ops: Ops) -> Tensor:
+        return self.outer(self.function(x, ops, self.one, self.two[0]))  # type: ignore[no-any-return, arg-type]
+
+
+def own(function: Forward, *, bias: bool = True) -> Checkpoint:
+    """A model with such a feed-forward."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=32, pad_id=0, eos_id=1, d_model=32, heads=2, decoder_layers=1, max_length=16)
+    model = GPT2(config)
+    model.get_submodule("decoder.0").feed_forward = Own(function, bias)
+    return Checkpoint("own", model.eval(), "0" * 64)
+
+
+def read_again(x: Tensor, ops: Ops, one: Linear, two: Linear) -> Tensor:
+    first, second = one(x), two(x)
+    return torch.cat([first, second], -1) * torch.cat([first, first], -1)
+
+
+def over_its_weight(x: Tensor, ops: Ops, one: Linear, two: Linear) -> Tensor:
+    return torch.cat([torch.tanh(one(x)) @ one.weight, torch.tanh(two(x))], -1)
+
+
+def twice(x: Tensor, ops: Ops, one: Linear, two: Linear) -> Tensor:
+    first, second = ops.together(x, one, one)
+    return torch.cat([first, second * two(x)], -1)
+
+
+def alone(x: Tensor, ops: Ops, one: Linear, two: Linear) -> Tensor:
+    return torch.cat([*ops.together(x, one), *ops.together(x, two)], -1)
+
+
+JOINED: dict[str, Forward] = {
+    "by hand": lambda x, ops, one, two: torch.cat([one(x), two(x)], -1),
+    "by hand, along another dim": lambda x, ops, one, two: torch.stack([one(x), two(x)], -2).flatten(-2),
+    "by hand, and read again": read_again,
+    "of several depths": lambda x, ops, one, two: torch.cat(ops.together(x, one, two), -1),
+    "twice the same": twice,
+    "one alone": alone,
+}
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", JOINED)
+def test_linear_layers_are_packed_where_a_model_says_so(kind: str, bias: bool, target: str, tmp_path: Path) -> None:
+    """If they differ, and all of them have a bias."""
+    checkpoint = own(JOINED[kind], bias=bias)
+    bundle = write(checkpoint, tmp_path, target=target)
+    packs = {name for name, each in bundle.manifest.weights.items() if len(each.weights) > 1}
+    name = "{decoder.0.feed_forward.one.weight,decoder.0.feed_forward.two.0.weight}"
+    assert (name in packs) == (kind == "of several depths" and bias)
+    assert not any("feed_forward" in each for each in packs) or name in packs
+    if target == "cpu":
+        assert check(bundle, checkpoint, {"ort": "cpu"}, searches=False).passed
+
+
+@pytest.mark.parametrize(("target", "precision"), [("portable", "int8"), ("cpu", "int8"), ("cpu", "int4")])
+def test_a_matrix_that_another_operator_reads_is_not_quantised(target: str, precision: str, tmp_path: Path) -> None:
+    checkpoint = own(over_its_weight)
+    bundle = write(checkpoint, tmp_path, target=target, precision=precision)
+    quantised = {name for each in bundle.manifest.weights.values() if each.is_quantised for name in each.weights}
+    assert "decoder.0.feed_forward.two.0.weight" in quantised
+    assert "decoder.0.feed_forward.one.weight" not in quantised
+    assert check(bundle, checkpoint, {"ort": "cpu"}, searches=False).passed

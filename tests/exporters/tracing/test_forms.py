@@ -259,3 +259,38 @@ def test_positions_and_tensors_of_the_module(function: Function) -> None:
         test_a_form_computes_what_pytorch_s_function_does("this")
     finally:
         del FUNCTIONS["this"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: x.split(4, -1)[0],
+        lambda x, w: x.split(4, -1)[1],
+        lambda x, w: nn.Softplus()(x),
+        lambda x, w: torch.full((2, 2), x.shape[1]),
+        lambda x, w: torch.full((2, 2), x.shape[1], dtype=torch.float32),
+        lambda x, w: torch.full_like(x, x.shape[1] + 1),
+        lambda x, w: x.masked_fill(x > 0, x.shape[1]),
+        lambda x, w: whole(x).masked_fill(x > 0, x.shape[1]),
+        lambda x, w: torch.where(x > 0, x < 1, w.vector > 0),
+        lambda x, w: torch.where(x > 0, x < 1, True),
+        lambda x, w: (x > 0).masked_fill(x > 1, False),
+    ],
+)
+def test_remainders_lengths_and_masks(function: Function) -> None:
+    test_positions_and_tensors_of_the_module(function)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: F.scaled_dot_product_attention(query=x, key=x, value=x @ w.matrix),
+        lambda x, w: torch.cat(tensors=[x, x], dim=1),
+        lambda x, w: F.linear(input=x, weight=w.matrix, bias=w.vector),
+        lambda x, w: F.embedding(input=whole(x).abs() % 40, weight=w.table),
+        lambda x, w: torch.sum(input=x, dim=1),
+        lambda x, w: F.linear(input=w.vector, weight=w.matrix) + x,
+    ],
+)
+def test_arguments_by_pytorch_s_names(function: Function) -> None:
+    test_positions_and_tensors_of_the_module(function)

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from tests.tiny import unproven
 from txport.errors import UnsupportedError
-from txport.exporters.tracing.trace import SIZES, trace
+from txport.exporters.tracing.trace import SIZES, GraphModule, trace, weight_names
 from txport.targets.ports import BATCH, BEAMS, PAST, PAST_SOURCE, SOURCE, TOKENS, Graph, Port
 
 Array = NDArray[Any]
@@ -127,6 +127,14 @@ def test_files_keep_names_of_dims(target: str, others: bool, tmp_path: Path) -> 
 
 def test_weights_have_the_checkpoint_s_names_and_lie_once(traced: dict[int, ir.Model]) -> None:
     assert set(traced[18].graph.initializers) == {"linear.weight", "linear.bias", "norm.weight", "norm.bias"}
+
+
+def test_an_attribute_model_of_a_model_is_part_of_the_names_of_its_weights() -> None:
+    """A graph module holds the model in such an attribute, too, and its names are those of the model."""
+    model: Any = nn.Module()
+    model.model = nn.Linear(2, 2)
+    names = ["model.weight", "model.bias"]
+    assert [*weight_names(model).values()] == [*weight_names(GraphModule(model)).values()] == names
 
 
 def test_a_function_without_a_form_is_refused_by_name() -> None:
@@ -263,6 +271,9 @@ def test_lengths_and_numbers_meet_tensors_as_in_pytorch(function: Callable[[Any]
         (lambda x: x[:, : x.shape[1], 0][x[:, :, 0] > 0], "an index by a mask, whose result has any length"),
         (lambda x: x[:, :3], "of a length that a run decides: slices go to the end"),
         (lambda x: x.var(1), "a variance over a dim whose length a run decides"),
+        (lambda x: x.split(3, 1)[0], "a split of a dim that a run decides"),
+        (lambda x: F.softplus(x, 2.0), "softplus with beta 2.0 and threshold 20.0"),
+        (lambda x: torch.where(condition=x > 0, input=x, other=x), "form of PyTorch's where has"),
         (lambda x: x | 1, "'or' of anything but masks"),
         (lambda x: F.embedding(x.long(), torch.ones(3, 2), max_norm=1.0), "an embedding with max_norm"),
         (lambda x: F.embedding(x.long(), torch.ones(3, 2), sparse=True), "scale_grad_by_freq or sparse"),

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from txport.exporters.fused.packs import MICROSOFT
-from txport.exporters.fused.parts import bias_of, cap_of, float32, gelu, scale_of, sinks_of
+from txport.exporters.fused.parts import bias_of, cap_of, concatenation, float32, gelu, scale_of, sinks_of
 from txport.exporters.tracing.forms import FORMS
 from txport.exporters.tracing.symbols import Form, Symbol, Tracer
 from txport.models.ops import attended, padding_mask
@@ -236,6 +236,7 @@ def _write_at(tracer: Tracer, cache: Symbol, new: Symbol, places: Symbol) -> Sym
 
 FUSED_FORMS: dict[str, Form] = {
     **FORMS,
+    "concatenated": concatenation,
     "gelu": gelu,
     "multi_head_attention": _multi_head_attention,
     "grouped_query_attention": _grouped_query_attention,

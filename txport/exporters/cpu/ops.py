@@ -24,7 +24,7 @@ from txport.exporters.cpu.operators import (
     source_mask,
     write_at,
 )
-from txport.exporters.fused.parts import PACKED, Counted, cap_of, sinks_of
+from txport.exporters.fused.parts import Counted, cap_of, sinks_of
 from txport.models.facts import Owner
 from txport.models.model import Model
 from txport.models.ops import Blocks, State, in_blocks, last_of, mean_of, padding_mask
@@ -107,11 +107,6 @@ class FusedOps(Counted):
     def together(self, x: Tensor, *maps: Linear) -> tuple[Tensor, ...]:
         """See `Ops`; computed by one product."""
         return self.packed(x, *maps).split([each.out_features for each in maps], 1)
-
-    def packed(self, x: Tensor, *maps: Linear) -> Tensor:
-        """Return the concatenated outputs of several linear layers for the same input."""
-        self.became[PACKED] += 1
-        return torch.cat([each(x) for each in maps], 1)
 
     def projected(self, part: Attention, x: Tensor) -> tuple[Tensor, ...]:
         """Return `new` of `grouped_query_attention`: one packed tensor, or three if heads are normalised."""

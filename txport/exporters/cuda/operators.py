@@ -19,7 +19,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from txport.exporters.cuda.positions import PLACE_FORMS
 from txport.exporters.cuda.products import matmul
 from txport.exporters.fused.packs import MICROSOFT
-from txport.exporters.fused.parts import bias_of, cap_of, float32, gelu, scale_of
+from txport.exporters.fused.parts import bias_of, cap_of, concatenation, float32, gelu, scale_of
 from txport.exporters.tracing.forms import FORMS
 from txport.exporters.tracing.forms.arithmetic import to
 from txport.exporters.tracing.forms.common import cast, code_of
@@ -236,6 +236,7 @@ CUDA_FORMS: dict[str, Form] = {
     "mul": _times,
     "rmul": _times,
     **PLACE_FORMS,
+    "concatenated": concatenation,
     "attention": _attention,
     "rotated": _rotated,
     "write_at": _write_at,

@@ -90,13 +90,8 @@ class DeviceOps(Counted):
         for size, some in groupby(maps, key=lambda each: each.out_features):
             alike = list(some)
             sizes = [size] * len(alike)
-            found += [alike[0](x)] if len(alike) == 1 else torch.split(self.packed(x, alike), sizes, -1)
+            found += [alike[0](x)] if len(alike) == 1 else torch.split(self.packed(x, *alike), sizes, -1)
         return tuple(found)
-
-    def packed(self, x: Tensor, maps: Sequence[Linear]) -> Tensor:
-        """Return the concatenated outputs of several linear layers for the same input."""
-        self.became[PACKED] += 1
-        return torch.cat([each(x) for each in maps], -1)
 
     def projected(self, part: Attention, x: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values at positions (B, T), normalised and rotated: (B, T, ...) each."""
@@ -196,10 +191,12 @@ class PromptOps(DeviceOps):
             self.became[ROTARY] -= 1  # the rotation of the queries, which is not needed
         return attention(part, query, key, value, self.lengths, far, causal=True)
 
-    def packed(self, x: Tensor, maps: Sequence[Linear]) -> Tensor:
-        """See `DeviceOps`."""
-        found = super().packed(x, maps)
-        self.became[PACKED] -= self.is_filled
+    def packed(self, x: Tensor, *maps: Linear) -> Tensor:
+        """See `Counted`."""
+        before = self.became[PACKED]
+        found = super().packed(x, *maps)
+        if self.is_filled:
+            self.became[PACKED] = before
         return found
 
 

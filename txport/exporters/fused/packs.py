@@ -14,6 +14,7 @@ from txport.targets.ports import Graph
 MICROSOFT = "com.microsoft"
 PARTS = "txport.parts"  # metadata key of an initializer: names of the weights packed in it
 SIZES = "txport.sizes"  # metadata key: number of rows of each of them
+PACKABLE = "txport.packable"  # metadata key of a Concat: its inputs are linear layers that become one
 
 
 class Map(NamedTuple):
@@ -31,11 +32,11 @@ class Map(NamedTuple):
 
 
 def pack_projections(model: ir.Model, graph: Graph) -> int:
-    """Replace linear layers with the same input and concatenated outputs by one; return the count."""
+    """Replace linear layers whose outputs a `PACKABLE` Concat reads, and nothing else, by one; return the count."""
     fired = 0
     for node in list(model.graph):
-        parts = [map_of(value) for value in node.inputs] if node.op_type == "Concat" else []
-        maps = [each for each in parts if each is not None]
+        parts = [map_of(value) for value in node.inputs] if PACKABLE in node.meta else []
+        maps = [each for each in parts if each is not None and len(each.nodes[0].outputs[0].uses()) == 1]
         if len(parts) < 2 or len(maps) != len(parts) or len({each.kind for each in maps}) != 1:
             continue
         weight = _join(model, [each.weight for each in maps])
@@ -124,10 +125,14 @@ def _join(model: ir.Model, values: Iterable[ir.Value | None]) -> ir.Value:
 
 
 def join_names(names: list[str]) -> str:
-    """`a.b.weight`, `a.c.weight` -> `a.{b,c}.weight`, a readable name of a packed weight."""
+    """`a.b.weight`, `a.c.weight` -> `a.{b,c}.weight`, a readable name of a packed weight.
+
+    Names that differ in more than one place are joined whole: `{a.b.weight,c.0.d.weight}`.
+    """
     split = [name.split(".") for name in names]
-    different = [at for at, parts in enumerate(zip(*split, strict=True)) if len(set(parts)) > 1]
-    assert len(different) == 1, names
+    different = [at for at, parts in enumerate(zip(*split, strict=False)) if len(set(parts)) > 1]
+    if len(different) != 1 or len({*map(len, split)}) > 1:
+        return "{" + ",".join(names) + "}"
     at = different[0]
     return ".".join([*split[0][:at], "{" + ",".join(name[at] for name in split) + "}", *split[0][at + 1 :]])
 

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from txport.exporters.check import GraphError
-from txport.exporters.fused.packs import MICROSOFT
+from txport.exporters.fused.packs import MICROSOFT, PACKABLE
 from txport.exporters.tracing.forms import FORMS
 from txport.exporters.tracing.symbols import Symbol, Tracer
-from txport.models.parts import Attention, DotProduct, SoftCap
+from txport.models.parts import Attention, DotProduct, Linear, SoftCap
 
 PLAIN, PACKED = "plain attention", "packed projections"
 
@@ -37,6 +39,18 @@ class Counted:
     def wanted(self, x: Tensor, layer: int) -> Tensor:
         """See `Ops`."""
         return x
+
+    def packed(self, x: Tensor, *maps: Linear) -> Tensor:
+        """Return the concatenated outputs of several linear layers for the same input.
+
+        They become one product if their weights differ, and all or none of them have a bias.
+        """
+        outputs = [each(x) for each in maps]
+        weights = {id(each.weight) for each in maps}
+        if len({each.bias is None for each in maps}) > 1 or len(maps) < 2 or len(weights) < len(maps):
+            return torch.cat(outputs, -1)
+        self.became[PACKED] += 1
+        return concatenated(*outputs)
 
     def plain(
         self, part: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, distances: Tensor | None
@@ -95,6 +109,21 @@ def scale_of(part: Attention) -> dict[str, float]:
     """Return the `scale` attribute, or {} for the operators' default, 1 / sqrt(H)."""
     scale = float(getattr(part.core, "scale", 0.0))
     return {} if scale == part.head_size**-0.5 else {"scale": scale}
+
+
+def concatenated(*outputs: Tensor) -> Tensor:
+    """Concatenate the outputs (..., D) of linear layers of the same input, which `pack_projections` makes one layer."""
+    if has_torch_function(outputs):
+        found: Tensor = handle_torch_function(concatenated, outputs, *outputs)
+        return found
+    return torch.cat(outputs, -1)
+
+
+def concatenation(tracer: Tracer, *outputs: Symbol) -> Symbol:
+    """Return a Concat that `pack_projections` knows."""
+    found: Symbol = FORMS["cat"](tracer, outputs, -1)
+    tracer.nodes[-1].meta[PACKABLE] = True
+    return found
 
 
 def float32(value: float) -> float:

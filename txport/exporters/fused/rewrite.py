@@ -145,6 +145,7 @@ def apply_forms(
 ) -> dict[str, Stored]:
     """Quantise the weights of linear layers and of lookups in `tables`; return initializer -> how it is stored.
 
+    A weight that another operator reads too is not changed.
     `forms`, `tables`: by names of the graph's initializers; weights without a form are not changed. `matrices`: cache
     of matrices shared with other graphs, extended by new ones. `read`: loads weights by the checkpoint's names if the
     graph's are rounded; None: use the graph's weights. `packed`: the matrices that another tool has quantised, which
@@ -156,7 +157,7 @@ def apply_forms(
         multiplied = how.weight_of(node)
         weight = _table(node, tables) if multiplied is None else multiplied
         form = None if weight is None else forms.get(str(weight.name))
-        if weight is None or form is None:
+        if weight is None or form is None or _has_other_readers(weight, tables, how):
             continue
         name = str(weight.name)
         if form == PLAIN:
@@ -221,6 +222,12 @@ def _table(node: ir.Node, tables: Collection[str]) -> ir.Value | None:
     """Return the table in `tables` from which a node gathers rows, or None."""
     table = node.inputs[0] if node.op_type == "Gather" else None
     return table if table is not None and table.is_initializer() and table.name in tables else None
+
+
+def _has_other_readers(weight: ir.Value, tables: Collection[str], how: Quantising) -> bool:
+    """True if a node that is neither a linear layer nor a lookup reads a weight."""
+    readers = [node for node, _ in weight.uses()]
+    return any(how.weight_of(node) is not weight and _table(node, tables) is not weight for node in readers)
 
 
 def _store(

@@ -36,10 +36,11 @@ def forms_of(
     tags, tables = tags_of(checkpoint.outline), tables_of(checkpoint.outline)
     packed = checkpoint.packed if manifest.precision == "int4" else {}
     wide = {*tables, *in_eight_bits(tags)} if manifest.facts.is_causal else {*tables}
+    known = {*tags, *tables}
     forms: dict[str, Form] = {}
     for node in (node for model in models.values() for node in model.graph):
         weight = node.inputs[0] if node.op_type == "Gather" else _weight_of(node)
-        if weight is None or (name := str(weight.name)) not in {*tags, *tables} or _products_of(weight) > 1:
+        if weight is None or (name := str(weight.name)) not in known or _products_of(weight) > 1:
             continue
         assert weight.shape is not None
         block = next((size for size in SIZES if weight.shape.numpy()[1] % size == 0), None)

@@ -117,8 +117,9 @@ class Symbol:
     @classmethod
     def __torch_function__(cls, function: object, types: object, args: Any = (), options: Any = None) -> Any:
         """Record a PyTorch function that is called with a symbol."""
-        tracer = next(each.tracer for each in flat(args) if isinstance(each, Symbol))
-        return tracer.call(function, args, options or {})
+        options = options or {}
+        tracer = next(each.tracer for each in flat([*args, *options.values()]) if isinstance(each, Symbol))
+        return tracer.call(function, args, options)
 
 
 def _operator(name: str) -> object:
@@ -150,6 +151,7 @@ class Tracer(TorchFunctionMode):
         self.initializers = dict[int, ir.Value]()
         self._forms = forms
         self._weights = weights
+        self._reserved = {*weights.values()}
         self._read = read
         self.dims = dict[Pair, str | None]()  # the names of dims; None: what tensors hold decides such a length
         self._sizes = dict[Pair, Size]()
@@ -171,6 +173,9 @@ class Tracer(TorchFunctionMode):
         if name not in self._forms:
             raise UnsupportedError(f"the exporter has no ONNX form of PyTorch's {name}: {FORMS_PAGE}")
         form = self._forms[name]
+        options = dict(options)
+        if not args and "input" in options:  # PyTorch's name of the first parameter of most functions
+            args = (options.pop("input"),)
         if args and isinstance(args[0], Tensor):
             args = (self.as_symbol(args[0]), *args[1:])
         options = {each: value for each, value in options.items() if each != "out" or value is not None}
@@ -201,7 +206,7 @@ class Tracer(TorchFunctionMode):
         """Return a name that no other node and no weight has."""
         number = self._names[name] = self._names.get(name, -1) + 1
         unique = f"{name}_{number}" if number else name
-        return self._unique(name) if unique in self._weights.values() else unique
+        return self._unique(name) if unique in self._reserved else unique
 
     def symbol(self, value: ir.Value, function: object, *args: object, **options: object) -> Symbol:
         """Return a symbol whose examples are the results of a PyTorch function on its arguments' examples."""

@@ -102,12 +102,13 @@ def kinds_of_trace(model: ir.Model) -> dict[object, int]:
 
 
 def weight_names(module: nn.Module) -> dict[int, str]:
-    """Return id -> checkpoint name of each parameter and buffer of a module that wraps the model.
+    """Return id -> checkpoint name of each parameter and buffer of a model, or of a graph module of one.
 
     A tied weight has the last of its names.
     """
     named = chain(module.named_buffers(), module.named_parameters(remove_duplicate=False))
-    return {id(tensor): name.removeprefix("model.") for name, tensor in named}
+    prefix = "model." if isinstance(module, GraphModule) else ""
+    return {id(tensor): name.removeprefix(prefix) for name, tensor in named}
 
 
 def lengths_for(module: nn.Module) -> Mapping[str, tuple[int, int]]:

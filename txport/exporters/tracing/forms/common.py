@@ -48,6 +48,13 @@ def value_of_argument(tracer: Tracer, x: object, dtype: torch.dtype) -> ir.Value
     return tracer.constant(np.array(x, str(dtype).removeprefix("torch.")))
 
 
+def filled(tracer: Tracer, number: float, dtype: torch.dtype) -> Symbol:
+    """Return a number or a length as a tensor without dims."""
+    if isinstance(number, Size):
+        return tracer.symbol(value_of_argument(tracer, number, dtype), torch.full, (), number, dtype=dtype)
+    return tracer.as_symbol(torch.full((), number, dtype=dtype))
+
+
 def cast(tracer: Tracer, name: str, x: object, dtype: torch.dtype) -> ir.Value:
     """Return an argument as a value of the graph, cast to `dtype`."""
     value = value_of_argument(tracer, x, dtype)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txport.exporters.tracing.forms.common import FORMS, cast, form, value_of_argument
+from txport.exporters.tracing.forms.common import FORMS, cast, form, require, value_of_argument
 from txport.exporters.tracing.symbols import Form, Symbol, Tracer
 
 GELU_OPSET = 20  # first opset with a Gelu operator
@@ -43,11 +43,17 @@ OPERATORS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "sigmoid": ("Sigmoid", torch.sigmoid),
     "sign": ("Sign", torch.sign),
     "sin": ("Sin", torch.sin),
-    "softplus": ("Softplus", F.softplus),
     "sqrt": ("Sqrt", torch.sqrt),
     "tanh": ("Tanh", torch.tanh),
 }
 FORMS |= {name: _operator(name, onnx, function) for name, (onnx, function) in OPERATORS.items()}
+
+
+@form("softplus")
+def softplus(tracer: Tracer, x: Symbol, beta: float = 1.0, threshold: float = 20.0) -> Symbol:
+    """Return log(1 + exp(x))."""
+    require(beta == 1 and threshold == 20, f"softplus with beta {beta} and threshold {threshold}")
+    return tracer.symbol(tracer.op("softplus", "Softplus", [x.value]), F.softplus, x)
 
 
 def _composed(function: Callable[..., Symbol]) -> Form:
@@ -56,7 +62,7 @@ def _composed(function: Callable[..., Symbol]) -> Form:
 
 
 def _softplus(x: Any) -> Any:
-    return FORMS["softplus"](x.tracer, x)
+    return softplus(x.tracer, x)
 
 
 COMPOSED: dict[str, Callable[..., Symbol]] = {

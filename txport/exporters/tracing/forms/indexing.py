@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from txport.exporters.tracing.forms.common import FORMS, cast, form, require, value_of_argument
+from txport.exporters.tracing.forms.common import FORMS, cast, filled, form, require, value_of_argument
 from txport.exporters.tracing.symbols import Size, Symbol, Tracer
 
 REST = np.iinfo(np.int64).max  # a slice to the end
@@ -90,15 +90,26 @@ def where(tracer: Tracer, mask: Symbol | Tensor, x: Any, y: Any) -> Symbol:
     """Return elements of `x` where the mask is True, of `y` elsewhere, in the dtype that PyTorch uses."""
     dtype = torch.result_type(*(each.examples[0] if isinstance(each, Symbol) else each for each in (x, y)))
     operands = [cast(tracer, "where/cast", each, dtype) for each in (x, y)]
-    value = tracer.op("where", "Where", [value_of_argument(tracer, mask, torch.bool), *operands])
-    return tracer.symbol(value, torch.where, mask, x, y)
+    chosen = value_of_argument(tracer, mask, torch.bool)
+    select = _select_masks if dtype == torch.bool else _select
+    return tracer.symbol(select(tracer, chosen, *operands), torch.where, mask, x, y)
+
+
+def _select(tracer: Tracer, mask: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    return tracer.op("where", "Where", [mask, x, y])
+
+
+def _select_masks(tracer: Tracer, mask: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    """Return a Where of masks, which ONNX Runtime does not have."""
+    first = tracer.op("where/first", "And", [mask, x])
+    second = tracer.op("where/second", "And", [tracer.op("where/not", "Not", [mask]), y])
+    return tracer.op("where", "Or", [first, second])
 
 
 @form("masked_fill")
 def masked_fill(tracer: Tracer, x: Symbol, mask: Symbol | Tensor, value: float) -> Symbol:
     """Return a number where the mask is True, the elements elsewhere."""
-    filled = tracer.as_symbol(torch.full((), value, dtype=x.dtype))
-    return where(tracer, mask, filled, x)
+    return where(tracer, mask, filled(tracer, value, x.dtype), x)
 
 
 @form("gather", "take_along_dim")

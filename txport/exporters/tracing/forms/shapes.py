@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txport.exporters.tracing.forms.common import FORMS, form, require, value_of_argument
+from txport.exporters.tracing.forms.common import FORMS, filled, form, require, value_of_argument
 from txport.exporters.tracing.symbols import Form, Size, Symbol, Tracer
 
 
@@ -53,7 +53,9 @@ def movedim(tracer: Tracer, x: Symbol, source: int, destination: int) -> Symbol:
 def split(tracer: Tracer, x: Symbol, sizes: int | Sequence[int], dim: int = 0) -> tuple[Symbol, ...]:
     """Split into parts of the given sizes, or of one size, along one dim."""
     if isinstance(sizes, int):
-        return chunk(tracer, x, -(-x.shape[dim] // sizes), dim)
+        size = x.shape[dim]
+        require(not isinstance(size, Size), "a split of a dim that a run decides")
+        sizes = [*[sizes] * (size // sizes), *([size % sizes] if size % sizes else [])]
     values = tracer.ops("split", "Split", [x.value, tracer.constant(np.array(sizes))], len(sizes), axis=dim)
     return _parts(tracer, values, [torch.split(example, list(sizes), dim) for example in x.examples])
 
@@ -234,7 +236,7 @@ def full(tracer: Tracer, *given: Any, dtype: torch.dtype | None = None, device: 
     """Return one number in a shape; of `new_full`, the dtype is that of the tensor."""
     *like, sizes, number = given
     wanted = dtype or (like[0].dtype if like else torch.full((), number).dtype)
-    return expand(tracer, tracer.as_symbol(torch.full((), number, dtype=wanted)), *sizes)
+    return expand(tracer, filled(tracer, number, wanted), *sizes)
 
 
 def _like(sizes: tuple[object, ...]) -> tuple[object, ...]:
