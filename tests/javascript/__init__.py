@@ -18,7 +18,7 @@ Request = Sequence[Any]  # a method of a model, and what it is given
 
 
 def on_node(bundle: Path | str, requests: Sequence[Request], **how: Any) -> list[Any]:
-    """What a bundle answers on Node.js; `how` are `load`, or `web` for the wasm of onnxruntime-web."""
+    """What a bundle answers on Node.js; `how` are `load`, `web` for the wasm of onnxruntime-web, or `large` weights."""
     found: list[Any] = run("node.mjs", {"bundle": str(bundle), "requests": requests, **how})
     return found
 

@@ -140,6 +140,22 @@ def test_caches_grow_to_the_longest_sequence_and_no_further(tmp_path: Path) -> N
         require_same(theirs, found_by(model, source, dict(how)), source)
 
 
+def test_text_of_a_causal_model_without_a_tokenizer(tmp_path: Path) -> None:
+    """Its numbers have no space before them."""
+    bundle = unproven("preset:gpt2-tiny", tmp_path / "made")
+    model = txport.load(bundle.path)
+    generated, grown = on_node(bundle.path, [(method, "5 9", {"max_new_tokens": 4}) for method in ("generate", "grow")])
+    assert generated["output"] == model.generate("5 9", max_new_tokens=4)[0].output
+    assert [each["output"] for each in grown] == list(model.stream("5 9", max_new_tokens=4))
+
+
+def test_experts(tmp_path: Path) -> None:
+    """ONNX Runtime 1.30 kills the process if a prompt names no place whose logits it wants."""
+    bundle = unproven("preset:llama-experts-tiny", tmp_path / "made", target="cpu")
+    (theirs,) = on_node(bundle.path, [("search", [5, 9, 7], {"max_new_tokens": 6})])
+    require_same(theirs, found_by(txport.load(bundle.path), [5, 9, 7], {"max_new_tokens": 6}), "experts")
+
+
 @pytest.fixture(scope="module")
 def g2p() -> tuple[Path, txport.Model]:
     return find_bundle("g2p-en").path, txport.load("g2p-en")

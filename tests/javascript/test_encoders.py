@@ -171,7 +171,7 @@ def test_pairs_of_texts_are_classified_and_ranked(target: str, types: int, tmp_p
     bundle = made(tmp_path, "labels", target, json.dumps(parts), labels=("score",), segment=True, token_types=types)
     model = txport.load(bundle)
     pairs = [("good b", "bad a"), ("bad a", "good b"), ("a", "zz")]
-    query, texts = "good", ["badly a", "b", "good b ."]
+    query, texts = "good", ["badly a", "b", "good b .", "badly b . " * 9]
     requests = [*(("classify", pair) for pair in pairs), ("rank", query, texts), ("rank", query, texts, {"top": 1})]
     *labels, ranked, best = on_node(bundle, requests, library=library)
     for theirs, ours in zip(labels, model.classify(pairs), strict=True):
@@ -179,6 +179,11 @@ def test_pairs_of_texts_are_classified_and_ranked(target: str, types: int, tmp_p
     require_same(ranked, [asdict(each) for each in model.rank(query, texts)])
     assert best == ranked[:1]
     assert labels[0] != labels[1]
+    long = [("badly " * count, ["a " * 40, "a b . " * 3, "zz", "good b " * 9]) for count in (4, 5, 6, 20)]
+    ways: list[dict[str, Any]] = [{}, {"unknown": "skip"}]
+    found = on_node(bundle, [("rank", *each, how) for each in long for how in ways], library=library)
+    for at, theirs in enumerate(found):
+        require_same(theirs, [asdict(each) for each in model.rank(*long[at // 2], **ways[at % 2])])
     nothing, *wrong = on_node(
         bundle, [("rank", query, []), ("rank", 5, texts), ("rank", query, "a"), ("rank", query, [5])]
     )
@@ -294,9 +299,19 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
         (("tag", "good"), f"tag {elsewhere}"),
         (("generate", "good"), f"generate {elsewhere}"),
         (("fill", [1, 2.5]), "a source must be a list of token ids in 0 to 15, got [1,2.5]"),
+        (("fill", ["good", "[MASK]"]), 'a text must be a string, got ["good","[MASK]"]; call once for each text'),
     ]
     answered = on_node(bundle, [request for request, _ in refusals])
     assert [each["message"] for each in answered] == [message for _, message in refusals]
+
+
+@pytest.mark.parametrize("head", ["hidden", "token_labels"])
+def test_two_texts_are_no_pair_where_a_model_reads_none(head: str, tmp_path: Path) -> None:
+    """By a library's tokenizer, which would join them."""
+    bundle = made(tmp_path, head, "portable", word_pieces())
+    (found,) = on_node(bundle, [(HEADS[head], ["good b", "bad a"])], library=transformers_js.tokenizers())
+    message = 'a text must be a string, got ["good b","bad a"]; call once for each text'
+    assert found == {"error": "TextError", "message": message}
 
 
 def test_prompts_are_put_before_texts(tmp_path: Path) -> None:

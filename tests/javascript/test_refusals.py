@@ -111,6 +111,23 @@ def test_a_bundle_that_is_damaged_or_foreign(fault: str, copied: Path) -> None:
     assert (error, words in message) == (kind, True), message
 
 
+def test_weights_of_any_size(tmp_path: Path) -> None:
+    """Node.js reads no file of 2 GiB at once; ONNX Runtime maps it. Its size and its hash are those of the manifest."""
+    path = unproven("preset:gpt2-tiny", tmp_path / "bundle", target="cpu").path
+    (found,) = on_node(path, [("search", [5, 9])], large=True)
+    assert found[0]["tokens"] == list(txport.load(path).search([[5, 9]])[0][0].tokens)
+    file = path / "onnx" / "weights.bin"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    size = f"has {len(data) - 1} bytes, {len(data)} in"
+    for content, words in ((data, "has another SHA-256 than"), (data[1:], size), (None, "can't be read (ENOENT)")):
+        file.unlink()
+        if content is not None:
+            file.write_bytes(content)
+        error, message = refused(path, large=True)
+        assert (error, f"weights.bin {words}" in message) == ("BundleError", True), message
+
+
 def test_nested_normalizers_are_read_at_any_depth(copied: Path) -> None:
     request = [("generate", "bad")]
     expected = on_node(copied, request)
@@ -199,6 +216,7 @@ REQUESTS: list[tuple[tuple[Any, ...], str, str]] = [
     (("generate", "a", {"prefix": "AA zz"}), "TextError", "'zz' is not a token of the vocabulary"),
     (("grow", "a", {"beams": 2, "nbest": 2}), WRONG, "only one hypothesis can be streamed, got nbest 2"),
     (("search", [1, 99]), "TextError", "a source must be a list of token ids in 0 to 21, got [1,99]"),
+    (("wide", [3, 5]), "TextError", 'a source must be a list of token ids in 0 to 21, got ["3n","5n"]'),
     (("search", [3], {"prefix": [5.5]}), "TextError", "a prefix must be a list of tokens of 0 to 21 that end nothing"),
     (("search", [3], {"prefix": ["5"]}), "TextError", "a prefix must be a list of tokens of 0 to 21 that end nothing"),
     (("search", [3], {"prefix": "5"}), "TextError", "a prefix must be a list of tokens of 0 to 21 that end nothing"),

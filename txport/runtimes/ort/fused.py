@@ -222,7 +222,8 @@ class FusedRuntime:
         graph = self.graphs[STEP]
         last = np.full(len(prompts), places.stop - 1, np.int32)
         lengths = {LAST_PLACES: last, TOTAL: np.array([places.stop], np.int32)}
-        every = np.resize(asked, max(len(asked), self.least_rows)) if len(asked) else asked
+        # at least one: ONNX Runtime up to 1.30 kills the process if the TopK of experts has no rows
+        every = np.resize(asked if len(asked) else np.zeros(1, np.int64), max(len(asked), self.least_rows))
         wanted = {LOGITS_AT: every, COUNT: np.zeros(1, np.int64)}
         logits = np.empty((len(every), self.facts.writes.size), np.float32)
         inputs: dict[str, Array] = {INPUT_IDS: np.ascontiguousarray(prompts), **lengths, **wanted}

@@ -74,7 +74,7 @@ export class CpuRuntime {
         input_ids: this.sessions.int64(prompt.slice(start, stop), [1, stop - start]),
         last_places: this.sessions.int32([stop - 1]),
         total_sequence_length: this.sessions.int32([stop]),
-        logits_at: this.sessions.int64([], [0]),
+        logits_at: this.sessions.int64([0], [1]), // ONNX Runtime up to 1.30 dies if the TopK of experts has no rows
         k: this.sessions.int64([0], [1]),
       };
       const found = await this.sessions.run(

@@ -45,8 +45,13 @@ const LONGEST = 40; // characters of a text that a message quotes
 
 /** A value as a message quotes it. @param {unknown} value @returns {string} */
 export function quoted(value) {
+  const written = (/** @type {string} */ _, /** @type {any} */ part) => (typeof part === "bigint" ? `${part}n` : part);
   const text =
-    typeof value === "string" ? `'${value}'` : typeof value === "bigint" ? String(value) : JSON.stringify(value);
+    typeof value === "string"
+      ? `'${value}'`
+      : typeof value === "bigint"
+        ? String(value)
+        : JSON.stringify(value, written);
   const shown = text ?? String(value);
   return shown.length > LONGEST + 3 ? `${shown.slice(0, LONGEST)}...` : shown;
 }

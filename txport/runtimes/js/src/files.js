@@ -7,6 +7,8 @@ import { BundleError, UnavailableError, UnsupportedError, brief, quoted } from "
  * @property {string} where as messages name it
  * @property {(name: string) => Promise<Uint8Array<ArrayBuffer>>} read bytes of a file, or `BundleError`
  * @property {(name: string) => string} [path] where a file lies, if it lies on a disk
+ * @property {(name: string) => Promise<import("./index.js").FileEntry>} [measure] size and hash of a file on a disk, or
+ *   `BundleError`; of any size, where Node.js reads no file of 2 GiB at once
  */
 
 export const IN_NODE = typeof process === "object" && Boolean(process.versions?.node);
@@ -101,19 +103,33 @@ export function missing(where, name, why, cause) {
  */
 export async function readChecked(files, name, entry) {
   const bytes = await files.read(name);
-  if (bytes.length !== entry.bytes) {
-    const sizes = `${bytes.length} bytes, ${entry.bytes} in the manifest`;
-    throw new BundleError(`${files.where} is damaged: ${name} has ${sizes}; copy or export it again`);
-  }
+  const found = { bytes: bytes.length, sha256: entry.sha256 }; // the size alone, where there is no hash
+  requireSame(files, name, entry, found);
   if (globalThis.crypto?.subtle === undefined) return bytes;
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
-  const hash = Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
-  if (hash !== entry.sha256) {
+  const sha256 = Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  requireSame(files, name, entry, { ...found, sha256 });
+  return bytes;
+}
+
+/**
+ * Refuse a file that is not the one that the manifest lists.
+ *
+ * @param {Files} files
+ * @param {string} name
+ * @param {import("./index.js").FileEntry} entry
+ * @param {import("./index.js").FileEntry} found
+ */
+export function requireSame(files, name, entry, found) {
+  if (found.bytes !== entry.bytes) {
+    const sizes = `${found.bytes} bytes, ${entry.bytes} in the manifest`;
+    throw new BundleError(`${files.where} is damaged: ${name} has ${sizes}; copy or export it again`);
+  }
+  if (found.sha256 !== entry.sha256) {
     throw new BundleError(
       `${files.where} is damaged: ${name} has another SHA-256 than the manifest; copy or export it again`,
     );
   }
-  return bytes;
 }
 
 /**

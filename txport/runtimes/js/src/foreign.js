@@ -79,7 +79,7 @@ export function foreign({ source, target }, facts, cleansUp, files) {
     return [...piecesOf(source, text), ...piecesOf(source, other)];
   };
   /** @type {NonNullable<import("./tokenizer.js").Reader["encodePair"]>} */
-  const encodePair = (text, other, unknown) => {
+  const encodePair = (text, other, unknown, longest = Infinity) => {
     if (known === null)
       throw new UnsupportedError("a pair of texts needs the bundle's tokenizer.json, and it has none");
     const first = piecesOf(source, text);
@@ -87,7 +87,9 @@ export function foreign({ source, target }, facts, cleansUp, files) {
     if (both.length <= first.length || !first.every(({ id }, place) => both[place].id === id))
       throw new UnsupportedError("the tokenizer's encode must read text_pair, as those of transformers.js do");
     const read = (/** @type {Piece[]} */ pieces) => known(`${text} with ${other}`, pieces, unknown);
-    const ids = [first, both.slice(first.length)].map(read);
+    const sides = [first, both.slice(first.length)];
+    const bare = () => [text, other].map((each) => piecesOf(source, each, { add_special_tokens: false }));
+    const ids = (both.length > longest ? fitting(sides, bare(), longest) : sides).map(read);
     return facts.has_token_types ? [...ids[0], ...ids[1].map((id) => id + reads.size)] : ids.flat();
   };
   const splitters = partsOf(files.source?.pre_tokenizer);
@@ -143,6 +145,34 @@ function piecesOf(tokenizer, text, how = {}) {
   const tokens = found.tokens ?? tokenizer.tokenize?.(text, { add_special_tokens: true, ...how });
   const ids = idsIn(found);
   return ids.map((id, place) => ({ id, token: tokens?.length === ids.length ? tokens[place] : undefined }));
+}
+
+/**
+ * The pieces that remain of two texts, by the rule of `fitting` in `txport/text/file.py`: the longer one loses its end.
+ *
+ * @param {Piece[][]} sides with special tokens
+ * @param {Piece[][]} bare without them
+ * @param {number} longest
+ * @returns {Piece[][]}
+ */
+function fitting(sides, bare, longest) {
+  const starts = sides.map((side, at) =>
+    side.findIndex((_, start) => bare[at].every(({ id }, place) => side[start + place]?.id === id)),
+  );
+  if (starts.includes(-1))
+    throw new UnsupportedError("this package can't tell which tokens of a pair are special; shorten its texts");
+  const [one, other] = bare.map((side) => side.length);
+  const around = sides.flat().length - one - other;
+  const room = Math.max(0, longest - around);
+  const shorter = Math.min(one, other);
+  let less = shorter;
+  let more = shorter > room ? shorter : Math.max(shorter, room - shorter);
+  if (less + more > room) [less, more] = [Math.floor(room / 2), room - Math.floor(room / 2)];
+  const sizes = one > other ? [more, less] : [less, more];
+  return sides.map((side, at) => [
+    ...side.slice(0, starts[at] + sizes[at]),
+    ...side.slice(starts[at] + bare[at].length),
+  ]);
 }
 
 /**

@@ -293,7 +293,10 @@ export interface Model {
   embed(text: string | number[], options?: EmbedOptions): Promise<Float32Array>;
   /** A pair of texts is read as one input. */
   classify(text: string | number[] | [string, string], options?: TopOptions): Promise<Label[]>;
-  /** Texts with their scores for a query, the highest first; of a reranker, a classifier with one label. */
+  /**
+   * Texts with their scores for a query, the highest first; of a reranker, a classifier with one label. Of a pair that
+   * is too long, the longer text loses its end.
+   */
   rank(query: string, texts: string[], options?: TopOptions): Promise<{ index: number; text: string; score: number }[]>;
   tag(text: string | number[], options?: TextOptions): Promise<Tag[]>;
   /** Parts of a context that answer a question, the most probable first. */

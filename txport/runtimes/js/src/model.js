@@ -4,6 +4,7 @@ import { answersOf, spansOf, windowsOf } from "./answers.js";
 import { CpuRuntime } from "./cpu.js";
 import {
   SENTENCE,
+  abilityOf,
   cut,
   likeliest,
   pooled,
@@ -46,6 +47,8 @@ import { specialOf } from "./words.js";
 
 const UNKNOWN = ["auto", "token", "error", "skip"];
 const OF_TEXTS = ["prefix", "unknown", "special", "signal"]; // options beside those of a search
+/** What takes pairs of texts. @type {unknown[]} */
+const OF_PAIRS = ["classify", "answer"];
 const TRIES = 3; // of reading a bundle that other processes replace
 const FILLS = 5; // tokens for a mask, where nothing else is asked
 const UNFINISHED = /\ufffd+$/; // what a decoder shows of a character whose other bytes are still to come
@@ -113,16 +116,29 @@ export class Model {
 
   /**
    * Token ids of a text, special tokens included. What the text spells as a special token is read as it with `special`.
-   * A pair of texts, of a model that only encodes, is read as one input.
+   * A pair of texts, of a model that classifies or answers, is read as one input.
    *
    * @param {string | [string, string]} text
    * @param {Unknown} [unknown]
    * @param {boolean} [special]
    */
   encode(text, unknown = "auto", special = false) {
+    return this.#encode(text, unknown, special, false);
+  }
+
+  /**
+   * As `encode`; of a pair that is too long, the longer text may lose its end.
+   *
+   * @param {string | [string, string]} text
+   * @param {Unknown} unknown
+   * @param {boolean} special
+   * @param {boolean} cuts
+   */
+  #encode(text, unknown, special, cuts) {
     this.#require(text, unknown, special);
     if (!isPair(text)) return this.#checked(this.#reader.encode(text, unknown, special));
-    return this.#checked(this.#pairs("encodePair")(text[0], text[1], unknown));
+    const longest = cuts ? Number(this.facts.source?.longest) : undefined;
+    return this.#checked(this.#pairs("encodePair")(text[0], text[1], unknown, longest));
   }
 
   /** What reads pairs of texts. @template {"encodePair" | "encodeAligned"} Name @param {Name} name */
@@ -140,8 +156,10 @@ export class Model {
    * @param {boolean} special
    */
   #require(text, unknown, special) {
-    const texts = isPair(text) && this.facts.task === "encode" ? text : [text];
+    const texts = isPair(text) && OF_PAIRS.includes(abilityOf(this.facts)) ? text : [text];
     const strange = texts.find((each) => typeof each !== "string");
+    if (Array.isArray(strange))
+      throw new TextError(`a text must be a string, got ${quoted(strange)}; call once for each text`);
     if (strange !== undefined) throw new TextError(`a text must be a string, got ${quoted(strange)}`);
     if (!UNKNOWN.includes(unknown))
       throw new UnsupportedError(`unknown must be one of ${UNKNOWN.join(", ")}, got ${quoted(unknown)}`);
@@ -314,7 +332,8 @@ export class Model {
   }
 
   /**
-   * Texts with their scores for a query, the highest first; of a reranker, a classifier with one label.
+   * Texts with their scores for a query, the highest first; of a reranker, a classifier with one label. Of a pair that
+   * is too long, the longer text loses its end.
    *
    * @param {string} query
    * @param {string[]} texts
@@ -332,8 +351,10 @@ export class Model {
     }
     const found = [];
     for (const [index, text] of texts.entries()) {
-      const [label] = await this.classify([query, text], others);
-      if (label !== undefined) found.push({ index, text, score: label.score });
+      const ids = this.#ids([query, text], others, true);
+      if (ids.length === 0) continue;
+      const [{ score }] = await this.classify(ids);
+      found.push({ index, text, score });
     }
     return found.sort((one, other) => other.score - one.score).slice(0, top);
   }
@@ -441,11 +462,12 @@ export class Model {
    *
    * @param {string | number[] | [string, string]} text
    * @param {import("./index.js").TextOptions} [options]
+   * @param {boolean} [cuts] as in `#encode`
    */
-  #ids(text, { unknown, special } = {}) {
+  #ids(text, { unknown = "auto", special = false } = {}, cuts = false) {
     if (Array.isArray(text) && !isPair(text)) return this.#checked(text);
     try {
-      return this.encode(text, unknown, special);
+      return this.#encode(text, unknown, special, cuts);
     } catch (error) {
       if (unknown === "skip" && error instanceof UnknownTextError) return [];
       throw error;
@@ -513,7 +535,7 @@ export class Model {
    * @param {number[]} tokens
    */
   #text(source, tokens) {
-    if (this.facts.task !== "causal") return this.#reader.decode(tokens);
+    if (this.facts.task !== "causal" || this.#reader.readsIds) return this.#reader.decode(tokens);
     const before = this.#reader.decode(source);
     const whole = this.#reader.decode([...source, ...tokens]);
     return whole.startsWith(before) ? whole.slice(before.length) : this.#reader.decode(tokens);

@@ -1,7 +1,7 @@
 /** The graphs of a bundle as sessions of ONNX Runtime. */
 
 import { BundleError, RunError, UnsupportedError, brief } from "./errors.js";
-import { readChecked } from "./files.js";
+import { readChecked, requireSame } from "./files.js";
 import { typeOf } from "./manifest.js";
 import { contract } from "./ports.js";
 
@@ -37,7 +37,7 @@ export class Sessions {
   static async open(files, platform, manifest) {
     const sessions = new Sessions(platform, manifest);
     const roles = Object.keys(contract(manifest));
-    const sharing = sharedWeights(files, manifest, roles);
+    const sharing = sharedWeights(files, platform, manifest, roles);
     const graphs = roles.map((role) => readListed(files, manifest, manifest.graphs[role].file)); // all at once
     for (const each of graphs) each.catch(() => {}); // the first that fails is told of, below
     try {
@@ -136,20 +136,25 @@ function readListed(files, manifest, name) {
 }
 
 /**
- * The files of weights beside the graphs, by the names that graphs call them.
+ * The files of weights beside the graphs, by the names that graphs call them; without their bytes where ONNX Runtime
+ * maps them.
  *
  * @param {import("./files.js").Files} files
+ * @param {import("./platform.js").Platform} platform
  * @param {import("./index.js").Manifest} manifest
  * @param {string[]} roles
  */
-async function sharedWeights(files, manifest, roles) {
+async function sharedWeights(files, platform, manifest, roles) {
+  const measure = platform.isWeb ? undefined : files.measure;
   const graphs = new Set(Object.values(manifest.graphs).map((graph) => graph.file)); // those that nobody runs here too
   const folder = manifest.graphs[roles[0]].file.replace(/[^/]*$/, "");
   const names = Object.keys(manifest.files).filter((name) => name.startsWith(folder) && !graphs.has(name));
-  const read = names.map(async (name) => ({
-    path: name.slice(folder.length),
-    data: await readListed(files, manifest, name),
-  }));
+  const read = names.map(async (name) => {
+    const path = name.slice(folder.length);
+    if (measure === undefined) return { path, data: await readListed(files, manifest, name) };
+    requireSame(files, name, manifest.files[name], await measure(name));
+    return { path };
+  });
   return Promise.all(read);
 }
 
@@ -159,7 +164,7 @@ async function sharedWeights(files, manifest, roles) {
  * @property {import("./platform.js").Platform} platform
  * @property {import("./index.js").Manifest} manifest
  * @property {string} role
- * @property {{ path: string, data: Uint8Array }[]} shared
+ * @property {{ path: string, data?: Uint8Array }[]} shared
  * @property {Uint8Array} graph
  */
 

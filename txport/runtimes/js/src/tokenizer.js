@@ -16,8 +16,8 @@ import { SPACE, idsOf, outside, specialOf, vocabularyOf } from "./words.js";
  * @typedef {object} Reader what a model does with texts
  * @property {(text: string, unknown: Unknown, special: boolean) => number[]} encode special tokens included; with
  *   `special`, those that the text spells too
- * @property {(text: string, other: string, unknown: Unknown) => number[]} [encodePair] two texts read as one input; an
- *   id of the second is larger by the vocabulary if tokens have types
+ * @property {(text: string, other: string, unknown: Unknown, longest?: number) => number[]} [encodePair] two texts read
+ *   as one input, cut to so many tokens; an id of the second is larger by the vocabulary if tokens have types
  * @property {(text: string, other: string, unknown: Unknown) => import("./answers.js").Aligned} [encodeAligned] as
  *   `encodePair`, and where the tokens of the second text are in it
  * @property {(ids: number[]) => string} decode special tokens left out

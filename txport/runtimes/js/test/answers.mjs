@@ -48,6 +48,10 @@ const calls = {
     const found = await Promise.all(texts.map((/** @type {string} */ text) => model.generate(text)));
     return found.map((each) => each.output);
   },
+  /** Ids as tensors of ONNX Runtime have them. */
+  async wide(model, ids) {
+    return model.search(ids.map(BigInt));
+  },
   async notes(model) {
     return model.notes;
   },

@@ -1,6 +1,7 @@
 /** Requests as JSON on stdin -> answers on stdout, by onnxruntime-node, or by the wasm of onnxruntime-web. */
 
-import { existsSync, readFileSync } from "node:fs";
+import { existsSync, promises, readFileSync } from "node:fs";
+import { syncBuiltinESMExports } from "node:module";
 import { text } from "node:stream/consumers";
 import { answers } from "./answers.mjs";
 
@@ -33,6 +34,14 @@ function reads(library, bundle) {
 
 const asked = JSON.parse(await text(process.stdin));
 if (asked.simd === false) WebAssembly.validate = () => false; // as in an old browser
+if (asked.large) {
+  const { readFile } = promises;
+  const error = Object.assign(new Error(), { code: "ERR_FS_FILE_TOO_LARGE" }); // as for a file of 2 GiB
+  const read = (/** @type {any[]} */ ...[path, how]) =>
+    String(path).endsWith(".bin") ? Promise.reject(error) : readFile(path, how);
+  Object.assign(promises, { readFile: read });
+  syncBuiltinESMExports();
+}
 const { load } = await import(asked.package ?? "../src/index.js");
 if (asked.library) {
   const { Tokenizer } = await import(asked.library); // of @huggingface/tokenizers

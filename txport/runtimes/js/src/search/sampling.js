@@ -111,9 +111,13 @@ function nucleus(weights, share) {
   const total = sums[sums.length - 1];
   const least = ((1 - share) * total) / weights.length; // what weighs less is none of them
   const kept = new Float64Array(weights.length);
+  /** @type {number[]} */
+  const heavy = [];
+  for (let place = 0; place < weights.length; place += 1) if (weights[place] > least) heavy.push(place);
   let before = 0;
-  for (const place of order(weights)) {
-    if (!(before < share * total && weights[place] > least)) break;
+  for (const at of order(heavy.map((place) => weights[place]))) {
+    if (!(before < share * total)) break;
+    const place = heavy[at];
     kept[place] = weights[place];
     before += weights[place];
   }
