@@ -13,6 +13,7 @@ import txport
 from recipes.g2p_en.tokenizer import spelling_tokenizer
 from tests import transformers_js
 from tests.called import Cli
+from tests.javascript import on_node
 from tests.tiny import SPECIAL, reseal, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle
 from txport.checkpoints.checkpoint import save_checkpoint
@@ -64,6 +65,9 @@ def test_a_source_s_tokens_say_nothing_of_a_target_s(option: dict[str, Any], exp
         UnsupportedError, match=r"needs one vocabulary for sources and targets; this model reads 1\d tokens"
     ):
         txport.load(exported.path).generate(TEXTS, **option)
+    (found,) = on_node(exported.path, [("generate", TEXTS[0], option)])
+    assert found["error"] == "UnsupportedError"
+    assert "needs one vocabulary for sources and targets; this model reads 1" in found["message"]
 
 
 def spelt(tokens: list[int]) -> str:

@@ -245,6 +245,8 @@ def test_what_ran_nowhere_is_told_by_its_own_field() -> None:
     require_run(matrix, {"target": ["portable"], "provider": ["cpu"]})
     with pytest.raises(UnavailableError, match="target cpu ran nowhere: too odd"):
         require_run(matrix, {"target": ["portable", "cpu"]})
+    with pytest.raises(UnavailableError, match="runtime tract ran nowhere: no bundle of these targets is compared "):
+        require_run(matrix, {"runtime": ["tract"]})
 
 
 @pytest.mark.parametrize("provider", ["cuda", "CUDAExecutionProvider"])

@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 import txport
 from tests.recorded import FAMILIES
-from txport.api.release import parity
+from txport.api.release import matrix, parity
+from txport.bundles.bundle import load_bundle
 from txport.checkpoints.checkpoint import load_checkpoint
 from txport.errors import ParityError
 from txport.models.names import WEIGHTS
+from txport.proof.matrix import FAIL
 from txport.proof.proven import write
 
 
@@ -41,6 +44,15 @@ def test_values_that_overflow_on_a_gpu_alone_are_named(tmp_path: Path) -> None:
     folder = _grown(tmp_path)
     with pytest.raises(ParityError, match=r"would overflow on a GPU: .* reaches \d.*, beyond the range of fp16"):
         txport.export(folder, tmp_path / "out", precision="fp16")
+
+
+def test_the_matrix_fails_where_export_does(tmp_path: Path) -> None:
+    keep = tmp_path / "keep"
+    how: dict[str, Any] = {"targets": ["portable"], "precisions": ["fp16"], "names": ["ort"], "providers": ["cpu"]}
+    (cell,) = matrix(_grown(tmp_path), **how, keep=keep).cells
+    assert cell.verdict == FAIL
+    assert re.search(r"reaches \d.*, beyond the range of fp16", cell.why)
+    assert load_bundle(keep / "portable-fp16-failed").manifest.parity["verdict"] == "fail"
 
 
 def test_the_masks_of_windows_are_no_values(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from txport.checkpoints.weights.plan import first_names
 from txport.errors import ParityError
 from txport.models.facts import Facts
 from txport.models.model import Model
-from txport.proof.few_bits.costs import WORTH, Matrix, Option, choose_options, measure_costs
+from txport.proof.few_bits.costs import WORTH, Matrix, Option, choose_options, costs_of, measure_costs
 from txport.proof.few_bits.loss import Loss, measure_loss, trial_of, usual_aim
 from txport.proof.proven import write
 from txport.runtimes.base import GraphRuntime
@@ -165,8 +165,7 @@ def beyond(
 
 def costliest(bundle: Bundle, checkpoint: Checkpoint) -> str:
     """Return a clause that names the matrices that cost most."""
-    matrices = measure_costs(bundle, checkpoint, trial_of(bundle, checkpoint, _load(bundle)))
-    return _name_costliest([(each.cost, each.name) for each in matrices])
+    return _name_costliest(costs_of(bundle, checkpoint, trial_of(bundle, checkpoint, _load(bundle))))
 
 
 def _name_costliest(costs: Sequence[tuple[float, str]]) -> str:

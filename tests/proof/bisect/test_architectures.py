@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from tests.covering import in_turn
+from tests.recorded import FAMILIES
 from txport.bundles.bundle import seal
 from txport.checkpoints.checkpoint import Checkpoint, fill, load_checkpoint
 from txport.exporters.export import export_graphs
 from txport.models import architecture
 from txport.proof.bisect.culprit import bisect
+from txport.proof.bisect.probe import LOCAL
+from txport.proof.proven import write
 
 
 @pytest.mark.usefixtures("few_cases")
@@ -32,4 +35,15 @@ def test_log_probs_that_follow_from_logits_nobody_asked_for_are_not_accused(prec
     """They are computed from rounded logits, for which PyTorch has no value in a run that asks for the best tokens."""
     checkpoint = load_checkpoint("preset:annotated-tiny")
     bundle = seal(tmp_path, export_graphs(checkpoint, tmp_path, target="cpu", precision=precision))
+    assert bisect(bundle, checkpoint) is None
+
+
+@pytest.mark.usefixtures("few_cases")
+def test_each_call_of_a_product_in_few_bits_has_roundings_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a layer that runs several times, whose products are then held against what their roundings explain."""
+    checkpoint = load_checkpoint(str(FAMILIES / "albert"))
+    bundle = write(checkpoint, tmp_path, target="cpu", precision="int8")
+    monkeypatch.setitem(LOCAL, "int8", 1e-7)
     assert bisect(bundle, checkpoint) is None

@@ -46,6 +46,7 @@ from txport.exporters.fused import quantize as quantizer
 from txport.exporters.fused import rewrite
 from txport.exporters.tracing.symbols import Symbol, Tracer
 from txport.proof.bisect import culprit as module
+from txport.proof.bisect import isolation
 from txport.proof.bisect.culprit import bisect
 from txport.proof.bisect.isolation import Runner
 from txport.proof.bisect.matrices import Rounding, badly_quantised
@@ -550,6 +551,25 @@ def test_a_graph_that_never_runs_is_a_crash(
     assert culprit is not None
     assert (culprit.graph, culprit.kind) == (ENCODER, "crash")
     assert "step 0: the encoder graph does not run: " in culprit.what
+
+
+@pytest.mark.usefixtures("few_cases")
+@pytest.mark.parametrize("options", [{"precision": "fp16"}, {"target": "cuda", "precision": "bf16"}], ids=str)
+def test_a_graph_whose_weights_are_larger_than_a_message_is_probed(
+    options: dict[str, Any], checkpoints: dict[str, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message of protobuf has less than 2 GB."""
+    bundle = made(checkpoints["pre"], tmp_path / "out", **options)
+    start = ort.InferenceSession
+
+    def session(content: bytes, *arguments: Any, **more: Any) -> Any:
+        if len(content) > 40_000:
+            raise ValueError("Failed to serialize proto")
+        return start(content, *arguments, **more)
+
+    monkeypatch.setattr("txport.proof.bisect.isolation.ort.InferenceSession", session)
+    monkeypatch.setattr(isolation, "LARGE", 256, raising=False)
+    assert bisect(bundle, checkpoints["pre"]) is None
 
 
 @pytest.mark.usefixtures("few_cases")

@@ -51,7 +51,7 @@ from txport.checkpoints.checkpoint import Checkpoint
 from txport.checkpoints.weights.streamed import emptied, streamed
 from txport.errors import ParityError
 from txport.exporters.export import export_graphs
-from txport.models import architecture
+from txport.models import architecture, ops
 from txport.models.architectures.bert import PRESETS, Bert
 from txport.models.architectures.llama import Llama, LlamaConfig, LlamaEncoder
 from txport.models.facts import StateTensor
@@ -278,6 +278,17 @@ def test_parity_fails_on_a_fault_of_a_part_and_bisect_names_it(fault: str, tmp_p
     assert culprit is not None
     assert (culprit.where, culprit.kind) == (where, kind), culprit.what
     assert words in culprit.what
+
+
+@pytest.mark.parametrize("fault", ["a window", "clip distance", "interleaved heads", "base"])
+def test_a_fault_of_attention_that_pytorch_computes_in_blocks_has_the_same_name(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "MOST_SCORES", 100)
+    if fault == "a window":
+        test_a_wrong_window_of_an_encoder_is_named("one more", tmp_path)
+    else:
+        test_parity_fails_on_a_fault_of_a_part_and_bisect_names_it(fault, tmp_path)
 
 
 @pytest.mark.parametrize(

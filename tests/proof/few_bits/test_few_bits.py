@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,23 @@ import torch
 
 import txport
 from tests.recorded import FAMILIES
+from txport import runtimes
 from txport.api import model as api
 from txport.bundles.bundle import Bundle
-from txport.bundles.comparisons import NEXT_TOKENS, VECTORS, describe_loss, require_loss
+from txport.bundles.comparisons import LABELS, NEXT_TOKENS, VECTORS, describe_loss, require_loss
 from txport.bundles.forms import BLOCKS, DYNAMIC, INVARIANT, ROWS, Form, blocks_of, with_columns
+from txport.checkpoints.checkpoint import Checkpoint
 from txport.errors import AudioError, ParityError, UnsupportedError
+from txport.models.architectures.bert import PRESETS, Bert
+from txport.models.facts import EXCLUSIVE, MULTI_LABEL, REGRESSION
 from txport.proof.few_bits import loss
 from txport.proof.few_bits.activations import at_random, round_activations, ties
+from txport.proof.few_bits.costs import costs_of
 from txport.proof.few_bits.kernels import is_reproduced, try_kernel
+from txport.proof.proven import write
 from txport.proof.reports.render import markdown
+from txport.runtimes.base import EncoderRuntime
+from txport.system.arrays import Array
 
 FORMS = [
     DYNAMIC,
@@ -74,8 +83,9 @@ def test_the_cost_is_recorded_and_shown(int8: Bundle) -> None:
     assert line[1:] in (int8.path / "README.md").read_text(encoding="utf-8").replace("\\", "")
 
 
-def test_a_cost_above_the_limit_fails_and_names_what_costs_most(checkpoint: Path, tmp_path: Path) -> None:
-    how = {"target": "cpu", "precision": "int4"}
+@pytest.mark.parametrize("target", ["cpu", "portable"])
+def test_a_cost_above_the_limit_fails_and_names_what_costs_most(target: str, checkpoint: Path, tmp_path: Path) -> None:
+    how = {"target": target, "precision": "int4"}
     with pytest.raises(
         ParityError, match=r"costs too much: the loss 0\.\d+ is above the limit 1e-06; .*what costs most: "
     ):
@@ -108,6 +118,61 @@ def test_outputs_of_another_place_are_right_by_chance() -> None:
     assert not loss._errors([(right[:, :1], right[:, :1])])[1]  # of a model with one label
     assert loss._errors([(right, np.roll(right, 1, axis=0))])[1]
     assert loss._errors([(right, np.full_like(right, np.nan))])[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Altered:
+    """A runtime whose outputs are changed."""
+
+    runtime: EncoderRuntime
+    change: Callable[[Array], Array]
+
+    def infer(self, ids: Array, lengths: Array) -> dict[str, Array]:
+        return {name: self.change(each) for name, each in self.runtime.infer(ids, lengths).items()}
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem", "measure", "places"),
+    [
+        (("score",), EXCLUSIVE, LABELS, 8),
+        (("red", "green", "blue"), MULTI_LABEL, LABELS, 24),
+        (("length",), REGRESSION, loss.VALUES, 8),
+        (("length", "width"), REGRESSION, loss.VALUES, 8),
+    ],
+)
+def test_the_cost_of_labels_that_exclude_no_other_is_that_of_each(
+    labels: tuple[str, ...], problem: str, measure: str, places: int, tmp_path: Path
+) -> None:
+    checkpoint = scorer(labels, problem)
+    bundle = write(checkpoint, tmp_path, target="cpu", precision="int4")
+    runtime = runtimes.load("ort", bundle)
+    found = loss.measure_loss(bundle, checkpoint, runtime)
+    assert (found.record["measure"], found.record["places"]) == (measure, places)
+    assert 0 < found.record["error"] < 1
+    assert found.divergence > 0
+    assert not found.by_chance
+    moved = loss.measure_loss(bundle, checkpoint, Altered(runtime, lambda each: each + 9))
+    assert moved.record["share"] > max(found.record["share"], 0.1)
+    assert moved.divergence > 1
+    constant = loss.measure_loss(bundle, checkpoint, Altered(runtime, lambda each: np.full_like(each, 12345)))
+    assert constant.by_chance
+    trial = loss.trial_of(bundle, checkpoint, runtime)
+    together = loss.divergence_of(checkpoint.facts, *(loss.outputs_of(each, trial) for each in (checkpoint.model,) * 2))
+    assert together == 0
+    costs = sum(cost for cost, _ in costs_of(bundle, checkpoint, trial))
+    if problem == REGRESSION:  # costs are of values that are not relative
+        costs /= float(np.mean([np.square(each).sum(1) for each in loss.outputs_of(checkpoint.model, trial)]))
+    assert found.divergence / 3 < costs < found.divergence * 3
+
+
+def scorer(labels: tuple[str, ...], problem: str) -> Checkpoint:
+    config = dataclasses.replace(PRESETS["bert-tiny"], head="labels", labels=labels, problem_type=problem)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = Bert(config).eval()
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    return Checkpoint("scorer", model, "0" * 64)
 
 
 @pytest.mark.parametrize("junk", [[], {"measure": VECTORS}, {"measure": 3}])

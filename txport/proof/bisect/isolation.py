@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from txport.exporters.fused.rewrite import once
+from txport.exporters.weights import FILE, outside
 from txport.proof.bisect.taps import Tap
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.sessions import may_saturate
@@ -17,6 +19,9 @@ from txport.system.arrays import Array
 from txport.system.cores import core_limit
 
 SIGNED = {"QGemm": (3, 5), "DynamicQuantizeMatMul": (1, 3)}  # products in 8 bits -> the weight, and its zero points
+
+LARGE = 1 << 20  # bytes of a weight that is given to a session beside its graph
+GIVEN = (ir.DataType.FLOAT, ir.DataType.INT8, ir.DataType.UINT8)  # types of such weights
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,20 @@ def make_unsigned(model: ir.Model) -> None:
             node.replace_input_with(place, once(model, name, (array.astype(np.int16) + 128).astype(np.uint8)))
 
 
+def without_weights(model: ir.Model, folder: Path) -> tuple[ir.Model, dict[str, Any]]:
+    """Return a copy of a graph without its large weights in memory, and these: a message has less than 2 GB."""
+    other = model.clone()
+    taken = {}
+    for name, value in other.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.dtype not in GIVEN:
+            continue
+        if tensor.nbytes >= LARGE:
+            taken[name] = ort.OrtValue.ortvalue_from_numpy(tensor.numpy())
+            value.const_value = outside(tensor, name, folder, FILE, 0)  # nothing is read there
+    return other, taken
+
+
 CAST = ("float16", "tensor(float)")
 
 
@@ -141,6 +160,8 @@ class Runner:
         options.intra_op_num_threads = core_limit() or 0
         if level is None and may_saturate():
             make_unsigned(model)
+        model, self._weights = without_weights(model, folder)
+        options.add_external_initializers(list(self._weights), list(self._weights.values()))
         content = ir.to_proto(model).SerializeToString()
         self._session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         self._inputs = {each.name: each.type for each in self._session.get_inputs()}

@@ -311,9 +311,9 @@ def compare_tap(tap: Tap, observation: Observation, probe: Probe) -> Comparison:
 def _slack_of(tap: Tap, observation: Observation, probe: Probe) -> float:
     """Return the largest difference of a product that its kernel's roundings explain; see `slack`."""
     assert tap.form is not None
-    before = next(each for each in observation.truths if each.side == IN and each.modules == tap.modules)
-    read = torch.from_numpy(observation.truths[dataclasses.replace(before, nth=tap.nth)])
-    x = read.reshape(-1, read.shape[-1])
+    own = (tap.modules, IN, tap.nth)
+    read = next(value for each, value in observation.truths.items() if (each.modules, each.side, each.nth) == own)
+    x = torch.from_numpy(read.reshape(-1, read.shape[-1]))
     return max(float(slack(x, read_weight(probe.model, name), tap.form).amax()) for name in tap.modules)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from txport.system.arrays import Array
 from txport.targets.ports import ENCODER, MODEL
 
 MASKED = -1e30
+KEYS = (1, 2)  # the arguments of a core that are not of queries
+RANKS = (4, 4, 4, 4, 3)  # dims of each argument, if it is of rows
 LIMITS = (1 / 64, 1024.0)  # range of caps to try in a model that has none
 INTERLEAVED = "the elements of heads are interleaved, the model's heads are contiguous"
 
@@ -49,12 +52,39 @@ class Attended:
 def attended(call: PartCall) -> Attended:
     """Return the core of an attention and its inputs in a call; without a mask, all positions are visible."""
     assert isinstance(call.part, Attention)
-    query, key, value, mask, *rest = call.inner_calls(call.part.core)[-1].arguments
+    blocks = [each.arguments for each in call.inner_calls(call.part.core)]
+    places = call.tensor[..., 0].numel()  # B x T
+    query, key, value, mask, *rest = blocks[-1] if _places(blocks[-1]) == places else _joined(blocks)
     assert query is not None
     assert key is not None
     assert value is not None
     mask = query.new_zeros(1, 1, 1, key.shape[2]) if mask is None else mask  # all positions are visible
     return Attended(call.part.core, query, key, value, mask, rest[0] if rest else None)
+
+
+def _places(arguments: tuple[Any, ...]) -> int:
+    query: Tensor = arguments[0]
+    return len(query) * query.shape[2]
+
+
+def _joined(blocks: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Return the arguments of a core in one call, from those of the blocks in which `ops.attended` runs it.
+
+    Blocks of one row read the same keys. If the rows are sources with several queries, those of the last one are
+    returned.
+    """
+    of_rows = [list(some) for _, some in groupby(blocks, key=lambda each: each[KEYS[0]].data_ptr())]
+    if len({sum(each[0].shape[2] for each in some) for some in of_rows}) > 1:
+        return blocks[-1]
+
+    def whole(place: int, first: Any) -> Tensor | None:
+        if first is None:
+            return None
+        is_of_queries = place not in KEYS and first.shape[-2] == blocks[0][0].shape[2]
+        found = [torch.cat([each[place] for each in some], -2) if is_of_queries else some[0][place] for some in of_rows]
+        return torch.cat(found) if first.dim() == RANKS[place] else found[0]
+
+    return tuple(whole(place, first) for place, first in enumerate(blocks[0]))
 
 
 @torch.inference_mode()

@@ -1,9 +1,9 @@
 """What each quantised matrix of a bundle costs in the outputs: how far its roundings move them, to second order.
 
 The error e of a product, times a factor s, moves the outputs z by J e s. Their divergence is s^2 (J e)^T H (J e) / 2,
-where H is that of the distance between outputs: diag(p) - p p^T for Kullback-Leibler. For random vectors u with the
-covariance H, it is the mean of (u dz/ds)^2 / 2. So one run of PyTorch in fp32 and a few of its gradients tell the
-costs of all matrices. Roundings of several matrices are independent, so costs add up.
+where H is that of the distance between outputs: diag(p) - p p^T for Kullback-Leibler, the identity for values.
+For random vectors u with the covariance H, it is the mean of (u dz/ds)^2 / 2. So one run of PyTorch in fp32 and a few
+of its gradients tell the costs of all matrices. Roundings of several matrices are independent, so costs add up.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from txport.exporters.cpu.choose import size_of, wider_forms
 from txport.exporters.cpu.columns import largest_columns
 from txport.exporters.fused.quantize import dequantize, quantize
 from txport.exporters.weights import holding
+from txport.models.facts import Task
 from txport.models.model import Model
 from txport.proof.few_bits.activations import round_activations
 from txport.proof.few_bits.loss import Trial, tensors_of
@@ -77,6 +78,25 @@ def measure_costs(bundle: Bundle, checkpoint: Checkpoint, trial: Trial) -> list[
     A matrix is rounded as in the bundle, its activations as the kernels round them. The costs of its other forms follow
     from the errors of its products, for the same inputs. The weights are in memory once in fp32.
     """
+    return [
+        Matrix(
+            weights,
+            sum(layer.size for layer in _distinct(layers)),
+            _options(layers[0].form, cost, layers, checkpoint.facts.task),
+        )
+        for weights, cost, layers in _measured(bundle, checkpoint, trial)
+    ]
+
+
+def costs_of(bundle: Bundle, checkpoint: Checkpoint, trial: Trial) -> list[tuple[float, str]]:
+    """Return the costs of the quantised matrices of a bundle with their names; see `measure_costs`."""
+    return [(cost, weights[0]) for weights, cost, _ in _measured(bundle, checkpoint, trial)]
+
+
+def _measured(
+    bundle: Bundle, checkpoint: Checkpoint, trial: Trial
+) -> list[tuple[tuple[str, ...], float, list[Rounded]]]:
+    """Return the weights of each matrix of a bundle, its cost and its layers."""
     checkpoint = smoothed(checkpoint, bundle.manifest.smoothing)
     model = in_memory(checkpoint.model).requires_grad_(False)
     held = holding(bundle, checkpoint)
@@ -96,12 +116,7 @@ def measure_costs(bundle: Bundle, checkpoint: Checkpoint, trial: Trial) -> list[
             places += sum(len(each) for each in outputs)
             _differentiate(model, outputs, every, draws)
     return [
-        Matrix(
-            weights,
-            sum(layer.size for layer in _distinct(each)),
-            _options(each[0].form, sum(layer.squares for layer in each) / (2 * DRAWS * places), each, model),
-        )
-        for weights, each in layers.items()
+        (weights, sum(layer.squares for layer in each) / (2 * DRAWS * places), each) for weights, each in layers.items()
     ]
 
 
@@ -143,6 +158,8 @@ def _some_direction(model: Model, outputs: Tensor, generator: torch.Generator) -
         directions = F.normalize(outputs, dim=-1)
         random -= directions * (random * directions).sum(-1, keepdim=True)
         random /= outputs.norm(dim=-1, keepdim=True).clamp_min(TINY)
+        return random
+    if model.facts.function_to_apply == "none":  # values
         return random
     probabilities = outputs.softmax(-1)
     random *= probabilities.sqrt()
@@ -239,13 +256,13 @@ def _in_place(layers: Iterable[Rounded]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _options(form: Form, cost: float, layers: list[Rounded], model: Model) -> tuple[Option, ...]:
+def _options(form: Form, cost: float, layers: list[Rounded], task: Task) -> tuple[Option, ...]:
     """Return the form of a matrix and wider ones, with their costs."""
     inputs = layers[0].layer.weight.shape[1]
     products = [each for each in layers if isinstance(each.layer, nn.Linear)]
     read = [x for each in products for x in each.inputs]
     shared = sum(each.calls for each in products) > 1
-    columns = largest_columns(read, model.facts.task)
+    columns = largest_columns(read, task)
     before = sum(each.error(form) for each in layers)
     options = []
     for each in (form, *wider_forms(form, columns, inputs, shared=shared)):

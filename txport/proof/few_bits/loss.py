@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from txport.audio.reading import is_audio, read_audio
 from txport.audio.spectrogram import drawn_features, log_mel
@@ -63,6 +64,7 @@ TINY = 1e-30
 SAMPLES, OWN_TEXTS, OF_VOCABULARY = "samples", "texts that the bundle wrote", "texts of random tokens"
 RANDOM, RANDOM_FEATURES, AUDIO = "random lists of tokens", "random features", "audio files"
 HEARD = "samples"  # the folder of audio files beside the weights
+VALUES = "values"  # what the share of a model of values is of
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,10 @@ def trial_of(bundle: Bundle, checkpoint: Checkpoint, runtime: Any) -> Trial:
 
 
 def outputs_of(model: Model, trial: Trial) -> list[Array]:
-    """Return the logits before each token of each target, or the outputs of an encoder: (N, V) each."""
+    """Return the logits before each token of each target, or the outputs of an encoder: (N, V) each.
+
+    A label that excludes no other one is a place: its logits are (z, 0), of which softmax gives the sigmoid of z.
+    """
     facts = model.facts
     if facts.generates:
         return list(_passes(model, trial.sources, trial.targets))
@@ -112,8 +117,12 @@ def outputs_of(model: Model, trial: Trial) -> list[Array]:
 
 
 def divergence_of(facts: Facts, expected: Sequence[Array], actual: Sequence[Array]) -> float:
-    """Return how far outputs are from others, mean over places: 1 - cosine of vectors, else Kullback-Leibler."""
-    how = _distances if facts.ability == "embed" else _divergences
+    """Return how far outputs are from others, mean over places.
+
+    That is 1 - cosine of vectors, half of the squared relative error of values, else Kullback-Leibler.
+    """
+    how = _half_squares if facts.function_to_apply == "none" else _divergences
+    how = _distances if facts.ability == "embed" else how
     return float(np.concatenate([how(*pair) for pair in zip(expected, actual, strict=True)]).mean())
 
 
@@ -211,7 +220,8 @@ def tensors_of(model: Model, trial: Trial) -> list[Tensor]:
         if facts.ability == "answer":
             return [values.masked_fill(~mask, PADDED) for values in model.infer(ids, mask)]
         found = zip(facts.outputs, model.infer(ids, mask), strict=True)
-        return [values[mask] if output.is_of_tokens else values for output, values in found]
+        rows = [values[mask] if output.is_of_tokens else values for output, values in found]
+        return [F.pad(each.reshape(-1, 1), (0, 1)) for each in rows] if facts.function_to_apply == "sigmoid" else rows
     if isinstance(facts.reads, Features):
         beginning = np.asarray(trial.sources[0])[:, : facts.reads.frames // PART]
         return list(passed(model, [beginning], trial.targets[:1]))
@@ -224,10 +234,14 @@ def _of_encoder(facts: Facts, trial: Trial, model: Model, runtime: Any) -> Loss:
     if facts.ability == "embed":
         measure = VECTORS
         costs = np.concatenate([_distances(*row) for row in rows])
+    elif facts.function_to_apply == "none":
+        measure = VALUES
+        costs = np.minimum(np.concatenate([np.sqrt(2 * _half_squares(*row)) for row in rows]), 1.0)
     else:
         measure = PLACES if facts.ability == "answer" else LABELS if facts.labels else TOKENS
         costs = np.concatenate([one.argmax(axis=1) != other.argmax(axis=1) for one, other in rows]).astype(float)
-    errors, by_chance = zip(*(_errors([row]) for row in rows), strict=True)
+    centred = facts.function_to_apply in (None, "softmax")
+    errors, by_chance = zip(*(_errors([row], centred=centred) for row in rows), strict=True)
     record = {
         "inputs": trial.inputs,
         "measure": measure,
@@ -243,6 +257,8 @@ def _of_encoder(facts: Facts, trial: Trial, model: Model, runtime: Any) -> Loss:
 def _rows(facts: Facts, trial: Trial, outputs: Mapping[str, Array]) -> list[Array]:
     if facts.ability == "answer":
         return [choices_of(facts, trial.sources, outputs)]
+    if facts.function_to_apply == "sigmoid":
+        return [np.pad(values.reshape(-1, 1), ((0, 0), (0, 1))) for values in outputs.values()]
     return [values.reshape(-1, values.shape[-1]) for values in outputs.values()]
 
 
@@ -252,6 +268,13 @@ def _distances(expected: Array, actual: Array) -> Array:
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     distances: Array = 1 - np.einsum("nv,nv->n", one, other) / np.maximum(norms, TINY)
     return distances
+
+
+def _half_squares(expected: Array, actual: Array) -> Array:
+    """Return half of the squared error of each place, relative to the mean square of all: (N, V) twice -> (N,)."""
+    one, other = (each.astype(np.float64) for each in (expected, actual))
+    halves: Array = np.square(one - other).sum(axis=1) / max(2 * np.square(one).sum(axis=1).mean(), TINY)
+    return halves
 
 
 def _divergences(expected: Array, actual: Array) -> Array:
@@ -276,8 +299,11 @@ def _centred(values: Array) -> Array:
     return kept
 
 
-def _errors(rows: Sequence[tuple[Array, Array]]) -> tuple[dict[str, float], bool]:
+def _errors(rows: Sequence[tuple[Array, Array]], *, centred: bool = True) -> tuple[dict[str, float], bool]:
     """Return the mean and the largest error of a place, relative to its numbers around their mean, and `by_chance`.
+
+    Numbers that are not `centred` are taken as they are, and errors are relative to the RMS of all places: one place
+    may be near 0.
 
     Outputs are right by chance if they tell no more of their place than those of any other place: the error is as large
     as the numbers themselves, and no smaller than the distance to fp32's mean output. One row is in memory in float64.
@@ -285,13 +311,13 @@ def _errors(rows: Sequence[tuple[Array, Array]]) -> tuple[dict[str, float], bool
     errors, sizes = [], []
     total = np.zeros(rows[0][0].shape[1])
     for expected, actual in rows:
-        right = _centred(expected)
+        right = _centred(expected) if centred else expected.astype(np.float64)
         total += right.sum(axis=0)
         sizes.append(np.linalg.norm(right, axis=1))
-        right -= _centred(actual)
+        right -= _centred(actual) if centred else actual
         errors.append(np.linalg.norm(right, axis=1))
     size, error = np.concatenate(sizes), np.concatenate(errors)
-    relative = error / np.maximum(size, TINY)
+    relative = error / np.maximum(size if centred else np.sqrt(np.square(size).mean()), TINY)
     wrong, whole = np.square(error).sum(), np.square(size).sum()
     around = whole - np.square(total).sum() / len(size)
     by_chance = len(size) > 1 and not (wrong == 0 or wrong < around or wrong < whole)

@@ -202,6 +202,12 @@ function* unfit(options, facts) {
   if (options.alignment && facts.attention === null) {
     yield `alignment needs attention over a source, which this ${facts.task} model has not`;
   }
+  const readers = { encoder_repetition_penalty: 1, encoder_no_repeat_ngram_size: 0 };
+  for (const [name, without] of Object.entries(readers)) {
+    if (options[name] === without || !facts.source || facts.source.size === size) continue;
+    const sizes = `this model reads ${facts.source.size} tokens and writes ${size}`;
+    yield `${name} needs one vocabulary for sources and targets; ${sizes}`;
+  }
   if (facts.task === "causal" && options.forced_bos_token_id !== undefined)
     yield "forced_bos_token_id is not for a causal model, which starts from a prompt";
   for (const name of ["max_new_tokens", "min_new_tokens"]) {
