@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.text.test_agreement import tokenizers
+from tests.text.test_agreement import chat_reader, tokenizers
 from txport.api.pairs import PairEncoder
 from txport.models.facts import Facts, Tokens
+from txport.text.base import TokenizerPair
+from txport.text.chat import chat_line
 
 START, END = 7, 9
 
@@ -34,3 +36,11 @@ def test_an_empty_prompt_is_the_start_token() -> None:
     assert PairEncoder(gpt2, facts()).encode("", "The weather") == ([END], whole)
     own = llama.encode("The weather")
     assert PairEncoder(llama, facts(START)).encode("", "The weather") == (own[:1], own[1:])
+
+
+@pytest.mark.parametrize("text", ["Hi", " ", chat_line([{"role": "user", "content": "Hi "}])])
+@pytest.mark.parametrize("target", ["Hello", "Hello\n"])
+def test_the_target_of_a_chat_follows_its_prompt(text: str, target: str) -> None:
+    chat, own = chat_reader("qwen2"), tokenizers("qwen2")[0]
+    encoder = PairEncoder(TokenizerPair(chat, own), facts())
+    assert encoder.encode(text, target) == (chat.encode(text), own.encode(target))

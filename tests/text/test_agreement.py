@@ -77,6 +77,32 @@ def test_special_tokens_are_written_as_they_are_in_transformers(name: str) -> No
             assert target.continuation(ids[:1], ids[1:], special=True) == text.removeprefix(begun)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("special", [False, True])
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_the_last_tokens_before_others_settle_the_text_of_these(name: str, special: bool, data: st.DataObject) -> None:
+    target = tokenizers(name)[1]
+    token = st.integers(0, target.size - 1) | st.sampled_from(bytes_of(name)) | st.sampled_from(target.around or [0])
+    known = data.draw(st.sampled_from(said(name)["ids"]))
+    before = [*data.draw(st.lists(token, max_size=9)), *known, *data.draw(st.lists(token, max_size=70))]
+    ids = data.draw(st.lists(token, max_size=6))
+    text, whole = (target.decode(each, special) for each in (before, [*before, *ids]))
+    wanted = whole[len(text) :] if whole.startswith(text) else target.decode(ids, special)
+    assert target.continuation(before, ids, special) == wanted
+
+
+@pytest.mark.parametrize("name", CHATTING)
+def test_a_token_after_a_long_prompt_is_decoded_with_its_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tokenizers(name)[1]
+    ids = target.encode("The weather is fine. " * 400)
+    sizes = []
+    decode = target.decode
+    monkeypatch.setattr(target, "decode", lambda ids, special=False: (sizes.append(len(ids)), decode(ids, special))[1])
+    assert target.continuation(ids[:-3], ids[-3:]) == decode(ids).removeprefix(decode(ids[:-3]))
+    assert max(sizes) < 64 < len(ids)
+
+
 @pytest.mark.parametrize("name", CHATTING)
 def test_chats_have_the_prompts_that_they_have_in_transformers(name: str) -> None:
     reader = chat_reader(name)

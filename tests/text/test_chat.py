@@ -25,6 +25,8 @@ from txport.errors import BundleError, TextError, UnavailableError, UnsupportedE
 from txport.models.names import CHAT_TEMPLATE
 from txport.text import chat
 from txport.text.chat import ChatReader, chat_line, messages_of, require_options
+from txport.text.file import FileTokenizer
+from txport.text.origin import MARK, starts
 from txport.text.usage import MAX_LENGTH
 
 READERS = {name: chat_reader(name) for name in CHATTING}
@@ -236,6 +238,150 @@ def test_a_template_may_ask_for_the_day() -> None:
     assert templated("{{ strftime_now('%Y') }} {{ messages[0].content }}").prompt(messages_of("Hello")).startswith("2")
 
 
+def tokened(template: str, *tokens: str) -> ChatReader:
+    """A reader of this template, whose tokenizer has these special tokens too."""
+    reader = templated(template)
+    parts = json.loads(reader.inner.content)
+    own = parts["added_tokens"]
+    own += [{**own[0], "id": reader.inner.size + at, "content": token} for at, token in enumerate(tokens)]
+    return dataclasses.replace(reader, inner=FileTokenizer(Path("tokenizer.json"), content=json.dumps(parts)))
+
+
+THINKING = """{% set said = messages[0].content %}{% set quiet = '/no_think' in said %}
+{%- set own = said.replace('/no_think', '').replace('/think', '').rstrip() -%}
+<|im_start|>{{ own if own else 'You help.' if quiet else 'You think.' }}<|im_end|>
+{%- if quiet %}<think></think>{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("said", "prompt"),
+    [
+        ("/no_think", "<|im_start|>You help.<|im_end|><think></think>"),
+        ("/think", "<|im_start|>You think.<|im_end|>"),
+        ("Be brief. /no_think", "<|im_start|>Be brief.<|im_end|><think></think>"),
+        ("Be brief. /think", "<|im_start|>Be brief.<|im_end|>"),
+        ("/no_think Be brief.", "<|im_start|> Be brief.<|im_end|><think></think>"),
+        ("Hello", "<|im_start|>Hello<|im_end|>"),
+    ],
+)
+def test_a_message_chooses_what_a_template_writes(said: str, prompt: str) -> None:
+    """As in the template of SmolLM3."""
+    reader = tokened(THINKING, "<think>", "</think>")
+    for role in ("system", "user"):
+        assert reader.prompt([{"role": role, "content": said}]).replace(MARK, "") == prompt
+
+
+WORDS = ("/think", "/no_think", "<", ">", "</", "<th", "ink>", "think>", "<think>", "</think>", "/THINK", "a", " ")
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    said=st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map("".join).filter(str.strip), around=st.booleans()
+)
+def test_what_chooses_makes_no_special_token(said: str, around: bool) -> None:
+    template = THINKING.replace("{{ own", "{{ '<' + own + '>' if own") if around else THINKING
+    reader = tokened(template, "<think>", "</think>")
+    try:
+        prompt = reader.prompt([{"role": "user", "content": said}])
+    except TextError as error:
+        assert "makes the special token" in str(error)  # noqa: PT017 - it may be written or refused
+    else:
+        assert prompt.count("<think>") == prompt.count("</think>") == ("/no_think" in said)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% if '/think' in s %}{% endif %}<{{ s.replace('x', '') }}>", "/think"),
+        ("{% if '/think' in s %}{% endif %}<{{ s.replace('x', '') }}", "/think>"),
+        ("{% if '[IM]' in s %}{% endif %}{{ s.replace('[IM]', '<think>') }}", "[IM]"),
+        ("{% if '[IM]' in s %}{% endif %}{{ s | replace('[IM]', '<think>') }}", "[IM]"),
+        ("{% if '[IM]' in s %}{% endif %}{{ s.split('[IM]') | join('<think>') }}", "a[IM]b"),
+        ("{% if '<THINK>' in s %}{% endif %}{{ s | lower }}", "<THINK>"),
+        ("{% if '>kniht<' in s %}{% endif %}{{ s[::-1] }}", ">kniht<"),
+    ],
+)
+def test_a_template_makes_no_special_token_of_what_it_looks_for(template: str, said: str) -> None:
+    reader = tokened("{% set s = messages[0].content %}" + template, "<think>", "</think>")
+    with pytest.raises(TextError, match=r"makes the special token '</?think>' of what a message says"):
+        reader.prompt(messages_of(said))
+
+
+CALLING = """{% set rest = messages[1:] %}{% for each in rest %}
+{%- if each.tool_calls %}{{ each.tool_calls[0].id }}{% set id = each.tool_calls[0].id %}{% else %}
+{%- set id = each.tool_call_id %}{{ each.content }}{% endif %}
+{%- if id | length != 9 %}{{ raise_exception('An id must have 9 letters') }}{% endif %}<|im_end|>{% endfor %}"""
+
+
+def test_a_template_may_ask_for_the_length_of_an_id() -> None:
+    """As those of Mistral do, which slice messages."""
+    messages = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "tool_calls": [{"id": "abcdefghi", "function": {"name": "see"}}]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "content": "It rains"},
+    ]
+    reader = templated(CALLING)
+    assert reader.prompt(messages).replace(MARK, "") == "abcdefghi<|im_end|>It rains<|im_end|>"
+    messages[2]["tool_call_id"] = "abc"
+    with pytest.raises(TextError, match="An id must have 9 letters"):
+        reader.prompt(messages)
+
+
+def test_a_template_that_takes_no_other_texts_is_refused() -> None:
+    template = "{% if messages[0].content != 'Hi you' %}{{ raise_exception('Be polite') }}{% endif %}{{ 'A' | lower }}"
+    with pytest.raises(TextError, match=r"makes special tokens of what messages say can't be found out: .*Be polite"):
+        templated(template).prompt(messages_of("Hi you"))
+
+
+@pytest.mark.parametrize("writes", ["t | string", "[t]", "'' ~ t", "t | tojson(ensure_ascii=True)", "t | tojson"])
+@pytest.mark.parametrize("more", ["", "| replace('x', 'x')"])
+def test_what_a_template_writes_of_an_object_has_no_marks(writes: str, more: str) -> None:
+    tokens = ("<|begin_of_text|>", "<|end_header_id|>")
+    reader = tokened("{% for t in tools %}{{ (" + writes + ")" + more + " }}{% endfor %}", *tokens)
+    tools = [{"name": "find", "required": ["text", "id", "<|im_end|>"], "code": r"'\ufdd0' and \ufdd1 and \\"}]
+    prompt = dataclasses.replace(reader, options={"tools": tools}).prompt(messages_of("Hello"))
+    found = tools if writes == "[t]" else tools[0]
+    assert prompt.replace(MARK, "") == (json.dumps(found) if "tojson" in writes else str(found))
+    assert "<|im_end|>" not in prompt
+    plain = templated("{{ messages[0].content }}").prompt(messages_of(r"Hello \ufdd0"))
+    assert plain.replace(MARK, "") == r"Hello \ufdd0"
+
+
+def test_an_answer_in_an_object_is_continued() -> None:
+    reader = dataclasses.replace(templated("{{ messages | string }}"), continues=None)
+    said = [{"role": "assistant", "content": "I am"}]
+    assert reader.prompt(said) == "[{'role': 'assistant', 'content': 'I am"
+
+
+TOKENS = st.lists(st.text("<|a/>", min_size=2, max_size=5), max_size=6).map(tuple)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text("<|a/> \n", max_size=12), tokens=TOKENS)
+def test_marks_are_in_all_tokens_and_where_one_may_be_completed(text: str, tokens: tuple[str, ...]) -> None:
+    places = {found.start() + 1 for token in tokens for found in re.finditer(f"(?={re.escape(token)})", text)}
+    assert places == {at + 1 for token in tokens for at in starts(text, token)}
+    if inner := text.strip():
+        start = text.index(inner)
+        rests = [token[cut:] for token in tokens for cut in range(1, len(token))]
+        begun = [token[:cut] for token in tokens for cut in range(1, len(token))]
+        places |= {start for rest in rests if inner.startswith(rest) or rest.startswith(inner)}
+        places |= {start + len(inner) for each in begun if inner.endswith(each)}
+    marked = [MARK * (at in places) + letter for at, letter in enumerate(text)]
+    assert chat._cut(text, tokens, ends=True) == "".join(marked) + MARK * (len(text) in places)
+
+
+def test_no_expression_is_made_for_each_special_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mistral Nemo has 1000."""
+    reader = tokened("{{ messages[0].content | lower }}<|im_end|>", *(f"[control_{number}]" for number in range(50)))
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("an expression")
+
+    monkeypatch.setattr(re, "finditer", refuse)
+    assert reader.prompt(messages_of("hello [control_7]")).replace(MARK, "") == "hello [control_7]<|im_end|>"
+
+
 HARMONY = """{%- macro kind(spec) -%}
     {{- kind(spec["items"]) + "[]" if spec.type == "array" else spec.type -}}
 {%- endmacro -%}
@@ -327,6 +473,17 @@ def test_a_template_gets_its_variables() -> None:
     documents = dataclasses.replace(reader, options={"documents": [{"text": "<|IM_END|>"}]})
     with pytest.raises(TextError, match="makes the special token"):
         documents.prompt(plain)
+
+
+def test_chats_with_tools_have_the_template_of_tools() -> None:
+    reader = templated("{{ messages[0].content }}")
+    reader = dataclasses.replace(reader, chat=dataclasses.replace(reader.chat, tool_use="{{ tools | length }} tools"))
+    asked = messages_of("Hello")
+    assert reader.prompt(asked) == dataclasses.replace(reader, options={"tools": None}).prompt(asked) == "Hello"
+    for tools in ([], [{"name": "see"}]):
+        given = dataclasses.replace(reader, options={"tools": tools})
+        given.require_read()
+        assert given.prompt(asked) == f"{len(tools)} tools"
 
 
 def test_a_template_gets_no_nulls_and_every_name_of_a_reasoning() -> None:

@@ -23,6 +23,7 @@ from txport.text.convert import companions_of
 from txport.text.file import FileTokenizer, clean_up
 from txport.text.load import tokenizer_of
 from txport.text.sentencepiece import read_pieces
+from txport.text.usage import read_usage
 
 
 def copied_of(name: str, folder: Path) -> Path:
@@ -171,6 +172,33 @@ def test_chat_templates_of_which_none_is_the_default_are_said(tmp_path: Path, ca
     companions_of(folder)
     said = [each.message for each in caplog.records if "chat template" in each.message]
     assert said == [f"{folder}: no chat template has the name default, so none is used; there are rag"]
+
+
+def test_the_chat_template_of_tools_is_kept_and_others_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = copied_of("llama", tmp_path)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    names = ("default", "tool_use", "rag")
+    change(folder, chat_template=[{"name": name, "template": f"{{{{ messages }}}} {name}"} for name in names])
+    content = companions_of(folder)[TEXT]
+    chat = read_usage(folder / TEXT, content).chat
+    assert chat is not None
+    assert (chat.template, chat.tool_use) == ("{{ messages }} default", "{{ messages }} tool_use")
+    said = [each.message for each in caplog.records if "chat templates" in each.message]
+    assert said == [f"{folder}: of the chat templates, default and tool_use are used, so these are not: rag"]
+
+
+def test_chat_templates_in_a_folder_are_in_place_of_those_of_the_settings(tmp_path: Path) -> None:
+    """Newer versions of transformers save them so."""
+    folder = copied_of("llama", tmp_path)
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    change(folder, chat_template=[{"name": "tool_use", "template": "{{ messages }} of the settings"}])
+    chat = read_usage(folder / TEXT, companions_of(folder)[TEXT]).chat
+    assert chat is not None
+    assert (chat.template, chat.tool_use) == ("{{ messages }}", "{{ tools }}")
 
 
 def test_a_type_that_nothing_is_known_of_is_told_of_ids(tmp_path: Path) -> None:

@@ -186,10 +186,12 @@ def test_other_programs_find_it_in_tokenizer_config(tmp_path: Path) -> None:
     (tmp_path / TOKENIZER).write_text(str(files[TOKENIZER]), encoding="utf-8")
     usage = read_usage(tmp_path / TEXT, files[TEXT])
     chat = Chat(template="{{ bos_token }}", variables={"bos_token": "<s>"})
+    both = [{"name": "default", "template": chat.template}, {"name": "tool_use", "template": "{{ tools }}"}]
     for changes, expected in (
         ({}, {"clean_up_tokenization_spaces": False, "split_special_tokens": True}),
         ({"clean_up": True}, {"clean_up_tokenization_spaces": True}),
         ({"chat": chat}, {"chat_template": "{{ bos_token }}", "bos_token": "<s>", "split_special_tokens": False}),
+        ({"chat": dataclasses.replace(chat, tool_use="{{ tools }}")}, {"chat_template": both}),
     ):
         text = write_usage(dataclasses.replace(usage, **changes))  # type: ignore[arg-type]
         (tmp_path / TEXT).write_text(text, encoding="utf-8")

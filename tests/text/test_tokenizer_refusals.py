@@ -159,6 +159,19 @@ def test_a_tokenizer_that_lets_a_text_fill_the_memory_is_refused(tmp_path: Path)
     assert FileTokenizer(file).encode("ab")
 
 
+def test_stand_ins_each_become_one_piece(tmp_path: Path) -> None:
+    """A converted SentencePiece model has some for pieces of its user: a text does not grow by all of them at once."""
+    file = tmp_path / "tokenizer.json"
+    values = json.loads(spelling_tokenizer(VOCABULARY))
+    steps = [(chr(0xFDE0 + at), "a" * 64) for at in range(3)]
+    file.write_text(json.dumps({**values, "normalizer": growing(*steps)}))
+    assert FileTokenizer(file).encode("ab")
+    for more in (("\ufde3", "\ufde4" * 65), ("a", "a" * 65)):
+        file.write_text(json.dumps({**values, "normalizer": growing(*steps, more)}))
+        with pytest.raises(BundleError, match=r"may let a text grow 4160 times, the most is 4096"):
+            FileTokenizer(file)
+
+
 def test_a_tokenizer_of_a_vast_size_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.json"
     with file.open("wb") as stream:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from txport.errors import TextError, quoted
 from txport.models.facts import Facts
-from txport.text.base import Tokenizer, Unknown, encode_within
+from txport.text.base import Tokenizer, TokenizerPair, Unknown, encode_within
 
 Pair = tuple[list[int], list[int]]
 
@@ -17,6 +17,7 @@ class PairEncoder:
 
     With `pieces`, a target is vocabulary tokens separated by spaces. The target of a seq2seq model begins with `first`,
     the token that generation forces, unless it is given as `pieces`; it ends with the end token if `add_end` is true.
+    In chat mode, a target is what follows the prompt of a text.
     """
 
     tokenizer: Tokenizer
@@ -32,6 +33,8 @@ class PairEncoder:
         for what, each in (("a text", text), ("a target", target)):
             if not isinstance(each, str):
                 raise TextError(f"{what} must be a string, got {quoted(each)}")
+        if self.facts.is_causal and isinstance(self.tokenizer, TokenizerPair):
+            return self._source(text), self._target(target)
         if self.facts.is_causal:
             return self._apart(text, target) if self._by_token else self._together(text, target)
         ids = self._target(target)

@@ -12,7 +12,8 @@ from txport.models.facts import Facts, Tokens
 from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER, TOKENIZER_CONFIG
 from txport.system.documents import write_json
 from txport.text.library import read_tokenizer, refusals, unknown_id
-from txport.text.usage import Usage, read_usage
+from txport.text.settings import DEFAULT, TOOL_USE
+from txport.text.usage import Chat, Usage, read_usage
 
 GENERIC = "PreTrainedTokenizerFast"
 HEARING = "WhisperTokenizer"  # pipelines of speech ask this class how timestamps are written
@@ -108,5 +109,12 @@ def _used(path: Path) -> dict[str, object]:
         found["additional_special_tokens"] = list(usage.languages.tokens.values())
         found |= {"split_special_tokens": False} if usage.languages.target == "source" else {}
     if usage.chat is not None:
-        found |= {**usage.chat.variables, "chat_template": usage.chat.template, "split_special_tokens": False}
+        found |= {**usage.chat.variables, "chat_template": _templates(usage.chat), "split_special_tokens": False}
     return found
+
+
+def _templates(chat: Chat) -> object:
+    if chat.tool_use is None:
+        return chat.template
+    named = {DEFAULT: chat.template, TOOL_USE: chat.tool_use}
+    return [{"name": name, "template": template} for name, template in named.items()]

@@ -11,20 +11,21 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txport.errors import TextError, UnsupportedError, brief, quoted
 from txport.system.packages import needed
 from txport.text.base import Unknown, shorten
 from txport.text.file import FileTokenizer
-from txport.text.origin import KIND, MARK, OWN, Message, require_own_tokens
+from txport.text.origin import KIND, MARK, OWN, Message, require_own_tokens, starts
 from txport.text.usage import MAX_LENGTH, MAX_SECONDS, Chat
 
 if TYPE_CHECKING:
     from txport.text.templates import ChatTemplate
 
 TAG = "\ufdd1\ufdd1 "  # marks the end of a message that the model continues; the blank shows whether blanks are kept
+ESCAPED = {r"\ufdd0": MARK, r"\ufdd1": TAG[0]}  # how a template writes marks that are in a list or an object
 REASONING = ("reasoning_content", "thinking", "reasoning")  # keys of a message that mean the same
 RESERVED = ("messages", "add_generation_prompt", "role", "loop", "self")
 ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -86,28 +87,23 @@ class ChatReader:
         until = time.monotonic() + MAX_SECONDS  # for all texts that the prompt takes
 
         def render(found: Sequence[Message], options: Mapping[str, object] = options) -> str:
-            return self._template.render(
-                {
-                    **self.chat.variables,
-                    "tools": None,
-                    "documents": None,
-                    **options,
-                    "messages": found,
-                    "add_generation_prompt": not continues,
-                },
-                until,
-            )
+            asked = {"messages": found, "add_generation_prompt": not continues}
+            given = {**self.chat.variables, "tools": None, "documents": None, **options, **asked}
+            prompt = self._template.render(given, until)
+            for written, mark in ESCAPED.items():
+                prompt = prompt.replace(written, mark)
+            return prompt
 
         prompt = render(marked)
         if self._template.changes_texts:
             kept = [token for token in every if token not in own]
-            require_own_tokens(prompt, messages, render, every, kept)
+            require_own_tokens(prompt, messages, render, every, kept, self._switches)
             if nested := {name: value for name, value in self.options.items() if isinstance(value, list | dict)}:
 
                 def render_options(found: Sequence[Message]) -> str:
                     return render(marked, {**options, **{name: found[0][name] for name in nested}})
 
-                require_own_tokens(prompt, [{"role": "tool", **nested}], render_options, every, kept)
+                require_own_tokens(prompt, [{"role": "tool", **nested}], render_options, every, kept, ())
         return _until_tag(prompt) if continues else prompt
 
     @cached_property
@@ -115,23 +111,32 @@ class ChatReader:
         with needed("txport[chat]", "a chat"):
             from txport.text.templates import ChatTemplate
 
-            return ChatTemplate(self.chat.template)
+            has_tools = self.chat.tool_use is not None and self.options.get("tools") is not None
+            return ChatTemplate(str(self.chat.tool_use) if has_tools else self.chat.template)
 
     @cached_property
-    def _control(self) -> tuple[list[str], list[str]]:
+    def _switches(self) -> tuple[str, ...]:
+        """The texts by which the template chooses, and from whose letters no token of `_control` can be made."""
+        letters = [set(token.casefold()) for token in self._control[0]]
+        found = sorted(self._template.switches)
+        return tuple(text for text in found if not any(each <= set(text.casefold()) for each in letters))
+
+    @cached_property
+    def _control(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The tokens that no message may contain, and those that a message of the model may not contain.
 
         In the model's messages, a template may search for tokens that are not special, such as the end of a thought.
         """
         added = self.inner.added()
         special = [text for text, is_special in added.items() if is_special]
+        templates = self.chat.template + (self.chat.tool_use or "")
         plain = [
             text
             for text, is_special in added.items()
-            if not is_special and text in self.chat.template and any(map(str.isalpha, text))
+            if not is_special and text in templates and any(map(str.isalpha, text))
         ]
         sought = " ".join(self._template.sought)
-        return [*special, *plain], [*special, *(text for text in plain if text not in sought)]
+        return (*special, *plain), (*special, *(text for text in plain if text not in sought))
 
     def _marked(self, message: Message) -> dict[str, object]:
         role = message.get("role") if isinstance(message, Mapping) else None
@@ -139,7 +144,9 @@ class ChatReader:
             wanted = 'an object with a "role" (a word) and a "content"'
             raise TextError(f"a message must be {wanted}, got {quoted(message)}")
         tokens = self._control[1] if role == OWN else self._control[0]
-        return {name: value if name == "role" else _broken(value, tokens) for name, value in message.items()}
+        return {
+            name: value if name == "role" else _broken(value, tokens, self._switches) for name, value in message.items()
+        }
 
 
 def messages_of(text: str) -> list[Message]:
@@ -213,39 +220,61 @@ def _until_tag(prompt: str) -> str:
     return prompt[:place] if prompt[place:].startswith(TAG) else prompt[:place].rstrip()
 
 
-def _broken(value: object, tokens: Sequence[str], ends: bool = True) -> Any:
+def _broken(value: object, tokens: tuple[str, ...], switches: tuple[str, ...] = (), ends: bool = True) -> Any:
     """Return the value with a mark inside each token in its texts.
 
-    With `ends`, marks are also added at an end of a text that may be a part of a token.
+    With `ends`, marks are also added at an end of a text that may be a part of a token, unless one of `switches` is
+    there.
     """
     if isinstance(value, Mapping):
-        return {_cut(name, tokens): _broken(each, tokens, ends=name != KIND) for name, each in value.items()}
+        return {_cut(name, tokens): _broken(each, tokens, switches, name != KIND) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_broken(each, tokens) for each in value]
-    return _cut(value, tokens, ends) if isinstance(value, str) else value
+        return [_broken(each, tokens, switches) for each in value]
+    return _cut(value, tokens, switches, ends) if isinstance(value, str) else value
 
 
-def _cut(value: str, tokens: Sequence[str], ends: bool = False) -> str:
+def _cut(value: str, tokens: tuple[str, ...], switches: tuple[str, ...] = (), ends: bool = False) -> str:
     for mark in (MARK, TAG[0]):
         if mark in value:
             raise TextError(f"{shorten(value)} has the character U+{ord(mark):X}, which is none")
     for token in tokens:
         if len(token) == 1 and token in value:
             raise TextError(f"{shorten(value)} has the special token {quoted(token)}, which no message may have")
-    places: set[int] = set()
-    for token in tokens:
-        places |= {found.start() + 1 for found in re.finditer(f"(?={re.escape(token)})", value)}
+    places = {start + 1 for token in (*tokens, *ESCAPED) for start in starts(value, token)}
     if ends and (inner := value.strip()):
         start = value.index(inner)
-        if any(_continues(inner, token) for token in tokens):
+        if not inner.startswith(switches) and _continues(inner, tokens):
             places.add(start)
-        if any(inner.endswith(token[:cut]) for token in tokens for cut in range(1, len(token))):
+        if not inner.endswith(switches) and _begins(inner, tokens):
             places.add(start + len(inner))
     for place in sorted(places, reverse=True):
         value = value[:place] + MARK + value[place:]
     return value
 
 
-def _continues(text: str, token: str) -> bool:
-    """Return whether a text begins with the rest of a token, without the token's first characters."""
-    return any(text.startswith(token[cut:]) or token[cut:].startswith(text) for cut in range(1, len(token)))
+class Parts(NamedTuple):
+    """The beginnings and ends of tokens, without whole tokens, and the length of the longest."""
+
+    beginnings: frozenset[str]
+    ends: frozenset[str]
+    longest: int
+
+
+@lru_cache(maxsize=16)
+def _parts(tokens: tuple[str, ...]) -> Parts:
+    cuts = [(token[:cut], token[cut:]) for token in tokens for cut in range(1, len(token))]
+    beginnings, ends = (frozenset(cut[side] for cut in cuts) for side in (0, 1))
+    return Parts(beginnings, ends, max(map(len, tokens), default=0))
+
+
+def _continues(text: str, tokens: tuple[str, ...]) -> bool:
+    """Return whether a text begins with the rest of a token, without the token's first characters, or is within it."""
+    parts = _parts(tokens)
+    begun = (text[:size] for size in range(1, min(len(text), parts.longest) + 1))
+    return any(each in parts.ends for each in begun) or any(text in token[1:] for token in tokens)
+
+
+def _begins(text: str, tokens: tuple[str, ...]) -> bool:
+    """Return whether a text ends with the first characters of a token."""
+    parts = _parts(tokens)
+    return any(text[-size:] in parts.beginnings for size in range(1, min(len(text), parts.longest) + 1))

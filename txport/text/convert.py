@@ -24,7 +24,7 @@ from txport.text.applied import applied
 from txport.text.assemble import Vocabulary
 from txport.text.library import LARGEST
 from txport.text.pieces import Made
-from txport.text.settings import Settings
+from txport.text.settings import DEFAULT, TOOL_USE, Settings
 from txport.text.usage import Chat, Usage, write_usage
 
 Make = Callable[[Settings], Made]
@@ -179,8 +179,10 @@ def of_class(
     elif isinstance(file := files[TOKENIZER], Path):
         own = applied(file, settings, settings.kind or default, version)
         files[TOKENIZER] = _for_javascript(own) or own
-    template = settings.template()
-    chat = None if template is None else Chat(template=template, variables=settings.variables(defaults))
+    templates = settings.templates()
+    chat = None
+    if (template := templates.get(DEFAULT)) is not None:
+        chat = Chat(template=template, variables=settings.variables(defaults), tool_use=templates.get(TOOL_USE))
     clean_up = settings.flag("clean_up_tokenization_spaces", False)
     if clean_up and _is_bpe(files[TOKENIZER]):  # as transformers 5, since it loses spaces of the text (`if x : y`)
         clean_up = settings.flag(BPE_CLEANED, False)

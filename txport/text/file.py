@@ -21,7 +21,7 @@ from txport.text.library import (
     spells,
     unknown_of,
 )
-from txport.text.token_bytes import TokenBytes
+from txport.text.token_bytes import BYTE, TokenBytes
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -32,6 +32,7 @@ LETTERS_PER_TOKEN, FEW = 64, 10_000
 # The vocabulary ends before this token, which occurs in no text: a tokenizer may cut more pieces than its model has.
 OUTSIDE = " outside the vocabulary"
 FOREIGN = " "  # prefix of a token that is no piece, but equals a text that is unknown to the pieces
+NEAR = 32  # tokens of a text with which those that follow are decoded
 SHOWN = 10  # unknown characters that an error names
 NOT_UTF8 = re.compile("[\ud800-\udfff]")
 
@@ -269,9 +270,23 @@ class FileTokenizer:
 
     def continuation(self, before: Sequence[int], ids: Sequence[int], special: bool = False) -> str:
         """See `Tokenizer.continuation`."""
-        text = self.decode(before, special)
-        whole = self.decode([*before, *ids], special)
-        return whole[len(text) :] if whole.startswith(text) else self.decode(ids, special)
+        for part in (self._near(before, special), before):
+            text = self.decode(part, special)
+            whole = self.decode([*part, *ids], special)
+            if whole.startswith(text):
+                return whole[len(text) :]
+        return self.decode(ids, special)
+
+    def _near(self, ids: Sequence[int], special: bool) -> Sequence[int]:
+        """Return the last ids, with which ids that follow have the same text as with all.
+
+        The first one is no byte, which is decoded with those before it, and has a text, since decoders change the first
+        token with a text. A clean-up may depend on where a text starts, so all ids are needed.
+        """
+        at = 0 if self._clean_up else max(0, len(ids) - NEAR)
+        while at and (not self.decode(first := ids[at : at + 1], special) or BYTE.fullmatch(self.tokens(first)[0])):
+            at -= 1
+        return ids[at:]
 
     def spelling(self, id_: int) -> bytes | None:
         """See `Tokenizer.spelling`."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 from collections.abc import Collection, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 LARGEST = 64 << 20  # bytes of a file; the largest known files have 35 MB
 MOST_GROWTH = 4096
+STAND_INS = {chr(code) for code in range(0xFDD0, 0xFDF0)}  # Unicode noncharacters, each in place of one text
 
 
 def read_tokenizer(path: Path, content: str | None = None) -> tokenizers.Tokenizer:
@@ -94,7 +96,16 @@ def _growth(part: dict[str, Any] | None) -> float:
     added = max((len(part[key]) for key in ("content", "prepend") if isinstance(part.get(key), str)), default=0)
     pattern = part.get("pattern")
     taken = len(pattern["String"]) if isinstance(pattern, dict) and "String" in pattern else 1
-    return math.prod((max(1.0, added / max(1, taken)), *map(_growth, inner)))
+    own = max(1.0, added / max(1, taken))
+    grown = [(restores, [_growth(each) for each in parts]) for restores, parts in groupby(inner, _restores)]
+    return math.prod((own, *(max(each) if restores else math.prod(each) for restores, each in grown)))
+
+
+def _restores(part: dict[str, Any]) -> bool:
+    """Return whether a part replaces a stand-in with its text, which no other such part changes."""
+    pattern, content = part.get("pattern"), part.get("content")
+    is_one = isinstance(pattern, dict) and pattern.get("String") in STAND_INS
+    return is_one and isinstance(content, str) and STAND_INS.isdisjoint(content)
 
 
 @contextlib.contextmanager

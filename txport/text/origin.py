@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from txport.errors import TextError, quoted
@@ -24,8 +24,8 @@ WORD = re.compile(r"\w+")  # a key of a message part
 Message = Mapping[str, Any]
 
 
-def changes_texts(parsed: Any) -> bool:
-    """Return whether a template, parsed by jinja2, may rearrange the characters of a message (`lower`, `join`)."""
+def changing(parsed: Any) -> Iterator[Any]:
+    """Yield what may rearrange the characters of a message (`lower`, `join`) in a template, parsed by jinja2."""
     from jinja2 import nodes
 
     single = [  # `split` of which one part is used
@@ -35,9 +35,30 @@ def changes_texts(parsed: Any) -> bool:
         if isinstance(call.node, nodes.Getattr) and call.node.attr not in KEEPING:
             is_part = call.node.attr in ("split", "rsplit") and any(call is each for each in single)
             if not is_part:
-                return True
-    filters = any(each.name not in KEEPING for each in parsed.find_all(nodes.Filter))
-    return filters or next(parsed.find_all(nodes.Slice), None) is not None
+                yield call
+    yield from (each for each in parsed.find_all(nodes.Filter) if each.name not in KEEPING)
+    yield from parsed.find_all(nodes.Slice)
+
+
+def switches(parsed: Any) -> set[str]:
+    """Return the texts that a template looks for in messages (`in`) or removes from them, and makes no others of.
+
+    There are none if it replaces texts, other than by nothing, or joins some, or changes none.
+    """
+    from jinja2 import nodes
+
+    def removes(node: Any) -> bool:
+        if isinstance(node, nodes.Slice):
+            return True
+        name = node.name if isinstance(node, nodes.Filter) else getattr(node.node, "attr", "")
+        return name == "replace" and [getattr(each, "value", None) for each in node.args[1:2]] == [""]
+
+    if not (found := [*changing(parsed)]) or not all(map(removes, found)):
+        return set()
+    compared = [each for each in parsed.find_all(nodes.Compare) if any(op.op in ("in", "notin") for op in each.ops)]
+    removed = [each.args[0] for each in found if not isinstance(each, nodes.Slice)]
+    texts = [getattr(each, "value", None) for each in (*(each.expr for each in compared), *removed)]
+    return {text for text in texts if isinstance(text, str) and text.strip()}
 
 
 def require_own_tokens(
@@ -46,12 +67,13 @@ def require_own_tokens(
     render: Callable[[Sequence[Message]], str],
     tokens: Sequence[str],
     kept: Sequence[str],
+    chosen_by: Sequence[str],
 ) -> None:
     """Raise `TextError` unless the special `tokens` of a prompt were written by its template.
 
     They were if their positions stay the same when marks separate all characters of the messages, except within `kept`
     tokens in messages of the model. Otherwise, the prompt must not have more of any token than a prompt of messages
-    without content.
+    without content, except for the texts `chosen_by`, by which the template chooses what it writes.
     """
     try:
         broken = render(
@@ -61,7 +83,11 @@ def require_own_tokens(
         broken = ""
     if broken.replace(MARK, "") == prompt.replace(MARK, "") and _places(broken, tokens) == _places(prompt, tokens):
         return
-    plain = render([_changed(message, lambda text, own: "a") for message in messages])
+    try:
+        plain = render([_changed(message, lambda text, own: _neutral(text, chosen_by)) for message in messages])
+    except TextError as error:
+        what = "whether the chat template makes special tokens of what messages say can't be found out"
+        raise TextError(f"{what}: with other texts, {error}") from error
     counts = [Counter(token for _, token in _places(each, tokens)) for each in (prompt, plain)]
     if more := counts[0] - counts[1]:
         made = f"the chat template makes the special token {quoted(next(iter(more)))} of what a message says"
@@ -70,11 +96,15 @@ def require_own_tokens(
 
 def _places(prompt: str, tokens: Sequence[str]) -> set[tuple[int, str]]:
     """Return the positions and names of tokens in a prompt; marks are not counted."""
-    return {
-        (found.start() - prompt.count(MARK, 0, found.start()), token)
-        for token in tokens
-        for found in re.finditer(f"(?={re.escape(token)})", prompt)
-    }
+    return {(start - prompt.count(MARK, 0, start), token) for token in tokens for start in starts(prompt, token)}
+
+
+def starts(text: str, token: str) -> Iterator[int]:
+    """Yield where a token starts in a text; its places may overlap."""
+    at = text.find(token)
+    while at >= 0:
+        yield at
+        at = text.find(token, at + 1)
 
 
 def _changed(message: Message, change: Callable[[str, bool], str]) -> dict[str, object]:
@@ -91,6 +121,13 @@ def _changed(message: Message, change: Callable[[str, bool], str]) -> dict[str, 
         return change(value, is_own) if isinstance(value, str) else value
 
     return {named(name): value if name == "role" else each(value) for name, value in message.items()}
+
+
+def _neutral(text: str, chosen_by: Sequence[str]) -> str:
+    """Return another text, by which a template chooses the same; for a word, such as an id, one of its length."""
+    if found := [each for each in chosen_by if each in text]:
+        return MARK.join(["a", *found, ""])
+    return "a" * len(text) if WORD.fullmatch(text) else "a"
 
 
 def _spaced(text: str, kept: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from txport.errors import CheckpointError, quoted
-from txport.models.names import ADDED_TOKENS, CHAT_TEMPLATE, SPECIAL_TOKENS, TOKENIZER_CONFIG
+from txport.models.names import ADDED_TOKENS, CHAT_TEMPLATE, MORE_TEMPLATES, SPECIAL_TOKENS, TOKENIZER_CONFIG
 from txport.system.documents import DocumentError, read_json, read_text
 from txport.system.terminal import one_line
 
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 OTHERS = "additional_special_tokens"
 EXTRA = "extra_special_tokens"  # the name since version 5 of transformers; before, an object of named tokens
+DEFAULT, TOOL_USE = "default", "tool_use"  # names of chat templates: the second one is that of chats with tools
 FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")  # of a token
 IN_TOKEN = ("content", "id", "__type")  # its other keys; `__type` is its class
 
@@ -168,22 +169,30 @@ class Settings:
             raise self.wrong(f"{name} has the key {quoted(strange[0])}, which is not supported")
         return Added(text, **flags)
 
-    def template(self) -> str | None:
-        """Return the chat template, the default one if there are several; None if there is none."""
-        if (self.folder / CHAT_TEMPLATE).is_file():
-            try:
-                return read_text(self.folder / CHAT_TEMPLATE)
-            except DocumentError as error:
-                raise CheckpointError(str(error)) from error
+    def templates(self) -> dict[str, str]:
+        """Return the chat templates that are used by their names, `DEFAULT` and `TOOL_USE`; {} without the former.
+
+        As in transformers, files of templates are in place of those in `tokenizer_config.json`.
+        """
         found = self.get("chat_template")
-        if isinstance(found, list):
-            named = {each.get("name"): each.get("template") for each in found if isinstance(each, Mapping)}
-            found = named.get("default")
-            if found is None:
-                _tell_unused(self.folder, ", ".join(map(str, named)))
-        if found is not None and not isinstance(found, str):
-            raise self.wrong(f"chat_template must be a text, got {quoted(found)}")
-        return found
+        listed = found if isinstance(found, list) else [{"name": DEFAULT, "template": found}]
+        named: dict[str, Any] = {
+            str(each.get("name")): each.get("template") for each in listed if isinstance(each, dict)
+        }
+        files = {file.stem: file for file in sorted(self.folder.glob(MORE_TEMPLATES))}
+        if (default := self.folder / CHAT_TEMPLATE).is_file():
+            files[DEFAULT] = default
+        try:
+            named = {name: read_text(file) for name, file in files.items()} or named
+        except DocumentError as error:
+            raise CheckpointError(str(error)) from error
+        named = {name: each for name, each in named.items() if each is not None}
+        used = {name: named[name] for name in (DEFAULT, TOOL_USE) if name in named and DEFAULT in named}
+        if unused := [name for name in named if name not in used]:
+            _tell_unused(self.folder, ", ".join(unused), bool(used))
+        if strange := [each for each in used.values() if not isinstance(each, str)]:
+            raise self.wrong(f"chat_template must be a text, got {quoted(strange[0])}")
+        return used
 
     def require_known(self) -> None:
         """Raise `CheckpointError` for a key that was not read, and may change ids or texts."""
@@ -196,8 +205,10 @@ class Settings:
 
 
 @cache  # once per folder
-def _tell_unused(folder: Path, names: str) -> None:
+def _tell_unused(folder: Path, names: str, has_default: bool) -> None:
     what = f"no chat template has the name default, so none is used; there are {names}"
+    if has_default:
+        what = f"of the chat templates, {DEFAULT} and {TOOL_USE} are used, so these are not: {names}"
     logger.warning("%s: %s", one_line(str(folder)), one_line(what))
 
 

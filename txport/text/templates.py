@@ -16,7 +16,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from txport.errors import BundleError, TextError, brief, quoted
-from txport.text.origin import TURNS, changes_texts
+from txport.text.origin import TURNS, changing, switches
 from txport.text.usage import MAX_LENGTH, MAX_SECONDS
 
 MAX_BITS = 1 << 16  # of a power
@@ -28,8 +28,8 @@ DEADLINE = "the deadline"  # a variable whose name no template can write
 class ChatTemplate:
     """A template and what its text says of it; raises `BundleError` if it can't be used.
 
-    `variables` has the names that it reads, and `sought` the texts that it searches messages for; `changes_texts` is
-    whether it may change what messages say.
+    `variables` has the names that it reads, and `sought` the texts that it searches messages for, `switches` those by
+    which it only chooses; `changes_texts` is whether it may change what messages say.
     """
 
     def __init__(self, template: str) -> None:
@@ -37,7 +37,8 @@ class ChatTemplate:
         try:
             parsed = sandbox.parse(template)
             self._template = sandbox.from_string(template)
-            self.changes_texts = changes_texts(parsed)
+            self.changes_texts = next(changing(parsed), None) is not None
+            self.switches = switches(parsed)
             self.variables = meta.find_undeclared_variables(parsed) - sandbox.globals.keys()
             called = {call.node.name for call in parsed.find_all(nodes.Call) if isinstance(call.node, nodes.Name)}
             unknown = sorted(called & self.variables)

@@ -38,10 +38,14 @@ class Languages:
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """How messages become a prompt: a Jinja template, and its variables: special tokens by name."""
+    """How messages become a prompt: a Jinja template, and its variables: special tokens by name.
+
+    `tool_use` is the template of chats with tools, if that is another one.
+    """
 
     template: str
     variables: Mapping[str, object] = field(default_factory=dict)
+    tool_use: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,10 @@ class Usage:
 
 def write_usage(usage: Usage) -> str:
     """Return the JSON text of `text.json`."""
-    return json.dumps(asdict(usage), indent=2, ensure_ascii=False) + "\n"
+    values = asdict(usage)
+    if usage.chat is not None and usage.chat.tool_use is None:
+        del values["chat"]["tool_use"]
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
 
 def read_usage(path: Path, content: Path | str) -> Usage:
@@ -100,15 +107,21 @@ def _languages(values: Any) -> Languages:
 
 
 def _chat(values: Any) -> Chat:
-    template = _text(values["template"])
+    template = _template(values["template"])
+    tool_use = None if values.get("tool_use") is None else _template(values["tool_use"])
     variables = dict(values["variables"])
-    if len(template) > MAX_TEMPLATE:
-        raise ValueError(f"a template may have {MAX_TEMPLATE} characters, this one has {len(template)}")
     for name, value in variables.items():
         _text(name)
         for each in value if isinstance(value, list) else [value]:
             _text(each)
-    return Chat(template=template, variables=variables)
+    return Chat(template=template, variables=variables, tool_use=tool_use)
+
+
+def _template(value: object) -> str:
+    template = _text(value)
+    if len(template) > MAX_TEMPLATE:
+        raise ValueError(f"a template may have {MAX_TEMPLATE} characters, this one has {len(template)}")
+    return template
 
 
 def _text(value: object) -> str:
