@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 LIMITS: dict[str, tuple[int, int]] = {  # figure -> limit, aim
     "lines in txport/": (78_330, 44_000),
     "files in txport/": (496, 290),
-    "lines in tests/": (61_300, 40_000),
+    "lines in tests/": (61_299, 40_000),
     "comparisons of target or task": (11, 15),
     "Any per 1,000 lines": (10, 10),
     "words in README.md": (900, 900),
