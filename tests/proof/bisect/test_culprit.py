@@ -568,7 +568,7 @@ def test_a_graph_whose_weights_are_larger_than_a_message_is_probed(
         return start(content, *arguments, **more)
 
     monkeypatch.setattr("txport.proof.bisect.isolation.ort.InferenceSession", session)
-    monkeypatch.setattr(isolation, "LARGE", 256, raising=False)
+    monkeypatch.setattr(isolation, "LARGE", 256)
     assert bisect(bundle, checkpoints["pre"]) is None
 
 
